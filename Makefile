@@ -1,0 +1,71 @@
+# Every target sets up what it needs. CI calls these targets and nothing else.
+
+PYTHON ?= python3
+# Two environments: one for work on the code, one as a user installs it.
+VENV ?= .venv
+VENV_DEMO ?= .venv-demo
+# More arguments for pytest, sabotage or bench: make test ARGS="-k torn"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fix docs crash sabotage bench python dev
+
+help:
+	@echo "make demo      kill a writer with -9 and see that every acknowledged message is there"
+	@echo "make test      the quick tests; what this machine cannot run is listed at the end"
+	@echo "make check     style, types, layers, and tables in docs that are out of date"
+	@echo "make fix       repair what make check can repair, and renew the generated files"
+	@echo "make docs      run every example in README.md and docs/"
+	@echo "make crash     the long crash suites (some need root), under 30 minutes"
+	@echo "make sabotage  break our own code, one line at a time, and see a test fail"
+	@echo "make bench     the speed tables, beside the bare loop and a peer"
+	@echo "Another Python: make test PYTHON=python3.12. More arguments: ARGS=\"...\"."
+
+demo: python
+	@$(PYTHON) scripts/environment.py $(VENV_DEMO) .
+	@$(VENV_DEMO)/bin/steno --version
+	@$(VENV_DEMO)/bin/python scripts/demo.py
+
+test: dev
+	@$(VENV)/bin/python -m pytest -m "not full" $(ARGS)
+
+# All checks run even when one fails, so that one run shows all there is to mend.
+check: dev
+	@failed=; \
+	$(VENV)/bin/ruff check . || failed="$$failed ruff-check"; \
+	$(VENV)/bin/ruff format --check . || failed="$$failed ruff-format"; \
+	$(VENV)/bin/mypy || failed="$$failed mypy"; \
+	$(VENV)/bin/lint-imports --no-logo || failed="$$failed lint-imports"; \
+	$(VENV)/bin/python tests/sabotage.py --check-docs || failed="$$failed sabotage-table"; \
+	$(VENV)/bin/python bench/tables.py --check || failed="$$failed bench-tables"; \
+	test -z "$$failed" || { echo "make check failed:$$failed"; exit 1; }
+
+fix: dev
+	@$(VENV)/bin/ruff check --fix-only .
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/python tests/sabotage.py --write-docs
+	@$(VENV)/bin/python bench/tables.py
+	@STENO_UPDATE=1 $(VENV)/bin/python -m pytest -q tests/test_public_api.py
+
+docs: dev
+	@$(VENV)/bin/python -m pytest tests/docs $(ARGS)
+
+crash: dev
+	@$(VENV)/bin/python -m pytest -m full -s --timeout=1800 tests $(ARGS)
+
+sabotage: dev
+	@$(VENV)/bin/python tests/sabotage.py $(ARGS)
+
+bench: dev
+	@$(VENV)/bin/python bench/run.py $(ARGS)
+
+dev: python
+	@$(PYTHON) scripts/environment.py $(VENV) --editable ".[dev]"
+
+# Asked only when a target needs it: `make help` works with any Python, or none.
+TOO_OLD = $(shell $(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
+	v < (3, 11) and sys.stdout.write("Python %d.%d" % v)' 2>/dev/null || echo not installed)
+python:
+	$(if $(TOO_OLD),$(error stenolog needs Python 3.11 or newer, and $(PYTHON) is $(TOO_OLD): \
+	name another one, as in PYTHON=python3.12))
+	@:
