@@ -1,0 +1,343 @@
+"""Bytes ↔ values: the caller's object to a payload and back without loss, and one line of a
+log to a record and back. Pure: no I/O.
+
+The fast codec (msgspec) bends several things silently: NaN becomes null, bytes become text, a
+number as key becomes text, two keys become one. So what was encoded is decoded again and
+compared; only where the two differ is the object walked to name the field that cannot be kept.
+"""
+
+import json
+import math
+import sys
+from binascii import crc32
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from stenolog.errors import InvalidKey, RefusedMessage, UsageError
+from stenolog.records import (
+    ChangeRecord,
+    Message,
+    Record,
+    Span,
+    StateRecord,
+    UnknownRecord,
+    VoidRecord,
+    decode_object,
+)
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+MAX_DEPTH: Final = 200
+MAX_KEY_BYTES: Final = 1024
+MAX_TOKEN_BYTES: Final = 256
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+# --- the caller's object ---------------------------------------------------------------------
+
+
+def encode_message(message: Message | Mapping[str, Any]) -> bytes:
+    """The payload of a message: compact JSON in one line. Raises RefusedMessage."""
+    if isinstance(message, Message):
+        return message.to_json()
+    if not isinstance(message, Mapping):
+        raise RefusedMessage("", f"a message is a mapping, not {type(message).__name__}")
+    return encode_object(message if isinstance(message, dict) else dict(message))
+
+
+def encode_object(fields: dict[str, Any]) -> bytes:
+    """A JSON object as bytes that decode to the same object. Raises RefusedMessage."""
+    try:
+        payload = _encode(fields)
+        same = _decode(payload) == fields
+    except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
+        payload, same = b"", False
+    if not same:
+        payload = _encode_slowly(fields)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise RefusedMessage(
+            "", f"{len(payload):,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}"
+        )
+    # Counting brackets is an upper bound for the depth, and nearly always enough.
+    if payload.count(b"{") + payload.count(b"[") > MAX_DEPTH:
+        _check(fields, "", 1)
+    return payload
+
+
+def _encode_slowly(fields: dict[str, Any]) -> bytes:
+    """For what the fast codec refuses or bends: either it can be kept after all, or say why."""
+    _check(fields, "", 1)
+    try:
+        payload = _encode(fields)
+    except (TypeError, ValueError):
+        # Lone surrogates, which UTF-8 cannot hold, and subclasses of str, int and float.
+        payload = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+    if decode_object(payload) != _plain(fields):
+        raise RefusedMessage("", "it does not come back from JSON as it was given")
+    return payload
+
+
+def _check(value: Any, field: str, depth: int) -> None:
+    """Raise RefusedMessage for the first part that JSON cannot hold."""
+    if isinstance(value, Mapping | list | tuple) and depth > MAX_DEPTH:
+        raise RefusedMessage(
+            _shortened(field), f"nested more than {MAX_DEPTH} deep, or in a cycle"
+        )
+    match value:
+        case None | bool():
+            pass
+        case str():
+            _check_text(value, field)
+        case int():
+            _check_digits(value, field)
+        case float():
+            if not math.isfinite(value):
+                raise RefusedMessage(field, f"{value} has no place in JSON")
+        case dict():
+            for name, part in value.items():
+                if not isinstance(name, str):
+                    raise RefusedMessage(
+                        field, f"the key {name!r} is {type(name).__name__}, not text"
+                    )
+                _check_text(name, field)
+                _check(part, f"{field}.{name}" if field else name, depth + 1)
+        case list() | tuple():
+            for index, part in enumerate(value):
+                _check(part, f"{field}[{index}]", depth + 1)
+        case _:
+            raise RefusedMessage(field, f"{type(value).__name__} is not JSON")
+
+
+def _check_text(text: str, field: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        if joined != text:
+            raise RefusedMessage(
+                field, "a surrogate pair is held as two characters; join them into one"
+            ) from None
+
+
+def _check_digits(number: int, field: str) -> None:
+    limit = sys.int_info.default_max_str_digits
+    # 3.32 bits a digit: a cheap bound first, the exact power only near it.
+    if number.bit_length() > limit * 3.32 and abs(number) >= 10**limit:
+        raise RefusedMessage(field, f"an integer of more than {limit:,} digits")
+
+
+def _plain(value: Any) -> Any:
+    """The same value with lists for tuples, as JSON gives it back."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def _shortened(field: str) -> str:
+    return field if len(field) <= 80 else field[:79] + "…"
+
+
+def digest(payloads: Sequence[bytes]) -> str:
+    """Tells the content of a token's messages apart from any other."""
+    state = blake2b(digest_size=8)
+    for payload in payloads:
+        state.update(b"%d:" % len(payload))
+        state.update(payload)
+    return state.hexdigest()
+
+
+def check_key(key: str) -> None:
+    """Raise InvalidKey unless this is a key."""
+    if not isinstance(key, str):
+        raise InvalidKey(f"a key is text, not {type(key).__name__}")
+    if not key:
+        raise InvalidKey("a key must not be empty")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidKey(f"{key!r}: a lone surrogate is not text") from None
+    if size > MAX_KEY_BYTES:
+        raise InvalidKey(f"{key[:40]!r}…: {size:,} bytes of UTF-8; the limit is {MAX_KEY_BYTES:,}")
+
+
+def check_once(token: str | None) -> None:
+    """Raise UsageError unless this is a token, or none."""
+    if token is None:
+        return
+    if not isinstance(token, str) or not token:
+        raise UsageError("a once token is non-empty text")
+    if len(token.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
+        raise UsageError(f"a once token has at most {MAX_TOKEN_BYTES} bytes of UTF-8")
+
+
+# --- a line of a log -------------------------------------------------------------------------
+
+LINE_START: Final = b'{"kind":"'
+_TAIL: Final = 18  # ,"crc":"0123abcd"}
+_TAIL_FORMAT: Final = b',"crc":"%08x"}'
+
+_decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode
+decode_lines = msgspec.json.Decoder(
+    Message | StateRecord | ChangeRecord | VoidRecord
+).decode_lines
+"""All records of a buffer whose lines were found intact. Raises what msgspec raises where one
+line is of an unknown kind or holds a lone surrogate: then take them one by one."""
+
+
+def message_line(
+    seq: int,
+    at: str,
+    payload: bytes,
+    *,
+    joined: bool = False,
+    part: Span | None = None,
+    once: str | None = None,
+) -> bytes:
+    """The line of a message, newline included."""
+    extra = b""
+    if joined:
+        extra = b',"joined":true'
+    if part is not None:
+        extra += b',"part":[%d,%d]' % part
+    if once is not None:
+        extra += b',"once":' + json.dumps(once, ensure_ascii=not once.isprintable()).encode()
+    line = b'{"kind":"message","seq":%d,"at":"%b"%b,"body":%b' % (seq, at.encode(), extra, payload)
+    return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
+
+
+def control_line(
+    kind: str,
+    seq: int,
+    at: str,
+    body: msgspec.Struct,
+    *,
+    joined: bool = False,
+    part: Span | None = None,
+) -> bytes:
+    """The line of a record of ours, newline included."""
+    try:
+        payload = _encode(body)
+    except UnicodeEncodeError:
+        payload = json.dumps(msgspec.to_builtins(body), separators=(",", ":")).encode()
+    extra = b',"joined":true' if joined else b""
+    if part is not None:
+        extra += b',"part":[%d,%d]' % part
+    line = b'{"kind":"%b","seq":%d,"at":"%b"%b,"body":%b' % (
+        kind.encode(),
+        seq,
+        at.encode(),
+        extra,
+        payload,
+    )
+    return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
+
+
+def intact(line: bytes) -> bool:
+    """Whether a line (without its newline) is exactly what was written."""
+    return line[-_TAIL:] == _TAIL_FORMAT % crc32(line[:-_TAIL])
+
+
+def all_intact(lines: list[bytes]) -> bool:
+    """Whether every one of these lines is."""
+    return [line[-_TAIL:] for line in lines] == [
+        _TAIL_FORMAT % crc32(line[:-_TAIL]) for line in lines
+    ]
+
+
+def parse_line(line: bytes) -> Record | None:
+    """The record in a line (without its newline); None where it is damaged or not ours."""
+    if not line.startswith(LINE_START) or not intact(line):
+        return None
+    try:
+        return _decode_record(line)
+    except msgspec.ValidationError:
+        return _unknown(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _parse_escaped(line)
+
+
+def salvage(line: bytes) -> list[Record]:
+    """Intact records inside a damaged line: where a newline was lost, two stand in one."""
+    found: list[Record] = []
+    start = line.find(LINE_START)
+    while start >= 0:
+        following = line.find(LINE_START, start + 1)
+        end = line.find(b'"}', start)
+        record = None
+        while end >= 0:
+            candidate = line[start : end + 2]
+            if len(candidate) > _TAIL and candidate[-_TAIL:-10] == b',"crc":"':
+                record = parse_line(candidate)
+                if record is not None:
+                    break
+            end = line.find(b'"}', end + 1)
+        if record is not None:
+            found.append(record)
+            following = line.find(LINE_START, end)
+        start = following
+    return found
+
+
+def re_sign(line: bytes) -> bytes | None:
+    """The line with a crc that fits, where it is otherwise a whole record; else None."""
+    text = line[:-_TAIL] if line[-_TAIL:-10] == b',"crc":"' else None
+    if text is None:
+        return None
+    signed = text + _TAIL_FORMAT % crc32(text)
+    try:
+        return signed if parse_line(signed) is not None else None
+    except ValueError:
+        return None
+
+
+def _parse_escaped(line: bytes) -> Record | None:
+    """A line that holds a lone surrogate, which the fast decoder does not take.
+
+    Its payload is cut out by position; the envelope around it is decoded slowly.
+    """
+    envelope = _envelope(line)
+    kind = envelope.get("kind")
+    if kind == "message":
+        start = line.find(b',"body":') + len(b',"body":')
+        part = envelope.get("part")
+        return Message(
+            seq=envelope["seq"],
+            _at=envelope["at"],
+            _body=Raw(line[start:-_TAIL]),
+            _joined=envelope.get("joined", False),
+            _part=None if part is None else (part[0], part[1]),
+            _once=envelope.get("once"),
+        )
+    if kind not in ("state", "change", "void"):
+        return _unknown(line)
+    try:
+        return msgspec.convert(envelope, StateRecord | ChangeRecord | VoidRecord)
+    except msgspec.ValidationError:
+        return _unknown(line)
+
+
+def _unknown(line: bytes) -> UnknownRecord | None:
+    """An intact line of a kind, or of a format, that came after this code."""
+    envelope = _envelope(line)
+    if envelope.get("kind") == "state":
+        body = envelope.get("body")
+        version = body.get("format") if isinstance(body, dict) else None
+        envelope["kind"] = f"state of format {version}"
+    try:
+        return msgspec.convert(envelope, UnknownRecord)
+    except msgspec.ValidationError:
+        return None
+
+
+def _envelope(line: bytes) -> dict[str, Any]:
+    found: Any = json.loads(line)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,131 @@
+"""Everything that stenolog raises, sorted by who must act.
+
+StenologError
+├── UsageError            the caller: the call itself is wrong, nothing was written
+│   ├── InvalidKey
+│   ├── RefusedMessage        it cannot be kept losslessly; names the field
+│   ├── NoSuchSession
+│   │   └── SessionDeleted        it was there while somebody followed it
+│   ├── NothingToUndo
+│   ├── OnceConflict          same token, other content
+│   ├── StaleCheckpoint       the floor is not where the caller saw it
+│   ├── ReadOnly
+│   └── StoreClosed
+├── StoreUnavailable      time or the operator: disk, permissions, another process
+│   ├── StoreBusy             waited for a lock as long as allowed
+│   ├── NotStored             surely absent: try again when the cause is gone
+│   └── MaybeStored           unknown: retry with the same `once` token
+└── DamagedStore          a person: the files are not what they should be
+    ├── ForeignLog            not ours; `steno import` takes it in
+    └── NewerFormat           written by a newer stenolog
+"""
+
+
+class StenologError(Exception):
+    """The root: catch this to catch all of them."""
+
+
+# --- the caller must act ---------------------------------------------------------------------
+
+
+class UsageError(StenologError):
+    """The call cannot be carried out as it was made; nothing was written."""
+
+
+class InvalidKey(UsageError):
+    """A key is non-empty text of at most 1,024 bytes of UTF-8."""
+
+
+class RefusedMessage(UsageError):
+    """The message cannot be kept exactly as given; nothing was written."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field = field
+        """Where in the message, as a path: `content[2].score`; empty for the message itself."""
+        self.reason = reason
+        super().__init__(f"{field or 'message'}: {reason}")
+
+
+class NoSuchSession(UsageError):
+    """There is no session of that key."""
+
+    def __init__(self, key: str, reason: str = "there is no such session") -> None:
+        self.key = key
+        super().__init__(f"{key!r}: {reason}")
+
+
+class SessionDeleted(NoSuchSession):
+    """The session was deleted while it was being followed."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key, "the session was deleted")
+
+
+class NothingToUndo(UsageError):
+    """No operation is left that could be taken back."""
+
+
+class OnceConflict(UsageError):
+    """The session already has this token, with other content."""
+
+    def __init__(self, key: str, token: str, seq: int) -> None:
+        self.key = key
+        self.token = token
+        self.seq = seq
+        """Where the first message with this token stands."""
+        super().__init__(
+            f"{key!r}: token {token!r} was used at seq {seq} for other content; "
+            "use a new token for a new message"
+        )
+
+
+class StaleCheckpoint(UsageError):
+    """The floor moved since the caller looked; read again and decide again."""
+
+    def __init__(self, key: str, expected: int, found: int) -> None:
+        self.key = key
+        self.expected = expected
+        self.found = found
+        super().__init__(f"{key!r}: expected floor {expected}, found {found}")
+
+
+class ReadOnly(UsageError):
+    """This store, or this session, may not be written by this process."""
+
+
+class StoreClosed(UsageError):
+    """The store was closed before this call."""
+
+
+# --- time or the operator must act -----------------------------------------------------------
+
+
+class StoreUnavailable(StenologError):
+    """The place where sessions live cannot be used right now."""
+
+
+class StoreBusy(StoreUnavailable):
+    """Another writer held the lock for as long as this call was allowed to wait."""
+
+
+class NotStored(StoreUnavailable):
+    """Nothing of this call is in the store; it can be made again when the cause is gone."""
+
+
+class MaybeStored(StoreUnavailable):
+    """Whether this call is in the store is unknown; make it again with the same `once` token."""
+
+
+# --- a person must act -----------------------------------------------------------------------
+
+
+class DamagedStore(StenologError):
+    """The files are not what they should be; `steno doctor` says what and where."""
+
+
+class ForeignLog(DamagedStore):
+    """The file was written by another program; it is left untouched."""
+
+
+class NewerFormat(DamagedStore):
+    """The file was written by a newer stenolog; upgrade this one."""

@@ -1,0 +1,1 @@
+"""Where sessions live: the protocol, and one room or file per engine."""

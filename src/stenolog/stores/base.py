@@ -1,0 +1,189 @@
+"""What every store promises: the protocol, its promises by number, and the values it speaks in."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+from stenolog.errors import StenologError
+from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Where sessions live. Every method means the same on every engine.
+
+    P1   Durable: when an append returns, the message survives `kill -9` and power loss.
+    P2   Whole or absent: after any crash a message, a batch, a summary, a checkpoint, a replaced
+         history is there completely or not at all.
+    P3   Never glued, never silent: a torn tail is set aside and reported, the next append starts
+         on a clean line; damage in the middle hides only itself and is reported.
+    P4   Nothing destroyed: what is truncated, cleared, hidden, summarised, replaced or compacted
+         stays readable with `full=True`, and `undo` takes it back.
+    P5   No race between summary and talk: a checkpoint hides the messages up to the seq it names,
+         whatever arrived meanwhile.
+    P6   No two keys share anything: any non-empty text up to 1,024 bytes of UTF-8 is a key.
+    P7   Many writers: threads, tasks and processes append at once; each acknowledged message is
+         there exactly once, each writer's own order is kept, readers never wait.
+    P8   Errors surface: typed, sorted by who must act; `NotStored` is surely absent,
+         `MaybeStored` is unknown.
+    P9   Bounded cost: an append costs the same at any length; reading costs what is visible.
+    P10  Lossless: what goes in comes out; what cannot be kept is refused and nothing is written.
+    P11  Private: files 0600, directories 0700, no symlink below the workspace is followed.
+    P12  Once: a token that the session already has is not stored again.
+    P13  Readable for ever: every released format stays readable, a newer one is refused by name.
+
+    Unknown key: reads give `[]` and `""`; `info` raises NoSuchSession, `undo` NothingToUndo;
+    truncate, clear, hide, compact do nothing and create nothing; `pop` gives None; add,
+    set_summary, set_history and set_meta create the session.
+    """
+
+    def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
+        """Append `{"role": role, "content": content}`; its seq. Raises as add_full_message."""
+        ...
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Append one message; its seq. With a token the session has, the first one's seq.
+
+        Raises RefusedMessage, OnceConflict, InvalidKey (nothing written); StoreBusy, NotStored
+        (surely absent); MaybeStored (retry with the same token).
+        """
+        ...
+
+    def add_messages(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        once: str | None = None,
+    ) -> list[int]:
+        """Append a batch, whole or not at all; its seqs. Raises as add_full_message."""
+        ...
+
+    def get_history(
+        self,
+        key: str,
+        *,
+        last: int | None = None,
+        after: int | None = None,
+        full: bool = False,
+    ) -> list[Message]:
+        """The visible messages by seq: those past `after`, of these the `last`.
+
+        `full=True`: every message, hidden, replaced and archived ones included and marked.
+        """
+        ...
+
+    def get_summary(self, key: str) -> str:
+        """What stands for the messages below the floor; empty where there is none."""
+        ...
+
+    def set_summary(self, key: str, text: str) -> None:
+        """Replace the summary and nothing else. Raises as add_full_message."""
+        ...
+
+    def truncate_history(self, key: str, keep_last: int) -> None:
+        """Hide all but the last visible ones: none or less hides all, enough changes nothing."""
+        ...
+
+    def clear(self, key: str) -> None:
+        """Hide all messages and empty the summary, in one step that `undo` takes back."""
+        ...
+
+    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+        """Make exactly these messages visible; the summary stays.
+
+        The common prefix stays as it is, the rest is hidden, only the new tail is appended.
+        """
+        ...
+
+    def hide(self, key: str, first: int, last: int) -> None:
+        """Hide the messages with these seqs, both included."""
+        ...
+
+    def pop(self, key: str) -> Message | None:
+        """Hide the last visible message and return it; None where there is none."""
+        ...
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> None:
+        """Replace the summary and hide everything up to this seq, in one record.
+
+        At or below the floor only the summary changes. Raises UsageError beyond the end,
+        StaleCheckpoint where the floor is not the expected one.
+        """
+        ...
+
+    def undo(self, key: str) -> Undone:
+        """Take back the newest truncate, clear, hide, replace, checkpoint or set_summary.
+
+        Messages that were appended since stay. Eight deep, no redo. Raises NothingToUndo.
+        """
+        ...
+
+    def compact(self, key: str) -> Compacted:
+        """Move what lies below the floor out of the live storage, into an archive."""
+        ...
+
+    def info(self, key: str) -> SessionInfo:
+        """What is known of the session. Raises NoSuchSession."""
+        ...
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """Keys in the order of their bytes; `after` is the last key of the page before."""
+        ...
+
+    def set_meta(self, key: str, **fields: Any) -> None:
+        """Set fields of the session's own data (title, tags …); None removes one."""
+        ...
+
+    def follow(
+        self, key: str, *, after: int = 0, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Each message past `after` once, by seq, as it arrives, from any process.
+
+        Ends when nothing came for `timeout` seconds, or the store is closed. Waits for a session
+        that is not there yet. Raises SessionDeleted.
+        """
+        ...
+
+    def health(self) -> Health:
+        """Whether writes can be expected to work, and what is wrong where not."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; a second call does nothing. Later calls raise StoreClosed."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """One caller's append, as a group of them is handed over."""
+
+    messages: Sequence[Message | Mapping[str, Any]]
+    once: str | None = None
+
+
+@runtime_checkable
+class GroupStore(Protocol):
+    """A store that takes the appends of several callers to one session in one go."""
+
+    def add_group(
+        self, key: str, appends: Sequence[Append]
+    ) -> list[list[int] | StenologError]:
+        """For each append its seqs, or what went wrong with it; each is whole or absent."""
+        ...
