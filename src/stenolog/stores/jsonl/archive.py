@@ -1,0 +1,116 @@
+"""Archives: the hidden start of a log, compressed, byte for byte as it was. The first line of each
+names the one before it, so the chain is found from the newest, which the state names."""
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from stenolog.records import Archive, Change, ChangeRecord, Message, State, StateRecord
+from stenolog.stores.jsonl.directory import Directory, explained, sync_file, sync_folder
+from stenolog.stores.jsonl.scan import Bad, gather
+
+FOLDER: Final = "archive"
+
+_GZIP: Final = 31  # zlib's window bits for a gzip header and trailer
+_BLOCK: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What one archive holds."""
+
+    path: str
+    messages: list[Message] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    before: Archive | None = None
+    """The archive before this one."""
+    bad: list[Bad] = field(default_factory=list)
+
+
+def chain(directory: Directory, state: State, low: int) -> Iterator[Opened]:
+    """The archives from the newest down to the one that holds the seq `low`."""
+    named = state.archive
+    while named is not None and named.last >= low:
+        opened = read(directory, state.uid, named)
+        yield opened
+        named = opened.before
+
+
+def read(directory: Directory, uid: str, named: Archive) -> Opened:
+    """One archive; what cannot be read of it is in `bad`."""
+    path = f"{FOLDER}/{uid}/{named.name}"
+    try:
+        packed = _load(directory, uid, named.name)
+    except OSError as error:
+        raise explained(error, f"reading {directory.path / path}") from error
+    if packed is None:
+        return Opened(path, bad=[Bad(0, 0, False, b"")])
+    text, whole = unpack(packed)
+    records, bad = gather(text, offset=0)
+    if not whole and not bad:
+        bad = [Bad(len(text), 0, False, b"")]
+    states = [record.body for record in records if isinstance(record, StateRecord)]
+    return Opened(
+        path,
+        messages=[record for record in records if isinstance(record, Message)],
+        changes=[record.body for record in records if isinstance(record, ChangeRecord)],
+        before=states[0].archive if states else None,
+        bad=bad,
+    )
+
+
+def _load(directory: Directory, uid: str, name: str) -> bytes | None:
+    folder = directory.subfolder(FOLDER, uid, create=False)
+    if folder is None:
+        return None
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(folder)
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def unpack(packed: bytes) -> tuple[bytes, bool]:
+    """As much of a gzip file as can be read, and whether that is all of it."""
+    stream = zlib.decompressobj(_GZIP)
+    parts = []
+    try:
+        for start in range(0, len(packed), _BLOCK):
+            parts.append(stream.decompress(packed[start : start + _BLOCK]))
+        parts.append(stream.flush())
+    except zlib.error:
+        return b"".join(parts), False
+    return b"".join(parts), stream.eof
+
+
+def write(folder: int, name: str, text: bytes) -> None:
+    """Put an archive into its folder, durably, before anything else relies on it."""
+    packer = zlib.compressobj(6, wbits=_GZIP)
+    temporary = f".{name}.new"
+    descriptor = os.open(
+        temporary,
+        os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+        dir_fd=folder,
+    )
+    try:
+        for start in range(0, len(text), _BLOCK):
+            write_all(descriptor, packer.compress(text[start : start + _BLOCK]))
+        write_all(descriptor, packer.flush())
+        sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    sync_folder(folder)
+
+
+def write_all(descriptor: int, text: bytes) -> None:
+    """Write all of it, however many calls that takes. Raises OSError."""
+    view = memoryview(text)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,99 @@
+"""Moving the hidden start of a log into an archive, beside writers that go on writing.
+
+First the archive is made, under a lock of its own; then, under the append lock and only if nothing
+moved meanwhile, the live file is replaced. A crash in between leaves an archive that no state leads
+to, and the log as it was.
+"""
+
+import os
+from dataclasses import dataclass
+
+from stenolog.codec import parse_line
+from stenolog.records import Archive, Compacted, Message
+from stenolog.stores.jsonl import archive
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.rewrite import Replayed, composed, replay, swap
+from stenolog.stores.jsonl.scan import lines_of, part_of
+from stenolog.stores.jsonl.state import copy
+
+NOTHING = Compacted(archived=0, bytes_before=0, bytes_after=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A finished archive and all that is needed to let go of what it holds."""
+
+    generation: int
+    cut: int
+    """The offset at which the live log will begin."""
+    named: Archive
+    as_of_cut: Replayed
+    count: int
+
+
+def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
+    """Where the lines up to the floor end, batches whole; the last seq before it, and how many
+    messages stand there."""
+    offset = cut = last = count = seen = 0
+    for line in lines_of(text):
+        offset += len(line)
+        record = parse_line(line.removesuffix(b"\n"))
+        if not isinstance(record, Message):
+            continue
+        if record.seq > floor:
+            break
+        seen += 1
+        part = part_of(record)
+        if part is None or part[0] == part[1]:
+            cut, last, count = offset, record.seq, seen
+    return cut, last, count
+
+
+def prepare(log: Log, folder: int) -> Prepared | None:
+    """Make the archive, in its folder; None where there is nothing to move. Raises OSError."""
+    with log.mutex:
+        state, size = copy(log.known_state()), log.end
+        first = log.first_live()
+    if state.floor < first:
+        return None
+    text = log.read(0, size)
+    cut, last, count = find_cut(text, state.floor)
+    if cut == 0:
+        return None
+    named = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
+    archive.write(folder, named.name, text[:cut])
+    return Prepared(state.generation, cut, named, replay(text[:cut]), count)
+
+
+def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
+    """Replace the live file by what is left. The caller holds the append lock and drops the log
+    afterwards. Raises OSError."""
+    with log.mutex:
+        end, next_seq, tail, size = copy(log.known_state()), log.next_seq, log.tail, log.size
+        tokens = log.tokens_upto(prepared.named.last)
+    if end.generation != prepared.generation or end.floor < prepared.named.last:
+        return NOTHING
+    head = copy(prepared.as_of_cut.state)
+    head.archive = end.archive = prepared.named
+    head.tokens = end.tokens = tokens
+    head.generation = end.generation
+    text = composed(
+        head,
+        end,
+        log.read(prepared.cut, size),
+        at,
+        first_seq=prepared.as_of_cut.next_seq,
+        next_seq=next_seq,
+        tail=tail,
+    )
+    swap(log, text)
+    return Compacted(archived=prepared.count, bytes_before=size, bytes_after=len(text))
+
+
+def archive_folder(log: Log) -> int:
+    """A descriptor of the folder of this session's archives. Raises OSError."""
+    uid = log.known_state().uid
+    folder = log.directory.subfolder(archive.FOLDER, uid, create=True)
+    if folder is None:
+        raise FileNotFoundError(os.fspath(log.directory.path / archive.FOLDER / uid))
+    return folder

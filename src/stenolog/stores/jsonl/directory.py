@@ -1,0 +1,214 @@
+"""The folder that holds the logs: every name is opened relative to a descriptor of the folder and
+no symlink below the workspace is followed. Errors of the system leave here as ours."""
+
+import errno
+import logging
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Final
+
+from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
+
+LOW_DISK: Final = 64 * 1024 * 1024
+"""Less room than this is a problem before it is an error."""
+
+_NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
+_BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_report = logging.getLogger("stenolog")
+
+
+def sync_file(descriptor: int) -> None:
+    """Return only when what was written through any descriptor of this file is on the disk."""
+    if sys.platform == "darwin":
+        import fcntl  # noqa: PLC0415
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
+
+
+def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
+    """What a failed system call means for whoever has to act."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    match error.errno:
+        case errno.ELOOP | errno.EMLINK:
+            return DamagedStore(f"{doing}: it is a symbolic link, and none is followed here")
+        case errno.EISDIR | errno.ENOTDIR | errno.ENXIO:
+            return DamagedStore(f"{doing}: {reason}; something else stands in its place")
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            advice = "free some space, then try again"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            advice = "check the permissions of the folder and its files"
+        case errno.EMFILE | errno.ENFILE:
+            advice = "raise the limit of open files (ulimit -n)"
+        case errno.ENOENT | errno.ESTALE:
+            advice = "the folder is gone; put it back or open the store anew"
+        case _:
+            advice = "look at the disk and the system's log"
+    return StoreUnavailable(f"{doing}: {reason}; {advice}")
+
+
+class Directory:
+    """One folder of logs, held open."""
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        if sys.platform == "win32":
+            raise UsageError("JSONL stores need flock and fsync of folders; Windows has neither")
+        self.path = path
+        self.read_only = read_only
+        self.problems: tuple[str, ...] = ()
+        try:
+            if not read_only:
+                make_private(path.parent)
+                make_private(path)
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _BASE)
+        except OSError as error:
+            raise explained(error, f"opening {path}") from error
+        self.problems = tuple(self._look())
+        for problem in self.problems:
+            _report.warning("%s", problem)
+
+    def _look(self) -> list[str]:
+        found = []
+        for folder in (self.path.parent, self.path):
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            if mode & 0o077:
+                found.append(
+                    f"{folder} has mode {mode:04o}: others may read your sessions; chmod 700 {folder}"
+                )
+        kind = _file_system(self.path)
+        if kind in _NETWORK:
+            found.append(
+                f"{self.path} is on a network file system ({kind}): its locks and syncs cannot be "
+                "relied on; use a local disk, or PostgreSQL for many machines"
+            )
+        return found
+
+    def open(self, name: str, *, create: bool = False) -> int | None:
+        """A descriptor of a log, to be read and, where allowed, appended to; None: not there."""
+        doing = f"opening {self.path / name}"
+        flags = _BASE | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
+        try:
+            descriptor = self._open(name, flags | (os.O_CREAT if create else 0))
+        except FileNotFoundError as error:
+            if create:
+                raise explained(error, doing) from error
+            return None
+        except OSError as error:
+            raise explained(error, doing) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise DamagedStore(f"{doing}: it is not a regular file")
+        return descriptor
+
+    def _open(self, name: str, flags: int) -> int:
+        try:
+            return os.open(name, flags, 0o600, dir_fd=self.descriptor)
+        except PermissionError:
+            if flags & os.O_CREAT or not flags & os.O_RDWR:
+                raise
+        # It may still be read; an append will say that it cannot.
+        return os.open(name, _BASE | os.O_RDONLY, dir_fd=self.descriptor)
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """What the name stands for now; None where it is not there."""
+        try:
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explained(error, f"looking at {self.path / name}") from error
+
+    def names(self) -> list[str]:
+        """Everything that is here, unsorted."""
+        try:
+            return os.listdir(self.descriptor)
+        except OSError as error:
+            raise explained(error, f"listing {self.path}") from error
+
+    def sync(self) -> None:
+        """Return only when the entries of this folder are on the disk. Raises OSError."""
+        sync_folder(self.descriptor)
+
+    def subfolder(self, *names: str, create: bool) -> int | None:
+        """A descriptor of a folder below; None where it is not there. Raises OSError."""
+        above = os.dup(self.descriptor)
+        try:
+            for name in names:
+                if create:
+                    try:
+                        os.mkdir(name, 0o700, dir_fd=above)
+                        sync_folder(above)
+                    except FileExistsError:
+                        pass
+                try:
+                    below = os.open(
+                        name, os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=above
+                    )
+                except FileNotFoundError:
+                    return None
+                os.close(above)
+                above = below
+            found, above = above, -1
+            return found
+        finally:
+            if above >= 0:
+                os.close(above)
+
+    def free_bytes(self) -> int:
+        """Room left for us. Raises OSError."""
+        room = os.fstatvfs(self.descriptor)
+        return room.f_bavail * room.f_frsize
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def sync_folder(descriptor: int) -> None:
+    """Return only when a folder's entries are on the disk. Raises OSError."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot sync a folder and say so; they keep entries in order anyway.
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def make_private(path: Path) -> None:
+    """Make a folder (and those above it) that only its owner may enter, durably."""
+    if path.is_dir():
+        return
+    make_private(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_folder(above)
+    finally:
+        os.close(above)
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system a path is on, as far as the system tells."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+        real = str(path.resolve())
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind

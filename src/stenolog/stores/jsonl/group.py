@@ -1,0 +1,118 @@
+"""Group commit: threads that append to one session at once share one write and one sync.
+
+There is no background thread. Who finds the gate free leads: it takes everything that waits for
+its session, writes it, and wakes the others. The gate's lock is taken by `with` alone, because
+Ctrl-C may strike between an acquire and a try; every wait is bounded, and after each the waiter
+looks again whether it should lead, so that nobody depends on somebody else to be woken.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stenolog.errors import MaybeStored, StoreBusy
+from stenolog.stores.jsonl.writer import Batch
+
+GATES: Final = 64
+"""A fixed number, whatever the number of sessions."""
+
+_LOOK_AGAIN: Final = 0.02
+_UNDER_WAY: Final = 30.0
+_MOST_IN_A_GROUP: Final = 256
+_MOST_BYTES: Final = 8 * 1024 * 1024
+
+
+class Pending:
+    """One caller's turn at a session: an append, which may go in a group, or something else."""
+
+    __slots__ = ("_bell", "batch", "done", "error", "first", "key")
+
+    def __init__(self, key: str, batch: Batch | None = None) -> None:
+        self.key = key
+        self.batch = batch
+        self.done = False
+        self.first = 0
+        """The seq of its first message."""
+        self.error: BaseException | None = None
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def finish(self, *, first: int = 0, error: BaseException | None = None) -> None:
+        """Tell the caller what became of it."""
+        self.first, self.error = first, error
+        self.done = True
+        self.ring()
+
+    def ring(self) -> None:
+        """Make the caller look."""
+        try:
+            self._bell.release()
+        except RuntimeError:
+            pass  # it was rung already
+
+    def wait(self) -> None:
+        """Until rung, but not for long."""
+        self._bell.acquire(timeout=_LOOK_AGAIN)
+
+
+class Gate:
+    """Orders the writers of this process that may touch the same session."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Pending] = []
+
+    def enter(
+        self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float
+    ) -> None:
+        """Return when mine is done: by `lead`, which is called with a group of which mine is the
+        first and must finish each, or by somebody else's. Raises StoreBusy, MaybeStored."""
+        self._waiting.append(mine)
+        try:
+            while not mine.done:
+                if not self._lock.locked():
+                    with self._lock:
+                        if not mine.done:
+                            lead(self._take(mine))
+                else:
+                    mine.wait()
+                    self._check(mine, deadline)
+        finally:
+            if not mine.done:
+                self._withdraw(mine)
+            if self._waiting:
+                self._waiting[0].ring()
+
+    def _take(self, mine: Pending) -> list[Pending]:
+        """Mine, and the appends that wait for the same session."""
+        self._withdraw(mine)
+        group = [mine]
+        if mine.batch is None or not self._waiting:
+            return group
+        size = sum(map(len, mine.batch.payloads))
+        for pending in self._waiting.copy():
+            if pending.key == mine.key and pending.batch is not None:
+                size += sum(map(len, pending.batch.payloads))
+                if len(group) >= _MOST_IN_A_GROUP or size > _MOST_BYTES:
+                    break
+                if self._withdraw(pending):
+                    group.append(pending)
+        return group
+
+    def _withdraw(self, pending: Pending) -> bool:
+        """Take it out of the queue; False where somebody else already has."""
+        try:
+            self._waiting.remove(pending)
+        except ValueError:
+            return False
+        return True
+
+    def _check(self, mine: Pending, deadline: float) -> None:
+        late = time.monotonic() - deadline
+        if mine.done or late < 0:
+            return
+        if self._withdraw(mine):
+            raise StoreBusy(f"{mine.key!r}: other writers of this process held it too long")
+        if late > _UNDER_WAY and not mine.done:
+            raise MaybeStored(f"{mine.key!r}: the write it went into is still under way")

@@ -1,0 +1,547 @@
+"""One session's live log as this process knows it: an open descriptor, the state that its
+records amount to, and the newest stretch of its messages.
+
+A Log never changes its descriptor. When the path names another file (somebody compacted), or
+after any error, it is thrown away and the file is read anew: so nothing computed for one file is
+ever used for another, and no descriptor is closed under a thread that still uses it.
+
+`mutex` guards what is in memory and is held for reading only, never while waiting for another
+process or for the disk to sync. All methods expect it to be held.
+"""
+
+import logging
+import os
+import threading
+from bisect import bisect_left, bisect_right
+from datetime import datetime
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from stenolog.codec import digest
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
+from stenolog.records import (
+    FORMAT,
+    ChangeRecord,
+    Message,
+    Record,
+    SessionInfo,
+    State,
+    StateRecord,
+    Token,
+    UnknownRecord,
+    VoidRecord,
+)
+from stenolog.stores.jsonl import archive, spans
+from stenolog.stores.jsonl.directory import Directory
+from stenolog.stores.jsonl.scan import (
+    Bad,
+    Scan,
+    Tail,
+    examine,
+    find_state,
+    gather,
+    looks_torn,
+    part_of,
+    read_run,
+)
+from stenolog.stores.jsonl.state import apply_change, apply_void, copy, missing, visible
+
+REMEMBERED: Final = 1_000
+"""How many of the newest messages' tokens are known, at least."""
+
+_FIRST_CHUNK: Final = 64 * 1024
+_LARGEST_CHUNK: Final = 8 * 1024 * 1024
+_seq_of = attrgetter("seq")
+_report = logging.getLogger("stenolog")
+
+
+class Log:
+    """The live log of one session. `state` is None while the file holds no record."""
+
+    def __init__(self, directory: Directory, name: str, key: str, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.directory = directory
+        self.name = name
+        self.key = key
+        self.mutex = threading.Lock()
+        identity = os.fstat(descriptor)
+        self.inode = identity.st_ino
+        self.device = identity.st_dev
+
+        self.state: State | None = None
+        self.next_seq = 1
+        self.updated = ""
+        self.unknown: str | None = None
+        """The kind of a record that this version does not know and may not pass over."""
+
+        self.size = 0
+        """The size of the file when it was last looked at."""
+        self.end = 0
+        """Up to where its bytes were consumed."""
+        self.terminated = True
+        self.tail: Tail | None = None
+        self.synced = -1
+        """Up to where this process itself has synced; -1 where it never did."""
+
+        self.lines_since_state = 0
+        self.bytes_since_state = 0
+        self.state_bytes = 0
+
+        self.warm = False
+        self.start = 0
+        """From where to the end the messages are in memory."""
+        self.covers = 1
+        """The first seq of that stretch."""
+        self.messages: list[Message] = []
+        self._in_sight: list[Message] | None = None
+        self._tokens: dict[str, Token] | None = None
+        self._carried: dict[str, Token] = {}
+        self._bad: dict[tuple[str, int], Bad] = {}
+
+    def close(self) -> None:
+        """Let go of the file. Otherwise this happens when nobody uses the log any more."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    __del__ = close
+
+    def is_foreign(self) -> bool:
+        """Whether another program wrote this file."""
+        try:
+            self.load(os.fstat(self.descriptor).st_size)
+        except ForeignLog:
+            return True
+        except DamagedStore:
+            return False
+        return False
+
+    # --- keeping up with the file ------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """Take in what others wrote. False: the path names another file, or none, by now."""
+        found = self.directory.stat(self.name)
+        if found is None or found.st_ino != self.inode or found.st_dev != self.device:
+            return False
+        if found.st_size != self.size:
+            self.catch_up(found.st_size)
+        return True
+
+    def catch_up(self, size: int) -> None:
+        """Take in the file up to this size."""
+        if size < self.size or self.state is None or self.tail is not None:
+            # Cut from outside, new, or a tail that what follows may have settled: from the start.
+            self.load(size)
+            return
+        self._consume(self.read(self.end, size))
+        self.size = size
+
+    def load(self, size: int) -> None:
+        """Find the last state and take in what follows it. Raises ForeignLog, NewerFormat."""
+        self.state = None
+        self.messages, self._in_sight, self._tokens = [], None, None
+        self.tail, self.terminated, self.unknown = None, True, None
+        self.next_seq, self.start, self.covers, self.end = 1, 0, 1, 0
+        self.size = size
+        if size == 0:
+            return
+        self.lines_since_state = self.bytes_since_state = 0
+        start, buffer, next_seq = self._from_last_state(size)
+        if next_seq is None:
+            self._load_without_state(buffer)
+            return
+        self.start = self.end = start
+        self.next_seq = self.covers = next_seq
+        self._consume(buffer)
+        if self.known_state().key != self.key:
+            raise DamagedStore(
+                f"{self.directory.path / self.name} holds another session "
+                f"({self.known_state().key!r}), "
+                f"not {self.key!r}; was it renamed by hand?"
+            )
+
+    def _from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
+        """Where the last intact state begins, all bytes from there, and the seq next there;
+        the whole log and None where there is no such state."""
+        length = _FIRST_CHUNK
+        while True:
+            start = max(0, size - length)
+            buffer = self.read(start, size)
+            found = find_state(buffer, at_start=start == 0)
+            if found is not None:
+                return start + found[0], buffer[found[0] :], found[1].seq
+            if start == 0:
+                return 0, buffer, None
+            length *= 4
+
+    def _load_without_state(self, buffer: bytes) -> None:
+        """A torn beginning, a log whose every state is damaged, or no log of ours."""
+        scan = examine(buffer, offset=0, next_seq=1)
+        if not scan.records:
+            if not looks_torn(buffer):
+                raise ForeignLog(
+                    f"{self.directory.path / self.name} was not written by stenolog and is left "
+                    "as it is; `steno import` takes such sessions in"
+                )
+            self.tail = Tail(
+                bytes=len(buffer),
+                ends_line=buffer.endswith(b"\n"),
+                next_seq=1,
+                seqs=[],
+                lost=[],
+                changes=[],
+            )
+            return
+        self.state = State(
+            format=FORMAT,
+            key=self.key,
+            uid=digest([buffer[: scan.consumed]]),
+            generation=0,
+            created=_time_of(scan.records[0]),
+        )
+        self._take_scan(scan, len(buffer))
+
+    def _consume(self, buffer: bytes) -> None:
+        """Take in a stretch that begins where the consumed bytes end."""
+        records = read_run(buffer, self.next_seq)
+        if records is not None:
+            self._take(records, len(buffer))
+            self.end += len(buffer)
+            return
+        scan = examine(buffer, offset=self.end, next_seq=self.next_seq)
+        if scan.tail is not None and scan.tail.lost:
+            # It may have been read while it was being written: look a second time.
+            again = self.read(self.end, self.end + len(buffer))
+            scan = examine(again, offset=self.end, next_seq=self.next_seq)
+        self._take_scan(scan, len(buffer))
+
+    def _take_scan(self, scan: Scan, length: int) -> None:
+        self._take(scan.records, length)
+        self.next_seq = scan.next_seq
+        self.end += scan.consumed
+        self.terminated = scan.terminated
+        self.tail = scan.tail
+        self._lose(scan.lost)
+        if scan.tail is not None:
+            self._lose(scan.tail.lost)
+        self._note(scan.bad)
+
+    def _take(self, records: list[Record], length: int) -> None:
+        """Take in records that count, which stood in this many bytes."""
+        self.bytes_since_state += length
+        self.lines_since_state += len(records)
+        if not records:
+            return
+        last = records[-1]
+        self.updated = _time_of(last)
+        self.next_seq = last.seq + 1 if type(last) is Message else last.seq
+        messages = [record for record in records if type(record) is Message]
+        if len(messages) < len(records):
+            for index, record in enumerate(records):
+                if type(record) is not Message:
+                    self._take_control(record, len(records) - index - 1, length)
+            self._in_sight = None
+        elif self._in_sight is not None:
+            self._in_sight.extend(messages)
+        self.messages.extend(messages)
+        if self._tokens is not None:
+            self._tokens.update(_tokens_of(records))
+
+    def _take_control(self, record: Record, following: int, length: int) -> None:
+        match record:
+            case StateRecord():
+                if record.body.format > FORMAT:
+                    raise self._newer(f"format {record.body.format}")
+                known = self.state.lost if self.state is not None else []
+                self.state = copy(record.body)
+                self.state.lost = spans.union(known, record.body.lost)
+                self._carry(record)
+                self.lines_since_state, self.bytes_since_state = following, length
+            case ChangeRecord():
+                apply_change(self.known_state(), record.body)
+            case VoidRecord():
+                apply_void(self.known_state(), record.body)
+            case UnknownRecord() if record.kind.startswith("state"):
+                raise self._newer(record.kind)
+            case UnknownRecord() if not record.optional:
+                self.unknown = record.kind
+            case _:
+                pass
+
+    def _carry(self, record: StateRecord) -> None:
+        """Tokens of archived messages stand in a state, and in no copy that is written on."""
+        for token in record.body.tokens:
+            self._carried.setdefault(token.token, token)
+        if self.state is not None:
+            self.state.tokens = []
+
+    def known_state(self) -> State:
+        """The state of a log that has one. Raises DamagedStore."""
+        if self.state is None:
+            raise DamagedStore(f"{self.directory.path / self.name}: no state stands first")
+        return self.state
+
+    def grew(self, before: int, records: list[Record] | None, length: int) -> None:
+        """Take in what this process has itself put at the end and synced.
+
+        Without records it is read back, and also where a reader of this process has taken some
+        of it in already.
+        """
+        self.synced = before + length
+        if records is None or self.end != before or self.size != before:
+            if self.size < self.synced:
+                self.catch_up(self.synced)
+            return
+        self._take(records, length)
+        self.end = self.size = self.synced
+        if not self.warm:
+            self.forget()
+
+    def _newer(self, what: str) -> NewerFormat:
+        return NewerFormat(
+            f"{self.directory.path / self.name} was written by a newer stenolog ({what}); "
+            "upgrade this one"
+        )
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes of the live file, whatever is in memory."""
+        parts = []
+        while start < stop:
+            part = os.pread(self.descriptor, stop - start, start)
+            if not part:
+                break
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # --- damage ------------------------------------------------------------------------------
+
+    def _lose(self, gone: list[tuple[int, int]]) -> None:
+        if not gone or self.state is None:
+            return
+        new = spans.minus(spans.union(gone), missing(self.state))
+        if new:
+            self.state.lost = spans.union(self.state.lost, new)
+            self._in_sight = None
+            _report.warning(
+                "%s: the messages with seq %s are damaged and left out; `steno doctor` says more",
+                self.directory.path / self.name,
+                ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new),
+            )
+
+    def _note(self, bad: list[Bad], source: str = "") -> None:
+        for piece in bad:
+            if not piece.known and (source, piece.offset) not in self._bad:
+                self._bad[source, piece.offset] = piece
+                _report.warning(
+                    "%s: %d bytes at offset %d are not a record and are left out; "
+                    "`steno doctor` says more",
+                    self.directory.path / (source or self.name),
+                    piece.length,
+                    piece.offset,
+                )
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def history(self, *, last: int | None, after: int | None) -> list[Message]:
+        """The visible messages past `after`, of these the last."""
+        self.warm = True
+        if last is None and after is None and self._in_sight is not None:
+            return self._in_sight.copy()
+        while True:
+            wanted = self._wanted(last, after)
+            low = wanted[0][0] if wanted else self.next_seq
+            if not self._reach(low):
+                break
+        found: list[Message] = []
+        if low < self.covers:
+            found = [m for m in self._archived(low) if spans.contains(wanted, m.seq)]
+        for first, final in wanted:
+            found += self._slice(first, final)
+        if last is None and after is None and not (found and found[0].seq < self.covers):
+            self._in_sight = found.copy()
+        return found
+
+    def everything(self, *, after: int) -> list[Message]:
+        """Every message past `after` that can be read, hidden and archived ones marked."""
+        state = self.known_state()
+        self.warm = True
+        self._reach(after + 1)
+        found = self._archived(after + 1) if after + 1 < self.covers else []
+        found += self._slice(after + 1, self.next_seq)
+        sight = visible(state, self.next_seq - 1)
+        shown: set[int] = set(spans.seqs(sight))
+        return [
+            m if m.seq in shown else msgspec.structs.replace(m, hidden=True) for m in found
+        ]
+
+    def _wanted(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
+        end = self.next_seq - 1
+        wanted = visible(self.known_state(), end)
+        if after is not None:
+            wanted = spans.clipped(wanted, after + 1, end)
+        if last is not None:
+            short: list[tuple[int, int]] = []
+            for first, final in reversed(wanted):
+                if last <= 0:
+                    break
+                short.append((max(first, final - last + 1), final))
+                last -= final - first + 1
+            wanted = short[::-1]
+        return wanted
+
+    def _slice(self, first: int, last: int) -> list[Message]:
+        messages = self.messages
+        if messages and messages[-1].seq - messages[0].seq + 1 == len(messages):
+            low = messages[0].seq
+            return messages[max(0, first - low) : max(0, last - low + 1)]
+        return messages[
+            bisect_left(messages, first, key=_seq_of) : bisect_right(messages, last, key=_seq_of)
+        ]
+
+    def _reach(self, seq: int) -> bool:
+        """Have the messages from this seq on in memory, as far as the live log has them.
+
+        False where nothing was read for it.
+        """
+        if seq <= self.first_live():
+            seq = 0  # all of the log, so that damage to its first lines is met as well
+        length = _FIRST_CHUNK
+        read = False
+        while self.start > 0 and self.covers > seq:
+            start = max(0, self.start - length)
+            buffer = self.read(start, self.start)
+            if start > 0:
+                cut = buffer.find(b"\n") + 1
+                if cut == 0 or cut == len(buffer):
+                    length *= 4
+                    continue
+                start += cut
+                buffer = buffer[cut:]
+            self._prepend(buffer, start)
+            length = min(length * 4, _LARGEST_CHUNK)
+            read = True
+        return read
+
+    def _prepend(self, buffer: bytes, start: int) -> None:
+        """Take in a stretch that ends where the messages in memory begin."""
+        gone = missing(self.known_state())
+        records, bad = gather(buffer, offset=start)
+        self._note(bad)
+        self.start = start
+        for record in records:
+            if type(record) is StateRecord:
+                self._carry(record)
+        messages = [record for record in records if type(record) is Message]
+        first = min((record.seq for record in records), default=self.covers)
+        if start == 0:
+            first = min(first, self.first_live())
+        if gone or [m.seq for m in messages] != list(range(first, self.covers)):
+            kept = {m.seq: m for m in messages if m.seq < self.covers}
+            messages = [kept[seq] for seq in sorted(kept) if not spans.contains(gone, seq)]
+            held = spans.union(((m.seq, m.seq) for m in messages), gone)
+            self._lose(spans.minus([(first, self.covers - 1)], held))
+        self.covers = min(self.covers, first)
+        self.messages = messages + self.messages
+
+    def first_live(self) -> int:
+        """The first seq that is not in an archive."""
+        state = self.known_state()
+        return state.archive.last + 1 if state.archive is not None else 1
+
+    def _archived(self, low: int) -> list[Message]:
+        """Messages from this seq on that lie in archives, oldest first."""
+        state = self.known_state()
+        if state.archive is None or low > state.archive.last:
+            return []
+        found: list[Message] = []
+        for opened in archive.chain(self.directory, state, low):
+            self._note(opened.bad, opened.path)
+            found = [m for m in opened.messages if m.seq >= low] + found
+        held = spans.union(((m.seq, m.seq) for m in found), missing(state))
+        self._lose(spans.minus([(low, state.archive.last)], held))
+        gone = missing(state)
+        return [m for m in found if not spans.contains(gone, m.seq)] if gone else found
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes the messages in memory hold."""
+        return self.end - self.start if self.messages else 0
+
+    def forget(self) -> None:
+        """Let go of the messages in memory; the file has them."""
+        self.messages, self._in_sight = [], None
+        self.start, self.covers = self.end, self.next_seq
+        self.warm = False
+
+    # --- tokens ------------------------------------------------------------------------------
+
+    def token(self, once: str) -> Token | None:
+        """Which messages a token stands for, among the newest thousand at least."""
+        if self._tokens is None:
+            self._reach(max(self.first_live(), self.next_seq - REMEMBERED))
+            self._tokens = {**self._carried, **_tokens_of(self.messages)}
+        elif len(self._tokens) > 4 * REMEMBERED:
+            newest = sorted(self._tokens.values(), key=lambda token: token.first)
+            self._tokens = {token.token: token for token in newest[-2 * REMEMBERED :]}
+        return self._tokens.get(once)
+
+    def tokens_upto(self, seq: int) -> list[Token]:
+        """The newest tokens of messages up to this seq, for a state that outlives them."""
+        self.token("")
+        known = [token for token in (self._tokens or {}).values() if token.first <= seq]
+        return sorted(known, key=lambda token: token.first)[-REMEMBERED:]
+
+    # --- what is known of it -----------------------------------------------------------------
+
+    def settled(self) -> tuple[State, int]:
+        """The state and the last seq as the next writer will find them, its own to change."""
+        state = copy(self.known_state())
+        if self.tail is None:
+            return state, self.next_seq - 1
+        apply_void(state, self.tail.as_void())
+        return state, self.tail.next_seq - 1
+
+    def info(self) -> SessionInfo:
+        """The session as of the last refresh."""
+        state, end = self.settled()
+        return SessionInfo(
+            key=self.key,
+            uid=state.uid,
+            created=datetime.fromisoformat(state.created),
+            updated=datetime.fromisoformat(self.updated or state.created),
+            last_seq=end,
+            floor=state.floor,
+            visible=spans.size(visible(state, end)),
+            count=end - spans.size(missing(state)),
+            lost=spans.size(state.lost),
+            damaged=len(self._bad),
+            void_bytes=state.void_bytes,
+            archived=state.archive.last if state.archive is not None else 0,
+            generation=state.generation,
+            bytes=self.size,
+            undoable=len(state.undo),
+            summary=state.summary,
+            meta=dict(state.meta),
+            forked_from=state.forked_from,
+        )
+
+
+def _time_of(record: Record) -> str:
+    return record._at if isinstance(record, Message) else record.at
+
+
+def _tokens_of(records: list[Record] | list[Message]) -> dict[str, Token]:
+    """The tokens that stand in these records."""
+    found = {}
+    for index, record in enumerate(records):
+        if isinstance(record, Message) and record._once is not None:
+            part = part_of(record)
+            count = part[1] if part is not None else 1
+            members = [m for m in records[index : index + count] if isinstance(m, Message)]
+            found[record._once] = Token(
+                record._once, record.seq, count, digest([m.to_json() for m in members])
+            )
+    return found

@@ -1,0 +1,142 @@
+"""A log in a fresh file of the next generation: after a failed sync, and as the second half of a
+compaction. The old file stays whole until the new one, synced and locked, takes its name."""
+
+import fcntl
+import os
+from dataclasses import dataclass
+
+from stenolog.codec import LINE_START, control_line, intact
+from stenolog.errors import DamagedStore
+from stenolog.records import ChangeRecord, State, StateRecord, VoidRecord
+from stenolog.stores.jsonl import spans
+from stenolog.stores.jsonl.archive import write_all
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.scan import Tail, examine, find_state, lines_of, void_line
+from stenolog.stores.jsonl.state import apply_change, apply_void, copy
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the records of a log amount to, from its first line on."""
+
+    head: State
+    """The state that the file begins with."""
+    first_seq: int
+    """The seq that was next there."""
+    state: State
+    next_seq: int
+    tail: Tail | None
+
+
+def replay(text: bytes) -> Replayed:
+    """The state as of the end of these bytes, which begin where the log begins."""
+    start = find_state(text[: _first_lines(text)], at_start=True)
+    if start is None or not isinstance(start[1], StateRecord):
+        raise DamagedStore("the log does not begin with a state; `steno doctor` says more")
+    head = start[1]
+    scan = examine(text, offset=0, next_seq=head.seq)
+    state = copy(head.body)
+    for record in scan.records:
+        match record:
+            case StateRecord():
+                lost = spans.union(state.lost, record.body.lost)
+                state = copy(record.body)
+                state.lost = lost
+            case ChangeRecord():
+                apply_change(state, record.body)
+            case VoidRecord():
+                apply_void(state, record.body)
+            case _:
+                pass
+    state.lost = spans.union(state.lost, scan.lost, scan.tail.lost if scan.tail else [])
+    return Replayed(copy(head.body), head.seq, state, scan.next_seq, scan.tail)
+
+
+def _first_lines(text: bytes) -> int:
+    """Where the second line ends: one of the two is the state that the file begins with."""
+    first = text.find(b"\n") + 1
+    second = text.find(b"\n", first) + 1
+    return second or first or len(text)
+
+
+def without_states(text: bytes) -> bytes:
+    """The same lines, byte for byte, less the state records."""
+    mark = LINE_START + b'state"'
+    if mark not in text:
+        return text
+    return b"".join(
+        line
+        for line in lines_of(text)
+        if not (line.startswith(mark) and intact(line.removesuffix(b"\n")))
+    )
+
+
+def renew(log: Log, upto: int, at: str) -> None:
+    """Put all that stands before this offset into a fresh file. Raises OSError, DamagedStore."""
+    text = log.read(0, upto)
+    if not text:
+        swap(log, b"")
+        return
+    found = replay(text)
+    whole = composed(
+        found.head,
+        found.state,
+        text,
+        at,
+        first_seq=found.first_seq,
+        next_seq=found.next_seq,
+        tail=found.tail,
+    )
+    swap(log, whole)
+
+
+def composed(
+    head: State,
+    end: State,
+    lines: bytes,
+    at: str,
+    *,
+    first_seq: int,
+    next_seq: int,
+    tail: Tail | None,
+) -> bytes:
+    """A whole log of the next generation: its state twice, the lines, the state as of the end."""
+    head, end = copy(head), copy(end)
+    head.generation = end.generation = end.generation + 1
+    parts = [
+        control_line("state", first_seq, at, head),
+        control_line("state", first_seq, at, head, joined=True),
+        without_states(lines),
+    ]
+    if tail is not None:
+        parts.append(void_line(tail, at))
+        apply_void(end, tail.as_void())
+        next_seq = tail.next_seq
+    elif lines and not lines.endswith(b"\n"):
+        parts.append(b"\n")
+    parts.append(control_line("state", next_seq, at, end))
+    return b"".join(parts)
+
+
+def swap(log: Log, text: bytes) -> None:
+    """Let a new file with this content take the log's name, durably.
+
+    The caller holds the lock of the old one and lets go of it afterwards. Raises OSError.
+    """
+    folder = log.directory.descriptor
+    temporary = f".{log.name}.new"
+    descriptor = os.open(
+        temporary,
+        os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+        dir_fd=folder,
+    )
+    try:
+        write_all(descriptor, text)
+        os.fsync(descriptor)
+        # Locked before it has the name: nobody appends to it before the name is on the disk.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(temporary, log.name, src_dir_fd=folder, dst_dir_fd=folder)
+        log.directory.sync()
+    finally:
+        os.close(descriptor)

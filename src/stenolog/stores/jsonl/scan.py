@@ -1,0 +1,413 @@
+"""Bytes of a log → the records that count, and what is wrong with the rest. Pure.
+
+Nearly always every line is intact and in order; `read_run` sees that in a few passes over the
+whole buffer and is done. Only where it does not hold is each line looked at: `examine` finds
+what damage left, judges batches with a missing line by what follows them, and says what the next
+writer has to set aside. docs/format.md, "Reading", has the rules by number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from stenolog.codec import (
+    LINE_START,
+    all_intact,
+    control_line,
+    decode_lines,
+    parse_line,
+    salvage,
+)
+from stenolog.records import (
+    ChangeRecord,
+    Message,
+    Record,
+    Span,
+    StateRecord,
+    UnknownRecord,
+    Void,
+    VoidRecord,
+)
+from stenolog.stores.jsonl import spans
+
+_SHORTEST_LINE = 100
+_CRC_FIELD = b',"crc":"'
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A piece of the log that is not a record."""
+
+    offset: int
+    length: int
+    known: bool
+    """A void record already says so."""
+    text: bytes = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What the next writer has to set aside before it appends."""
+
+    bytes: int
+    """Bytes at the end that are not a record (they are not consumed)."""
+    ends_line: bool
+    """Whether the file ends with a newline."""
+    next_seq: int
+    """Past every seq that may have been acknowledged."""
+    seqs: list[Span]
+    lost: list[Span]
+    changes: list[int]
+
+    def as_void(self) -> Void:
+        """The body of the record that sets it aside."""
+        return Void(
+            bytes=self.bytes if self.ends_line else self.bytes + 1,
+            seqs=self.seqs,
+            lost=self.lost,
+            changes=self.changes,
+        )
+
+
+def void_line(tail: Tail, at: str) -> bytes:
+    """The record that sets a tail aside, on a line of its own."""
+    line = control_line("void", tail.next_seq, at, tail.as_void())
+    return line if tail.ends_line else b"\n" + line
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a stretch of a log holds."""
+
+    records: list[Record]
+    """The records that count, in order."""
+    consumed: int
+    """How many bytes were judged for good; what follows may still become a record."""
+    terminated: bool
+    """Whether the consumed bytes end with a newline."""
+    next_seq: int
+    lost: list[Span] = field(default_factory=list)
+    bad: list[Bad] = field(default_factory=list)
+    tail: Tail | None = None
+
+
+def read_run(buffer: bytes, next_seq: int | None = None) -> list[Record] | None:
+    """All records of a buffer of whole lines, where all is as it should be; else None.
+
+    `next_seq`: the seq that must come next, where it is known.
+    """
+    lines = buffer.split(b"\n")
+    if lines.pop() or not all_intact(lines):
+        return None
+    try:
+        records: list[Record] = list(decode_lines(buffer))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if len(records) != len(lines):
+        return None
+    return records if _regular(records, next_seq) else None
+
+
+def _regular(records: list[Record], next_seq: int | None) -> bool:
+    """No void, no batch left open, no seq missing or repeated."""
+    if not records:
+        return True
+    expected = records[0].seq if next_seq is None else next_seq
+    messages = [record.seq for record in records if type(record) is Message]
+    if messages != list(range(expected, expected + len(messages))):
+        return False
+    if len(messages) < len(records):
+        for record in records:
+            if record.seq != expected or type(record) is VoidRecord:
+                return False
+            if type(record) is Message:
+                expected += 1
+    part = part_of(records[-1])
+    return part is None or part[0] == part[1]
+
+
+def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
+    """Every intact record of a stretch in the middle of a log, and what is not one.
+
+    Which of them count is known from the state that stands behind the stretch.
+    """
+    run = read_run(buffer)
+    if run is not None:
+        return run, []
+    pieces, rest = _pieces(buffer)
+    records = [record for piece in pieces for record in piece.records]
+    bad = [
+        Bad(offset + piece.start, len(piece.bad), _covered(piece, pieces), piece.bad)
+        for piece in pieces
+        if piece.bad
+    ]
+    if rest < len(buffer):
+        bad.append(Bad(offset + rest, len(buffer) - rest, False, buffer[rest:]))
+    return records, bad
+
+
+def part_of(record: Record) -> Span | None:
+    """Which line of which batch this is."""
+    return record._part if isinstance(record, Message) else record.part
+
+
+def is_joined(record: Record) -> bool:
+    """Whether it fails to prove that what stands before it was synced."""
+    return record._joined if isinstance(record, Message) else record.joined
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One stretch between newlines: a record, several, or none."""
+
+    start: int
+    stop: int
+    records: list[Record]
+    bad: bytes
+    """The text, where it is not exactly one intact record."""
+
+
+def examine(buffer: bytes, *, offset: int, next_seq: int) -> Scan:
+    """What a stretch that begins at a line and reaches the end of the log holds.
+
+    `offset` is where it begins, `next_seq` the seq expected next.
+    """
+    pieces, _ = _pieces(buffer)
+    voids = [r.body for piece in pieces for r in piece.records if isinstance(r, VoidRecord)]
+    void_seqs = spans.union(*(void.seqs + void.lost for void in voids)) if voids else []
+    void_changes = {number for void in voids for number in void.changes}
+    last_good = max((i for i, piece in enumerate(pieces) if piece.records), default=-1)
+    proof = max(
+        (
+            i
+            for i, piece in enumerate(pieces)
+            if any(not is_joined(record) for record in piece.records)
+        ),
+        default=-1,
+    )
+    batches = _Batches(void_seqs, void_changes)
+    for index, piece in enumerate(pieces[: last_good + 1]):
+        if piece.bad and not piece.records:
+            batches.hole()
+        for record in piece.records:
+            batches.take(record, index, proven=index < proof)
+    batches.end(broken=last_good + 1 < len(pieces), proven=False)
+
+    kept, dropped, open_from = batches.kept, batches.dropped, batches.open_from
+    if open_from is not None:
+        last_good = open_from - 1
+    expected, lost, repeated = _missing(kept + dropped, next_seq, void_seqs)
+    kept = [(index, record) for index, record in kept if id(record) not in repeated]
+    kept.sort(key=lambda pair: pair[0])
+    consumed = pieces[last_good].stop if last_good >= 0 else 0
+    bad = [
+        Bad(offset + p.start, len(p.bad), _covered(p, pieces), p.bad)
+        for p in pieces[: last_good + 1]
+        if p.bad
+    ]
+    tail = _tail(buffer, pieces[last_good + 1 :], consumed, expected, batches)
+    if tail is not None:
+        bad += [
+            Bad(offset + p.start, len(p.bad), False, p.bad)
+            for p in pieces[last_good + 1 :]
+            if p.bad
+        ]
+    return Scan(
+        records=[record for _, record in kept],
+        consumed=consumed,
+        terminated=consumed == 0 or buffer[consumed - 1 : consumed] == b"\n",
+        next_seq=expected,
+        lost=lost,
+        bad=bad,
+        tail=tail,
+    )
+
+
+def _pieces(buffer: bytes) -> tuple[list[_Piece], int]:
+    """The stretches between newlines, and where the unterminated rest begins.
+
+    A rest that holds an intact record is a piece like any other: it lacks only its newline.
+    """
+    pieces: list[_Piece] = []
+    start = 0
+    while start < len(buffer):
+        newline = buffer.find(b"\n", start)
+        stop = len(buffer) if newline < 0 else newline + 1
+        text = buffer[start:newline] if newline >= 0 else buffer[start:]
+        if text:
+            record = parse_line(text)
+            found = [record] if record is not None else salvage(text)
+            if newline < 0 and not found:
+                return pieces, start
+            pieces.append(_Piece(start, stop, found, b"" if record is not None else text))
+        start = stop
+    return pieces, len(buffer)
+
+
+class _Batches:
+    """Sorts records into those that count and those that do not, batch by batch."""
+
+    def __init__(self, void_seqs: Sequence[Span], void_changes: set[int]) -> None:
+        self.kept: list[tuple[int, Record]] = []
+        self.dropped: list[tuple[int, Record]] = []
+        self.unproven: list[Record] = []
+        """Intact lines of batches that a void has to name."""
+        self.open_from: int | None = None
+        """The piece at which a batch begins that may still be in the making."""
+        self._void_seqs = void_seqs
+        self._void_changes = void_changes
+        self._open: list[tuple[int, Record]] = []
+        self._holed = False
+
+    def hole(self) -> None:
+        """A damaged line: if a batch is open, it may have been one of its lines."""
+        if self._open:
+            self._holed = True
+
+    def take(self, record: Record, index: int, *, proven: bool) -> None:
+        """The next intact record, which stands in the piece of this index."""
+        part = part_of(record)
+        if self._open and not self._continues(record, part):
+            self.end(broken=True, proven=proven or not is_joined(record))
+        if part is None:
+            target = self.dropped if self._is_void(record) else self.kept
+            target.append((index, record))
+            return
+        self._open.append((index, record))
+        if part[0] == part[1]:
+            self.end(broken=True, proven=proven)
+
+    def end(self, *, broken: bool, proven: bool) -> None:
+        """The open batch has all the lines it will get here."""
+        batch, self._open = self._open, []
+        holed, self._holed = self._holed, False
+        if not batch:
+            return
+        count = part_of(batch[0][1])
+        if count is not None and len(batch) == count[1]:
+            self.kept += [pair for pair in batch if not self._is_void(pair[1])]
+            self.dropped += [pair for pair in batch if self._is_void(pair[1])]
+        elif all(self._is_void(record) for _, record in batch):
+            self.dropped += batch
+        elif proven:
+            self.kept += batch
+        elif broken or holed:
+            self.dropped += batch
+            self.unproven += [record for _, record in batch]
+        else:
+            self.open_from = batch[0][0]
+
+    def _continues(self, record: Record, part: Span | None) -> bool:
+        before = self._open[-1][1]
+        last = part_of(before)
+        if part is None or last is None or part[1] != last[1] or part[0] <= last[0]:
+            return False
+        steps = part[0] - last[0]
+        # A change takes a line of the batch but no seq.
+        return record.seq - before.seq == (steps if isinstance(before, Message) else steps - 1)
+
+    def _is_void(self, record: Record) -> bool:
+        if isinstance(record, Message):
+            return spans.contains(self._void_seqs, record.seq)
+        return isinstance(record, ChangeRecord) and record.body.number in self._void_changes
+
+
+def _missing(
+    found: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
+) -> tuple[int, list[Span], set[int]]:
+    """The next seq, the seqs that should have been there, and records that came twice."""
+    expected = next_seq
+    gaps: list[Span] = []
+    repeated: set[int] = set()
+    for _, record in sorted(found, key=lambda pair: pair[0]):
+        if record.seq > expected:
+            gaps.append((expected, record.seq - 1))
+            expected = record.seq
+        if isinstance(record, Message):
+            if record.seq < expected:
+                repeated.add(id(record))
+            else:
+                expected = record.seq + 1
+    return expected, spans.minus(spans.union(gaps), void_seqs), repeated
+
+
+def _covered(piece: _Piece, pieces: list[_Piece]) -> bool:
+    """Whether a void record says that these bytes do not count."""
+    return any(
+        other.start - record.body.bytes <= piece.start < other.start
+        for other in pieces
+        for record in other.records
+        if isinstance(record, VoidRecord)
+    )
+
+
+def _tail(
+    buffer: bytes,
+    pieces: list[_Piece],
+    consumed: int,
+    expected: int,
+    batches: _Batches,
+) -> Tail | None:
+    """What has to be set aside; None where the log ends as it should."""
+    seqs: list[Span] = []
+    lost: list[Span] = []
+    changes: list[int] = []
+    next_seq = expected
+    if batches.unproven:
+        named = [r.seq for r in batches.unproven if isinstance(r, Message)]
+        lost = spans.union((seq, seq) for seq in named)
+        changes = [r.body.number for r in batches.unproven if isinstance(r, ChangeRecord)]
+    opened = [record for piece in pieces for record in piece.records]
+    if opened:
+        # A batch whose last lines are missing altogether was never acknowledged.
+        seqs = spans.union((r.seq, r.seq) for r in opened if isinstance(r, Message))
+        changes += [r.body.number for r in opened if isinstance(r, ChangeRecord)]
+        next_seq = max([next_seq, *(last + 1 for _, last in seqs)])
+    damaged = b"\n".join(piece.bad for piece in pieces if not piece.records)
+    if damaged:
+        count = max(1, damaged.count(_CRC_FIELD), damaged.count(0) // _SHORTEST_LINE)
+        lost = spans.union(lost, [(next_seq, next_seq + count - 1)])
+        next_seq += count
+    left = len(buffer) - consumed
+    if not left and not lost and not seqs and not changes:
+        return None
+    return Tail(
+        bytes=left,
+        ends_line=buffer.endswith(b"\n"),
+        next_seq=next_seq,
+        seqs=seqs,
+        lost=lost,
+        changes=changes,
+    )
+
+
+def lines_of(text: bytes) -> list[bytes]:
+    """The lines with their newlines; the last one may lack it."""
+    *lines, rest = text.split(b"\n")
+    whole = [line + b"\n" for line in lines]
+    return [*whole, rest] if rest else whole
+
+
+def looks_torn(buffer: bytes) -> bool:
+    """Whether a file without any intact record can be the beginning of one of ours."""
+    start = b'{"kind":"state",'
+    text = buffer.strip(b"\0\n")
+    return not text or text.startswith(start) or start.startswith(text)
+
+
+def find_state(buffer: bytes, *, at_start: bool) -> tuple[int, StateRecord | UnknownRecord] | None:
+    """The last intact state record of a buffer, and where its line begins.
+
+    `at_start`: the buffer begins where a line begins.
+    """
+    needle = LINE_START + b'state"'
+    found = buffer.rfind(needle)
+    while found >= 0:
+        if (found == 0 and at_start) or buffer[found - 1 : found] == b"\n":
+            newline = buffer.find(b"\n", found)
+            record = parse_line(buffer[found : newline if newline >= 0 else len(buffer)])
+            if isinstance(record, StateRecord | UnknownRecord):
+                return found, record
+        found = buffer.rfind(needle, 0, found)
+    return None

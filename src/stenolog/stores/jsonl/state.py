@@ -1,0 +1,238 @@
+"""What a session's records amount to, and what an operation on it means: both pure.
+
+`apply_…` take a record into a State; `decide_…` turn a call into the one Change that carries it
+out, or None where it would change nothing. No file is touched here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stenolog.codec import encode_object
+from stenolog.errors import NothingToUndo, RefusedMessage, StaleCheckpoint, UsageError
+from stenolog.records import Change, Span, State, Undo, Void
+from stenolog.stores.jsonl import spans
+
+UNDO_DEPTH: Final = 8
+MAX_HIDDEN_SPANS: Final = 1_000
+MAX_META_BYTES: Final = 64 * 1024
+_MAX_ENTRY_BYTES: Final = 4 * 1024
+
+_UNDOABLE: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summary"}
+
+
+# --- taking records in -----------------------------------------------------------------------
+
+
+def apply_change(state: State, change: Change) -> None:
+    """The state after this change."""
+    state.floor = change.floor
+    state.hidden = change.hidden
+    state.number = max(state.number, change.number)
+    if change.summary is not None:
+        state.summary = change.summary
+    if change.meta is not None:
+        state.meta = change.meta
+    if change.undoes is not None:
+        # By number, so that an undo which is met twice takes nothing more away.
+        state.undo = [entry for entry in state.undo if entry.number < change.undoes]
+    if change.op in _UNDOABLE:
+        state.undo = [*state.undo, _entry(change)][-UNDO_DEPTH:]
+
+
+def apply_void(state: State, void: Void) -> None:
+    """The state after a writer set bytes and records aside."""
+    state.void_bytes += void.bytes
+    state.void = spans.union(state.void, void.seqs)
+    state.lost = spans.union(state.lost, void.lost)
+    if void.changes:
+        state.number = max(state.number, *void.changes)
+
+
+def entry_of(change: Change) -> Undo:
+    """All that taking this change back needs."""
+    return Undo(
+        number=change.number,
+        op=change.op,
+        newly=change.newly,
+        added=change.added,
+        was=change.was,
+    )
+
+
+def _entry(change: Change) -> Undo:
+    entry = entry_of(change)
+    texts = len(change.was or "") + 16 * len(change.newly)
+    if texts > _MAX_ENTRY_BYTES:
+        return Undo(number=change.number, op=change.op, elsewhere=True)
+    return entry
+
+
+# --- what is in sight ------------------------------------------------------------------------
+
+
+def missing(state: State) -> list[Span]:
+    """Seqs that have no readable message."""
+    if not (state.lost or state.void or state.purged):
+        return []
+    return spans.union(state.lost, state.void, state.purged)
+
+
+def visible(state: State, end: int) -> list[Span]:
+    """The seqs in sight, up to the last one given out."""
+    if end <= state.floor:
+        return []
+    return spans.minus([(state.floor + 1, end)], spans.union(state.hidden, missing(state)))
+
+
+def last_visible(state: State, end: int, count: int) -> int:
+    """The seq of the count-th visible message from the end; 0 where there are fewer."""
+    for first, last in reversed(visible(state, end)):
+        if last - first + 1 >= count:
+            return last - count + 1
+        count -= last - first + 1
+    return 0
+
+
+def _settled(hidden: Sequence[Span]) -> tuple[int, list[Span]]:
+    """Floor and spans above it: a span that touches the floor becomes floor."""
+    if hidden and hidden[0][0] <= 1:
+        return hidden[0][1], list(hidden[1:])
+    return 0, list(hidden)
+
+
+def _all_hidden(state: State) -> list[Span]:
+    return spans.union([(1, state.floor)] if state.floor else [], state.hidden)
+
+
+# --- deciding --------------------------------------------------------------------------------
+
+
+def decide_hide(
+    state: State,
+    end: int,
+    wanted: Sequence[Span],
+    *,
+    op: str = "hide",
+    summary: str | None = None,
+    added: Span | None = None,
+) -> Change | None:
+    """Take these seqs out of sight, and replace the summary where one is given."""
+    if summary is not None:
+        check_summary(summary)
+        if summary == state.summary:
+            summary = None
+    before = _all_hidden(state)
+    after = spans.union(before, spans.clipped(wanted, 1, end))
+    newly = spans.minus(spans.minus(after, before), missing(state))
+    if not newly and summary is None and added is None:
+        return None
+    floor, hidden = _settled(after) if newly else (state.floor, state.hidden)
+    if len(hidden) > MAX_HIDDEN_SPANS:
+        raise UsageError(
+            f"more than {MAX_HIDDEN_SPANS:,} separate ranges would be hidden; "
+            "checkpoint or truncate first"
+        )
+    return Change(
+        op=op,
+        number=state.number + 1,
+        floor=floor,
+        hidden=hidden,
+        newly=newly,
+        added=added,
+        summary=summary,
+        was=None if summary is None else state.summary,
+    )
+
+
+def decide_truncate(state: State, end: int, keep_last: int) -> Change | None:
+    """Hide all but the last visible ones."""
+    if keep_last <= 0:
+        upto = end
+    else:
+        kept = last_visible(state, end, keep_last)
+        upto = kept - 1
+    return decide_hide(state, end, [(1, upto)], op="truncate") if upto > 0 else None
+
+
+def decide_checkpoint(
+    state: State,
+    end: int,
+    *,
+    key: str,
+    summary: str,
+    upto: int,
+    expect_floor: int | None,
+    op: str = "checkpoint",
+) -> Change | None:
+    """Move the floor and replace the summary, together."""
+    if upto > end:
+        raise UsageError(f"{key!r}: checkpoint up to seq {upto}, but the last one is {end}")
+    if expect_floor is not None and expect_floor != state.floor:
+        raise StaleCheckpoint(key, expect_floor, state.floor)
+    return decide_hide(
+        state, end, [(1, upto)] if upto > state.floor else [], op=op, summary=summary
+    )
+
+
+def decide_summary(state: State, text: str) -> Change | None:
+    """Replace the summary only."""
+    return decide_hide(state, 0, [], op="summary", summary=text)
+
+
+def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
+    """Set or remove fields of the session's own data."""
+    meta = {name: value for name, value in {**state.meta, **fields}.items() if value is not None}
+    payload = encode_object(meta)
+    if len(payload) > MAX_META_BYTES:
+        raise UsageError(f"meta of {len(payload):,} bytes; the limit is {MAX_META_BYTES:,}")
+    if payload == encode_object(state.meta):
+        return None
+    return Change(
+        op="meta",
+        number=state.number + 1,
+        floor=state.floor,
+        hidden=state.hidden,
+        meta=meta,
+    )
+
+
+def decide_undo(state: State, entry: Undo) -> Change:
+    """Take back the operation that the entry describes: exactly what it did, and no more."""
+    after = spans.minus(_all_hidden(state), entry.newly)
+    if entry.added is not None:
+        after = spans.union(after, [entry.added])
+    floor, hidden = _settled(after)
+    changed = entry.was is not None and entry.was != state.summary
+    return Change(
+        op="undo",
+        number=state.number + 1,
+        floor=floor,
+        hidden=hidden,
+        undoes=entry.number,
+        summary=entry.was if changed else None,
+        was=state.summary if changed else None,
+    )
+
+
+def newest_undo(state: State, key: str) -> Undo:
+    """The entry that `undo` would take back now. Raises NothingToUndo."""
+    if not state.undo:
+        raise NothingToUndo(f"{key!r}: nothing is left to take back")
+    return state.undo[-1]
+
+
+def check_summary(text: str) -> None:
+    """Raise UsageError unless this is text that can be kept."""
+    if not isinstance(text, str):
+        raise UsageError(f"a summary is text, not {type(text).__name__}")
+    try:
+        encode_object({"summary": text})
+    except RefusedMessage as error:
+        raise UsageError(str(error)) from error
+
+
+def copy(state: State) -> State:
+    """A state of its own: the fields are replaced, never changed in place."""
+    return msgspec.structs.replace(state)

@@ -1,0 +1,644 @@
+"""JSONLStore: sessions as append-only files in a folder. The public calls, and the order of locks:
+gate (this process) → flock (all processes) → mutex (memory)."""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from stenolog.codec import check_key, check_once, digest, encode_message, encode_object, parse_line
+from stenolog.errors import (
+    DamagedStore,
+    MaybeStored,
+    NoSuchSession,
+    NothingToUndo,
+    OnceConflict,
+    ReadOnly,
+    SessionDeleted,
+    StenologError,
+    StoreClosed,
+    UsageError,
+)
+from stenolog.records import (
+    FORMAT,
+    Change,
+    ChangeRecord,
+    Compacted,
+    Health,
+    Message,
+    SessionInfo,
+    State,
+    StateRecord,
+    Undo,
+    Undone,
+)
+from stenolog.stores.base import Append
+from stenolog.stores.jsonl import archive, compaction, names, spans, writer
+from stenolog.stores.jsonl import state as states
+from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained, sync_file
+from stenolog.stores.jsonl.group import GATES, Gate, Pending
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.scan import gather
+from stenolog.stores.jsonl.table import Logs, T, flock
+from stenolog.stores.jsonl.writer import Batch, Outcome
+
+CACHE_BYTES: Final = 64 * 1024 * 1024
+BUSY_TIMEOUT: Final = 5.0
+
+_FOLLOW_POLL: Final = 0.02
+_HEAD: Final = 4 * 1024
+
+_stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
+
+Decide = Callable[[Log, State, int], Change | None]
+"""Turns a log, its state and its last seq into the change to be made."""
+
+
+class JSONLStore:
+    """Sessions as files under `workspace/namespace`; stores/base.py says what each call means.
+
+    `busy_timeout`: how long a call waits for other writers. `cache_bytes`: how much of the newest
+    messages may stay in memory. `read_only`: no lock, no repair, no write at all.
+    """
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str],
+        *,
+        namespace: str = "sessions",
+        read_only: bool = False,
+        busy_timeout: float = BUSY_TIMEOUT,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        if namespace in ("", ".", "..") or "/" in namespace or "\0" in namespace:
+            raise UsageError(f"namespace {namespace!r} is not the name of a folder")
+        self._read_only = read_only
+        self._busy_timeout = busy_timeout
+        self._cache_bytes = cache_bytes
+        self._closed = threading.Event()
+        self._directory = Directory(Path(workspace) / namespace, read_only=read_only)
+        self._begin()
+        _stores.add(self)
+
+    def _begin(self) -> None:
+        """Locks and tables as a process begins with them, a forked child included."""
+        self._gates = [Gate() for _ in range(GATES)]
+        self._logs = Logs(
+            self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
+        )
+
+    # --- appending ---------------------------------------------------------------------------
+
+    def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
+        """Append `{"role": role, "content": content}`; its seq."""
+        return self._append(key, [encode_object({"role": role, "content": content})], once)
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Append one message; its seq."""
+        return self._append(key, [encode_message(message)], once)
+
+    def add_messages(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        once: str | None = None,
+    ) -> list[int]:
+        """Append a batch, whole or not at all; its seqs."""
+        payloads = [encode_message(message) for message in messages]
+        if not payloads:
+            self._check(key, once, writes=True)
+            return []
+        first = self._append(key, payloads, once)
+        return list(range(first, first + len(payloads)))
+
+    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
+        """The appends of several callers in one write; for each its seqs, or what went wrong."""
+        self._check(key, None, writes=True)
+        results: list[list[int] | StenologError] = [[] for _ in appends]
+        group: list[tuple[int, Pending]] = []
+        for index, one in enumerate(appends):
+            try:
+                check_once(one.once)
+                payloads = [encode_message(message) for message in one.messages]
+            except StenologError as error:
+                results[index] = error
+            else:
+                if payloads:
+                    group.append((index, Pending(key, Batch(payloads, one.once))))
+        if group:
+            self._alone(key, lambda: self._lead([pending for _, pending in group]))
+        for index, pending in group:
+            if isinstance(pending.error, StenologError):
+                results[index] = pending.error
+            elif pending.batch is not None:
+                results[index] = [pending.first + i for i in range(len(pending.batch.payloads))]
+        return results
+
+    def _append(self, key: str, payloads: Sequence[bytes], once: str | None) -> int:
+        self._check(key, once, writes=True)
+        mine = Pending(key, Batch(payloads, once))
+        self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
+        if mine.error is not None:
+            raise mine.error
+        return mine.first
+
+    def _lead(self, group: list[Pending]) -> None:
+        """Write appends to one session in one go; each is finished, whatever happens."""
+        key = group[0].key
+        try:
+            log = self._logs.lock(key, create=True)
+            if log is not None:
+                self._write(log, group)
+        except StenologError as error:
+            for pending in group:
+                if not pending.done:
+                    pending.finish(error=_twin(error))
+        except OSError as error:
+            for pending in group:
+                if not pending.done:
+                    pending.finish(error=Outcome(0, error).failure(f"writing {key!r}"))
+        finally:
+            self._logs.unlock(key)
+            for pending in group:
+                if not pending.done:
+                    # Only an interruption leads here, and what it left behind is not known.
+                    pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
+
+    def _write(self, log: Log, group: list[Pending]) -> None:
+        tokens: set[str] = set()
+        chosen: list[Pending] = []
+        batches: list[Batch] = []
+        later: list[Pending] = []
+        for pending in group:
+            batch = pending.batch
+            if batch is None:
+                continue
+            if batch.once is not None:
+                if batch.once in tokens:
+                    # The same token twice in one group: the second waits for the first.
+                    later.append(pending)
+                    continue
+                tokens.add(batch.once)
+                if self._known(log, pending, batch, batch.once):
+                    continue
+            chosen.append(pending)
+            batches.append(batch)
+        if batches:
+            firsts, outcome = writer.append(log, batches)
+            for pending, first in zip(chosen, firsts, strict=True):
+                if first:
+                    pending.finish(first=first)
+                else:
+                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+            self._settle(log, outcome)
+            if outcome.error is not None:
+                for pending in later:
+                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+                return
+        if later:
+            self._write(log, later)
+
+    def _known(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
+        """Whether the session has the token; then the append is finished."""
+        with log.mutex:
+            token = log.token(once) if log.state is not None else None
+        if token is None:
+            return False
+        if token.count != len(batch.payloads) or token.digest != digest(batch.payloads):
+            pending.finish(error=OnceConflict(log.key, once, token.first))
+            return True
+        if log.synced < log.end:
+            # Somebody else wrote it; it counts as stored when it is known to be on the disk.
+            sync_file(log.descriptor)
+        pending.finish(first=token.first)
+        return True
+
+    def _settle(self, log: Log, outcome: Outcome) -> None:
+        """After any error the file is read anew; an interruption goes on its way."""
+        if outcome.error is None:
+            self._logs.trim(log)
+            return
+        self._logs.discard(log)
+        if outcome.unknown:
+            self._logs.suspects.add(log.name)
+        if not isinstance(outcome.error, OSError):
+            raise outcome.error
+
+    # --- changing what is in sight -----------------------------------------------------------
+
+    def set_summary(self, key: str, text: str) -> None:
+        """Replace the summary and nothing else."""
+        states.check_summary(text)
+        self._change(
+            key, lambda _, state, __: states.decide_summary(state, text), create=bool(text)
+        )
+
+    def truncate_history(self, key: str, keep_last: int) -> None:
+        """Hide all but the last visible ones."""
+        self._change(key, lambda _, state, end: states.decide_truncate(state, end, keep_last))
+
+    def clear(self, key: str) -> None:
+        """Hide all messages and empty the summary."""
+        self._change(
+            key,
+            lambda _, state, end: states.decide_checkpoint(
+                state, end, key=key, summary="", upto=end, expect_floor=None, op="clear"
+            ),
+        )
+
+    def hide(self, key: str, first: int, last: int) -> None:
+        """Hide the messages with these seqs."""
+        if first > last:
+            raise UsageError(f"hide from {first} to {last}: the first comes after the last")
+        self._change(key, lambda _, state, end: states.decide_hide(state, end, [(first, last)]))
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> None:
+        """Replace the summary and hide everything up to this seq."""
+        states.check_summary(summary)
+
+        def decide(_: Log | None, state: State, end: int) -> Change | None:
+            return states.decide_checkpoint(
+                state, end, key=key, summary=summary, upto=upto, expect_floor=expect_floor
+            )
+
+        # A call that must fail on an empty session does so before a file is made for it.
+        known = self._read(key, lambda _: True)
+        if known is None:
+            self._check(key, None, writes=True)
+            decide(None, _empty(key), 0)
+        self._change(key, decide, create=bool(summary))
+
+    def set_meta(self, key: str, **fields: Any) -> None:
+        """Set fields of the session's own data; None removes one."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        encode_object(given)
+        self._change(
+            key, lambda _, state, __: states.decide_meta(state, fields), create=bool(given)
+        )
+
+    def pop(self, key: str) -> Message | None:
+        """Hide the last visible message and return it."""
+        popped: list[Message] = []
+
+        def decide(log: Log, state: State, end: int) -> Change | None:
+            popped[:] = log.history(last=1, after=None)
+            return states.decide_hide(state, end, [(m.seq, m.seq) for m in popped])
+
+        self._change(key, decide)
+        return popped[0] if popped else None
+
+    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+        """Make exactly these messages visible."""
+        payloads = [encode_message(message) for message in messages]
+        added: list[bytes] = []
+
+        def decide(log: Log, state: State, end: int) -> Change | None:
+            before = log.history(last=None, after=None) if log.state is not None else []
+            same = 0
+            for old, new in zip(before, payloads, strict=False):
+                if old.to_json() != new:
+                    break
+                same += 1
+            added[:] = payloads[same:]
+            return states.decide_hide(
+                state,
+                end,
+                spans.union((message.seq, message.seq) for message in before[same:]),
+                op="replace",
+                added=(end + 1, end + len(added)) if added else None,
+            )
+
+        self._change(key, decide, create=bool(payloads), payloads=added)
+
+    def undo(self, key: str) -> Undone:
+        """Take back the newest operation on what is in sight."""
+        undone: list[Undone] = []
+
+        def decide(log: Log, state: State, end: int) -> Change:
+            entry = states.newest_undo(state, key)
+            if entry.elsewhere:
+                entry = _looked_up(log, state, entry)
+            change = states.decide_undo(state, entry)
+            added = [entry.added] if entry.added is not None else []
+            undone[:] = [
+                Undone(
+                    op=entry.op,
+                    shown=spans.size(entry.newly),
+                    hid=spans.size(spans.minus(added, states.missing(state))),
+                    summary_restored=change.summary is not None,
+                )
+            ]
+            return change
+
+        self._change(key, decide)
+        if not undone:
+            raise NothingToUndo(f"{key!r}: there is no such session")
+        return undone[0]
+
+    def _change(
+        self, key: str, decide: Decide, *, create: bool = False, payloads: Sequence[bytes] = ()
+    ) -> None:
+        """Decide under the lock, and carry it out in one write."""
+        self._check(key, None, writes=True)
+
+        def work() -> None:
+            log = self._logs.lock(key, create=create)
+            if log is None or (log.state is None and not create):
+                return
+            with log.mutex:
+                state, end = log.settled() if log.state is not None else (_empty(key), 0)
+                decided = decide(log, state, end)
+            if decided is not None:
+                outcome = writer.change(log, decided, payloads)
+                self._settle(log, outcome)
+                if outcome.error is not None:
+                    raise outcome.failure(f"writing {key!r}")
+
+        self._alone(key, work)
+
+    def _alone(self, key: str, work: Callable[[], None]) -> None:
+        """Run something while no other writer of this process touches the session."""
+
+        def lead(group: list[Pending]) -> None:
+            try:
+                work()
+            except OSError as error:
+                raise Outcome(0, error).failure(f"writing {key!r}") from error
+            finally:
+                self._logs.unlock(key)
+                group[0].finish()
+
+        self._gate(key).enter(Pending(key), lead, time.monotonic() + self._busy_timeout)
+
+    # --- compaction --------------------------------------------------------------------------
+
+    def compact(self, key: str) -> Compacted:
+        """Move what lies below the floor into an archive."""
+        self._check(key, None, writes=True)
+        log = self._read(key, lambda log: log)
+        if log is None:
+            return compaction.NOTHING
+        try:
+            folder = compaction.archive_folder(log)
+            try:
+                flock(folder, time.monotonic() + self._busy_timeout, f"the archive of {key!r}")
+                # Whoever held it before may have replaced the file.
+                log = self._read(key, lambda log: log)
+                prepared = compaction.prepare(log, folder) if log is not None else None
+                return self._finish(key, prepared) if prepared is not None else compaction.NOTHING
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise Outcome(0, error).failure(f"archiving {key!r}") from error
+
+    def _finish(self, key: str, prepared: compaction.Prepared) -> Compacted:
+        done = [compaction.NOTHING]
+
+        def work() -> None:
+            log = self._logs.lock(key, create=False)
+            if log is not None and log.state is not None:
+                try:
+                    done[0] = compaction.finish(log, prepared, writer.now())
+                finally:
+                    self._logs.discard(log)
+
+        self._alone(key, work)
+        return done[0]
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def get_history(
+        self,
+        key: str,
+        *,
+        last: int | None = None,
+        after: int | None = None,
+        full: bool = False,
+    ) -> list[Message]:
+        """The visible messages by seq, or with `full` every one."""
+        if last is not None and last < 0:
+            raise UsageError(f"last={last}: how many messages, 0 or more")
+
+        def look(log: Log) -> tuple[Log, list[Message]]:
+            if not full:
+                return log, log.history(last=last, after=after)
+            found = log.everything(after=max(0, after or 0))
+            return log, found if last is None else found[max(0, len(found) - last) :]
+
+        found = self._read(key, look)
+        if found is None:
+            return []
+        self._logs.trim(found[0])
+        return found[1]
+
+    def get_summary(self, key: str) -> str:
+        """The summary; empty where there is none."""
+        return self._read(key, lambda log: log.known_state().summary) or ""
+
+    def info(self, key: str) -> SessionInfo:
+        """What is known of the session."""
+        found = self._read(key, lambda log: log.info())
+        if found is None:
+            raise NoSuchSession(key)
+        return found
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """Keys in the order of their bytes."""
+        self._check_open()
+        candidates = []
+        for name in self._directory.names():
+            key = names.key_of(name)
+            if key is None and names.is_long(name):
+                key = self._key_inside(name)
+            if key is not None and key.startswith(prefix):
+                candidates.append((key.encode(), name))
+        candidates.sort()
+        start = b"" if after is None else after.encode("utf-8", "surrogatepass")
+        found: list[str] = []
+        for raw, name in candidates:
+            if limit is not None and len(found) >= limit:
+                break
+            if raw > start and self._key_inside(name) == raw.decode():
+                found.append(raw.decode())
+        return found
+
+    def _key_inside(self, name: str) -> str | None:
+        """The key of a file that holds a session of ours; None for any other."""
+        try:
+            descriptor = self._directory.open(name)
+        except StenologError:
+            return None
+        if descriptor is None:
+            return None
+        try:
+            length = _HEAD
+            while True:
+                text = os.pread(descriptor, length, 0)
+                first = parse_line(text[: text.find(b"\n")]) if b"\n" in text else None
+                if isinstance(first, StateRecord):
+                    return first.body.key
+                records, _ = gather(text, offset=0)
+                for record in records:
+                    if isinstance(record, StateRecord):
+                        return record.body.key
+                if len(text) < length:
+                    return names.key_of(name) if records else None
+                length *= 16
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def follow(
+        self, key: str, *, after: int = 0, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Each message past `after` once, by seq, as it arrives."""
+        self._check(key, None, writes=False)
+        return self._follow(key, after, timeout)
+
+    def _follow(self, key: str, after: int, timeout: float | None) -> Iterator[Message]:
+        uid: str | None = None
+        idle_since = time.monotonic()
+        while not self._closed.is_set():
+            try:
+                found = self._read(key, lambda log: (log, log.known_state().uid, log.next_seq))
+            except StoreClosed:
+                return
+            if uid is not None and (found is None or found[1] != uid):
+                raise SessionDeleted(key)
+            if found is not None:
+                log, uid, next_seq = found
+                if next_seq > after + 1:
+                    for message in self._synced(log, after):
+                        after = message.seq
+                        yield message
+                    after = max(after, next_seq - 1)
+                    idle_since = time.monotonic()
+                    continue
+            if timeout is not None and time.monotonic() - idle_since >= timeout:
+                return
+            self._closed.wait(_FOLLOW_POLL)
+
+    def _synced(self, log: Log, after: int) -> list[Message]:
+        """Messages past `after`, on the disk before anybody acts on them."""
+        with log.mutex:
+            end = log.end
+            found = log.everything(after=after)
+        if log.synced < end:
+            try:
+                sync_file(log.descriptor)
+            except OSError as error:
+                self._logs.discard(log)
+                raise explained(error, f"syncing the log of {log.key!r}") from error
+            with log.mutex:
+                log.synced = max(log.synced, end)
+        self._logs.trim(log)
+        return found
+
+    # --- health and end ----------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Whether writes can be expected to work."""
+        self._check_open()
+        problems = list(self._directory.problems)
+        wrong = [
+            f"{name}: a sync failed and the log could not be renewed yet; look at the disk"
+            for name in sorted(self._logs.suspects)
+        ]
+        try:
+            self._directory.path.stat()
+            free: int | None = self._directory.free_bytes()
+        except OSError as error:
+            free = None
+            wrong.append(str(explained(error, f"looking at {self._directory.path}")))
+        if free is not None and free < LOW_DISK:
+            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; make room")
+        return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
+
+    def close(self) -> None:
+        """Let go of every file; a second call does nothing."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._logs.clear()
+            self._directory.close()
+            _stores.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _gate(self, key: str) -> Gate:
+        return self._gates[hash(key) % GATES]
+
+    def _read(self, key: str, look: Callable[[Log], T]) -> T | None:
+        self._check(key, None, writes=False)
+        return self._logs.read(key, look)
+
+    def _check(self, key: str, once: str | None, *, writes: bool) -> None:
+        check_key(key)
+        check_once(once)
+        self._check_open()
+        if writes and self._read_only:
+            raise ReadOnly("the store was opened with read_only=True")
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise StoreClosed("the store is closed")
+
+    def _after_fork(self) -> None:
+        self._logs.close_inherited()
+        self._begin()
+
+
+def _empty(key: str) -> State:
+    """A session before its first record."""
+    return State(format=FORMAT, key=key, uid="", generation=1, created="")
+
+
+def _looked_up(log: Log, state: State, entry: Undo) -> Undo:
+    """An undo entry too long for the state: its change has it, in the log or in an archive."""
+    records, _ = gather(log.read(0, log.end), offset=0)
+    changes = [record.body for record in records if isinstance(record, ChangeRecord)]
+    for change in changes:
+        if change.number == entry.number:
+            return states.entry_of(change)
+    for opened in archive.chain(log.directory, state, 1):
+        for change in opened.changes:
+            if change.number == entry.number:
+                return states.entry_of(change)
+    raise DamagedStore(
+        f"{log.key!r}: what change {entry.number} did is damaged and cannot be taken back"
+    )
+
+
+def _twin(error: StenologError) -> StenologError:
+    """The same error for one more caller: an object is not raised in two threads."""
+    twin: StenologError = type(error)(*error.args)
+    twin.__cause__ = error
+    return twin
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,226 @@
+"""The logs that are open in this process: found by key, bounded in number and in memory, locked
+against other processes, and thrown away whenever the file is no longer the one that was read."""
+
+import errno
+import fcntl
+import os
+import resource
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from stenolog.errors import ForeignLog, StoreBusy, StoreUnavailable
+from stenolog.stores.jsonl import names
+from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.rewrite import renew
+from stenolog.stores.jsonl.writer import now
+
+_LOCK_POLL: Final = 0.0002
+_MOST_OPEN: Final = 512
+_MOST_ENTRIES: Final = 8192
+_WEIGH_EVERY: Final = 64
+
+T = TypeVar("T")
+
+
+class Logs:
+    """Every open log of one folder."""
+
+    def __init__(self, directory: Directory, *, busy_timeout: float, cache_bytes: int) -> None:
+        self.directory = directory
+        self.suspects: set[str] = set()
+        """Names of logs with a failed sync that could not be made good yet."""
+        self._busy_timeout = busy_timeout
+        self._cache_bytes = cache_bytes
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        share = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // 4
+        self._most_open = max(4, min(_MOST_OPEN, share))
+        self._mutex = threading.Lock()
+        self._open: OrderedDict[str, Log] = OrderedDict()
+        self._locked: dict[str, Log] = {}
+        self._entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """Files whose entry in the folder this process knows to be on the disk."""
+        self._uses = 0
+
+    # --- finding -----------------------------------------------------------------------------
+
+    def _get(self, key: str, *, create: bool) -> Log | None:
+        with self._mutex:
+            log = self._open.get(key)
+            if log is not None:
+                self._open.move_to_end(key)
+                return log
+        name = names.file_name(key)
+        if create and self.directory.stat(name) is None:
+            self._refuse_beside_foreign(key)
+        descriptor = self._descriptor(name, create=create)
+        if descriptor is None:
+            return None
+        log = Log(self.directory, name, key, descriptor)
+        with self._mutex:
+            # Another thread may have been faster; then this descriptor closes by itself.
+            log = self._open.setdefault(key, log)
+            while len(self._open) > self._most_open:
+                self._open.popitem(last=False)
+        return log
+
+    def _descriptor(self, name: str, *, create: bool) -> int | None:
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            try:
+                return self.directory.open(name, create=create)
+            except StoreUnavailable as error:
+                cause = error.__cause__
+                scarce = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
+                if not scarce or time.monotonic() > deadline:
+                    raise
+            with self._mutex:
+                idle = len(self._open)
+                for _ in range(max(1, idle // 2)):
+                    if self._open:
+                        self._open.popitem(last=False)
+            if not idle:
+                time.sleep(_LOCK_POLL)
+
+    def _refuse_beside_foreign(self, key: str) -> None:
+        """A session that another program left under its own name for this key is not shadowed by
+        an empty one of ours."""
+        for name in names.reference_names(key):
+            try:
+                descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
+            except (StoreUnavailable, ValueError):
+                continue
+            if descriptor is None:
+                continue
+            other = Log(self.directory, name, key, descriptor)
+            if other.is_foreign():
+                raise ForeignLog(
+                    f"{key!r}: another program has kept this session in "
+                    f"{self.directory.path / name}; `steno import` takes it in"
+                )
+
+    def discard(self, log: Log) -> None:
+        """Forget a log; its file is read anew when it is next needed."""
+        with self._mutex:
+            if self._open.get(log.key) is log:
+                del self._open[log.key]
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(self, key: str, look: Callable[[Log], T]) -> T | None:
+        """What a log says, up to date; None where there is no such session."""
+        while True:
+            log = self._get(key, create=False)
+            if log is None:
+                return None
+            try:
+                with log.mutex:
+                    if log.refresh():
+                        return look(log) if log.state is not None else None
+            except OSError as error:
+                self.discard(log)
+                raise explained(error, f"reading {key!r}") from error
+            except BaseException:
+                self.discard(log)
+                raise
+            self.discard(log)
+            if self.directory.stat(log.name) is None:
+                return None
+
+    # --- locking -----------------------------------------------------------------------------
+
+    def lock(self, key: str, *, create: bool) -> Log | None:
+        """The log with its lock held and all that others wrote taken in; None: no such session.
+
+        Whatever happens, `unlock` must be called afterwards. Raises StoreBusy and what reading
+        raises, OSError included.
+        """
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            log = self._get(key, create=create)
+            if log is None:
+                return None
+            self._locked[key] = log
+            flock(log.descriptor, deadline, f"the log of {key!r}")
+            found = self.directory.stat(log.name)
+            if found is None or found.st_ino != log.inode or found.st_dev != log.device:
+                # Replaced while we waited: what is locked is not what the name stands for.
+                self.discard(log)
+                self.unlock(key)
+                continue
+            if found.st_size != log.size:
+                try:
+                    with log.mutex:
+                        log.catch_up(found.st_size)
+                except BaseException:
+                    self.discard(log)
+                    raise
+            if log.name in self.suspects:
+                self._make_good(log)
+                self.unlock(key)
+                continue
+            if self._entries.get(log.name) != (log.inode, log.device):
+                self.directory.sync()
+                self._entries[log.name] = (log.inode, log.device)
+                while len(self._entries) > _MOST_ENTRIES:
+                    self._entries.popitem(last=False)
+            return log
+
+    def unlock(self, key: str) -> None:
+        """Let other processes in. Harmless where nothing was locked."""
+        log = self._locked.pop(key, None)
+        if log is not None and log.descriptor >= 0:
+            fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+
+    def _make_good(self, log: Log) -> None:
+        """A sync of this log failed before: it is written to only in a fresh file."""
+        try:
+            renew(log, log.size, now())
+        except OSError as error:
+            raise explained(error, f"{log.key!r}: renewing the log after a failed sync") from error
+        finally:
+            self.discard(log)
+        self.suspects.discard(log.name)
+
+    # --- bounds ------------------------------------------------------------------------------
+
+    def trim(self, log: Log) -> None:
+        """Keep the messages in memory within the limit, those used longest ago going first."""
+        self._uses += 1
+        if log.weight <= self._cache_bytes // 4 and self._uses % _WEIGH_EVERY:
+            return
+        with self._mutex:
+            logs = list(self._open.values())
+        total = sum(other.weight for other in logs)
+        for other in logs:
+            if total <= self._cache_bytes:
+                break
+            total -= other.weight
+            with other.mutex:
+                other.forget()
+
+    def clear(self) -> None:
+        """Forget every log."""
+        with self._mutex:
+            self._open.clear()
+
+    def close_inherited(self) -> None:
+        """In a forked child: let go of the parent's descriptors without touching its locks."""
+        for log in [*self._open.values(), *self._locked.values()]:
+            log.close()
+
+
+def flock(descriptor: int, deadline: float, what: str) -> None:
+    """Wait for the lock of a file, looking often: backing off starves. Raises StoreBusy."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{what} is held by another process; try again") from None
+            time.sleep(_LOCK_POLL)
+        else:
+            return

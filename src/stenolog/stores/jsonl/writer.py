@@ -1,0 +1,242 @@
+"""Putting records at the end of a log: one write, one sync, and the truth about what happened.
+
+Everything here runs with the log's lock held and with what others wrote taken in.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+from uuid import uuid4
+
+from msgspec import Raw
+
+from stenolog.codec import control_line, message_line
+from stenolog.errors import DamagedStore, MaybeStored, NotStored, ReadOnly
+from stenolog.records import (
+    FORMAT,
+    Change,
+    ChangeRecord,
+    Message,
+    Record,
+    State,
+    StateRecord,
+    timestamp,
+)
+from stenolog.stores.jsonl.archive import write_all
+from stenolog.stores.jsonl.directory import explained, sync_file
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.rewrite import renew
+from stenolog.stores.jsonl.scan import void_line
+
+_STATE_EVERY_LINES: Final = 256
+_STATE_EVERY_BYTES: Final = 1024 * 1024
+_report = logging.getLogger("stenolog")
+
+
+def now() -> str:
+    """This moment, as it is written."""
+    return timestamp(datetime.now(UTC))
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a write begins with, before the records it is made for."""
+
+    offset: int
+    """Where the write goes: the end of the file."""
+    text: bytes
+    next_seq: int
+    joined: bool
+    """Whether the line after it is joined."""
+    records: Sequence[Record] | None = None
+    """What the text holds; None: it changes more than can be told so."""
+
+    def followed_by(self, records: list[Record]) -> list[Record] | None:
+        """All records of the write."""
+        return None if self.records is None else [*self.records, *records]
+
+
+def begin(log: Log, at: str) -> Opening:
+    """What has to stand before the next record. Raises ReadOnly, OSError."""
+    with log.mutex:
+        offset, seq, tail, state = log.size, log.next_seq, log.tail, log.state
+        joined = log.synced < log.end
+        terminated = log.terminated
+        due = state is not None and _state_is_due(log)
+    if log.unknown is not None:
+        raise ReadOnly(
+            f"{log.key!r}: the log holds a record of the kind {log.unknown!r}, which this version "
+            "does not know; upgrade stenolog to write to this session"
+        )
+    if tail is not None:
+        # The void proves all that stands before it, so that must be on the disk first.
+        sync_file(log.descriptor)
+        _report.warning(
+            "%s: %d bytes of an interrupted write are set aside; they stay in the file and do not "
+            "count",
+            log.directory.path / log.name,
+            tail.bytes,
+        )
+        text = void_line(tail, at) + (_first_states(log.key, at) if state is None else b"")
+        return Opening(offset, text, tail.next_seq, joined=True)
+    if state is None:
+        return Opening(offset, _first_states(log.key, at), 1, joined=True)
+    if not terminated:
+        return Opening(offset, b"\n", seq, joined=True)
+    if not due:
+        return Opening(offset, b"", seq, joined, ())
+    if joined:
+        sync_file(log.descriptor)
+    text = control_line("state", seq, at, state)
+    log.state_bytes = len(text)
+    return Opening(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=state)])
+
+
+def _first_states(key: str, at: str) -> bytes:
+    """A new log begins with its state twice, so that one damaged line loses nothing."""
+    state = State(format=FORMAT, key=key, uid=uuid4().hex[:16], generation=1, created=at)
+    return control_line("state", 1, at, state) + control_line("state", 1, at, state, joined=True)
+
+
+def _state_is_due(log: Log) -> bool:
+    return log.lines_since_state >= _STATE_EVERY_LINES or (
+        log.bytes_since_state >= _STATE_EVERY_BYTES
+        and log.bytes_since_state >= 4 * log.state_bytes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a write."""
+
+    stored: int
+    """How many of its bytes are in the log for good."""
+    error: BaseException | None = None
+    unknown: bool = False
+    """The rest may be there or not; else it is surely absent."""
+
+    def failure(self, doing: str) -> NotStored | MaybeStored:
+        """What to tell a caller whose records are not among those stored: one object each."""
+        reason = str(explained(self.error, doing)) if isinstance(self.error, OSError) else doing
+        if self.unknown:
+            failure: NotStored | MaybeStored = MaybeStored(
+                f"{reason}. Whether it was stored is unknown: retry with the same once token"
+            )
+        else:
+            failure = NotStored(f"{reason}. Nothing of it was stored")
+        failure.__cause__ = self.error
+        return failure
+
+
+def put(log: Log, before: int, text: bytes) -> Outcome:
+    """Append these bytes, which begin at the offset `before`, and sync them.
+
+    An interruption (Ctrl-C) is settled before it is told.
+    """
+    error: BaseException | None = None
+    try:
+        written = os.write(log.descriptor, text)
+        if written != len(text):
+            write_all(log.descriptor, text[written:])
+    except BaseException as caught:  # noqa: BLE001  settled below, then raised by the caller
+        error = caught
+    stored = len(text)
+    while True:
+        try:
+            if error is not None:
+                stored = min(len(text), os.fstat(log.descriptor).st_size - before)
+                if stored <= 0:
+                    return Outcome(0, error)
+            sync_file(log.descriptor)
+        except OSError as failed:
+            return _rescue(log, before, error or failed)
+        except BaseException as interruption:  # noqa: BLE001
+            error = interruption
+        else:
+            return Outcome(stored, error)
+
+
+def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
+    """After a failed sync nobody can say what is on the disk, and syncing again would lie: so all
+    that came before goes into a fresh file, where the failed write surely is not."""
+    try:
+        renew(log, before, now())
+    except (OSError, DamagedStore):
+        return Outcome(0, error, unknown=True)
+    return Outcome(0, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages of one caller, which count together or not at all."""
+
+    payloads: Sequence[bytes]
+    once: str | None = None
+
+
+def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
+    """Append batches in one write: the first seq of each that is there for good, 0 for each that
+    is not, and what became of the write. Raises ReadOnly, OSError where nothing was tried."""
+    at = now()
+    opening = begin(log, at)
+    joined = opening.joined
+    lines = [opening.text]
+    records: list[Record] = []
+    firsts = []
+    ends = []
+    seq, length = opening.next_seq, len(opening.text)
+    for batch in batches:
+        firsts.append(seq)
+        count = len(batch.payloads)
+        for index, payload in enumerate(batch.payloads, 1):
+            part = (index, count) if count > 1 else None
+            once = batch.once if index == 1 else None
+            line = message_line(seq, at, payload, joined=joined, part=part, once=once)
+            lines.append(line)
+            records.append(
+                Message(
+                    seq=seq, _at=at, _body=Raw(payload), _joined=joined, _part=part, _once=once
+                )
+            )
+            joined = True
+            length += len(line)
+            seq += 1
+        ends.append(length)
+    outcome = put(log, opening.offset, b"".join(lines))
+    if outcome.error is None:
+        with log.mutex:
+            log.grew(opening.offset, opening.followed_by(records), length)
+        return firsts, outcome
+    return [
+        first if end <= outcome.stored else 0 for first, end in zip(firsts, ends, strict=True)
+    ], outcome
+
+
+def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> Outcome:
+    """Append one change, together with the messages that belong to it. Raises as append."""
+    at = now()
+    opening = begin(log, at)
+    seq = opening.next_seq
+    count = 1 + len(payloads)
+    part = (1, count) if count > 1 else None
+    record = ChangeRecord(seq=seq, at=at, joined=opening.joined, part=part, body=decided)
+    lines = [
+        opening.text,
+        control_line("change", seq, at, decided, joined=opening.joined, part=part),
+    ]
+    records: list[Record] = [record]
+    for index, payload in enumerate(payloads):
+        place = (index + 2, count)
+        lines.append(message_line(seq + index, at, payload, joined=True, part=place))
+        records.append(
+            Message(seq=seq + index, _at=at, _body=Raw(payload), _joined=True, _part=place)
+        )
+    text = b"".join(lines)
+    outcome = put(log, opening.offset, text)
+    if outcome.error is None:
+        with log.mutex:
+            log.grew(opening.offset, opening.followed_by(records), len(text))
+    return outcome
