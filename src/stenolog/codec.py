@@ -1,5 +1,4 @@
-"""Bytes ↔ values: the caller's object to a payload and back without loss, and one line of a
-log to a record and back. Pure: no I/O.
+"""Bytes ↔ values, without loss: the caller's object and its payload, a record and its line.
 
 The fast codec (msgspec) bends several things silently: NaN becomes null, bytes become text, a
 number as key becomes text, two keys become one. So what was encoded is decoded again and
@@ -85,9 +84,7 @@ def _encode_slowly(fields: dict[str, Any]) -> bytes:
 def _check(value: Any, field: str, depth: int) -> None:
     """Raise RefusedMessage for the first part that JSON cannot hold."""
     if isinstance(value, Mapping | list | tuple) and depth > MAX_DEPTH:
-        raise RefusedMessage(
-            _shortened(field), f"nested more than {MAX_DEPTH} deep, or in a cycle"
-        )
+        raise RefusedMessage(_shortened(field), f"nested more than {MAX_DEPTH} deep, or in a cycle")
     match value:
         case None | bool():
             pass
@@ -186,9 +183,7 @@ _TAIL: Final = 18  # ,"crc":"0123abcd"}
 _TAIL_FORMAT: Final = b',"crc":"%08x"}'
 
 _decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode
-decode_lines = msgspec.json.Decoder(
-    Message | StateRecord | ChangeRecord | VoidRecord
-).decode_lines
+decode_lines = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode_lines
 """All records of a buffer whose lines were found intact. Raises what msgspec raises where one
 line is of an unknown kind or holds a lone surrogate: then take them one by one."""
 
@@ -258,11 +253,12 @@ def parse_line(line: bytes) -> Record | None:
     if not line.startswith(LINE_START) or not intact(line):
         return None
     try:
-        return _decode_record(line)
+        record: Record = _decode_record(line)
     except msgspec.ValidationError:
         return _unknown(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _parse_escaped(line)
+    return record
 
 
 def salvage(line: bytes) -> list[Record]:

@@ -90,7 +90,7 @@ class StaleCheckpoint(UsageError):
 
 
 class ReadOnly(UsageError):
-    """This store, or this session, may not be written by this process."""
+    """The store, or the session, may not be written by this process."""
 
 
 class StoreClosed(UsageError):

@@ -1,5 +1,4 @@
-"""The values everything else speaks of: the message, and the records of ours that stand beside
-it in a log. Pure: no I/O, no clock.
+"""The values everything else speaks of: the message, and the records of ours in a log.
 
 `Message` is at once the public value and the decoded envelope of its line, so that reading a
 thousand of them makes a thousand objects and not two thousand; the envelope's own fields have

@@ -1,5 +1,8 @@
-"""Archives: the hidden start of a log, compressed, byte for byte as it was. The first line of each
-names the one before it, so the chain is found from the newest, which the state names."""
+"""Archives: the hidden start of a log, compressed, byte for byte as it was.
+
+The first line of each names the one before it, so the chain is found from the newest, which the
+state names.
+"""
 
 import os
 import zlib
@@ -71,7 +74,7 @@ def _load(directory: Directory, uid: str, name: str) -> bytes | None:
         return None
     finally:
         os.close(folder)
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         return file.read()
 
 

@@ -32,8 +32,7 @@ class Prepared:
 
 
 def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
-    """Where the lines up to the floor end, batches whole; the last seq before it, and how many
-    messages stand there."""
+    """Where the lines up to the floor end, the last seq before that, and how many messages."""
     offset = cut = last = count = seen = 0
     for line in lines_of(text):
         offset += len(line)
@@ -66,8 +65,10 @@ def prepare(log: Log, folder: int) -> Prepared | None:
 
 
 def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
-    """Replace the live file by what is left. The caller holds the append lock and drops the log
-    afterwards. Raises OSError."""
+    """Replace the live file by what is left. Raises OSError.
+
+    The caller holds the append lock and drops the log afterwards.
+    """
     with log.mutex:
         end, next_seq, tail, size = copy(log.known_state()), log.next_seq, log.tail, log.size
         tokens = log.tokens_upto(prepared.named.last)

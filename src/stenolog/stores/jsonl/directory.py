@@ -1,5 +1,8 @@
-"""The folder that holds the logs: every name is opened relative to a descriptor of the folder and
-no symlink below the workspace is followed. Errors of the system leave here as ours."""
+"""The folder that holds the logs, and the errors of the system as ours.
+
+Every name is opened relative to a descriptor of the folder, and no symlink below the workspace is
+followed.
+"""
 
 import errno
 import logging
@@ -22,7 +25,7 @@ _report = logging.getLogger("stenolog")
 def sync_file(descriptor: int) -> None:
     """Return only when what was written through any descriptor of this file is on the disk."""
     if sys.platform == "darwin":
-        import fcntl  # noqa: PLC0415
+        import fcntl
 
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
@@ -76,7 +79,8 @@ class Directory:
             mode = stat.S_IMODE(folder.stat().st_mode)
             if mode & 0o077:
                 found.append(
-                    f"{folder} has mode {mode:04o}: others may read your sessions; chmod 700 {folder}"
+                    f"{folder} has mode {mode:04o}, so others may read your sessions; "
+                    f"chmod 700 {folder}"
                 )
         kind = _file_system(self.path)
         if kind in _NETWORK:
@@ -124,7 +128,8 @@ class Directory:
     def names(self) -> list[str]:
         """Everything that is here, unsorted."""
         try:
-            return os.listdir(self.descriptor)
+            with os.scandir(self.descriptor) as entries:
+                return [entry.name for entry in entries]
         except OSError as error:
             raise explained(error, f"listing {self.path}") from error
 
@@ -144,9 +149,7 @@ class Directory:
                     except FileExistsError:
                         pass
                 try:
-                    below = os.open(
-                        name, os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=above
-                    )
+                    below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=above)
                 except FileNotFoundError:
                     return None
                 os.close(above)

@@ -9,6 +9,7 @@ looks again whether it should lead, so that nobody depends on somebody else to b
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from stenolog.errors import MaybeStored, StoreBusy
@@ -46,10 +47,8 @@ class Pending:
 
     def ring(self) -> None:
         """Make the caller look."""
-        try:
+        with suppress(RuntimeError):  # it was rung already
             self._bell.release()
-        except RuntimeError:
-            pass  # it was rung already
 
     def wait(self) -> None:
         """Until rung, but not for long."""
@@ -63,11 +62,12 @@ class Gate:
         self._lock = threading.Lock()
         self._waiting: list[Pending] = []
 
-    def enter(
-        self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float
-    ) -> None:
-        """Return when mine is done: by `lead`, which is called with a group of which mine is the
-        first and must finish each, or by somebody else's. Raises StoreBusy, MaybeStored."""
+    def enter(self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float) -> None:
+        """Return when mine is done. Raises StoreBusy, MaybeStored.
+
+        Either `lead` is called, with a group of which mine is the first, and finishes each of
+        them; or somebody else's does.
+        """
         self._waiting.append(mine)
         try:
             while not mine.done:

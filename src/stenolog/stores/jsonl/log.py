@@ -1,5 +1,4 @@
-"""One session's live log as this process knows it: an open descriptor, the state that its
-records amount to, and the newest stretch of its messages.
+"""One session's live log as this process knows it: a descriptor, the state, the newest messages.
 
 A Log never changes its descriptor. When the path names another file (somebody compacted), or
 after any error, it is thrown away and the file is read anew: so nothing computed for one file is
@@ -13,6 +12,7 @@ import logging
 import os
 import threading
 from bisect import bisect_left, bisect_right
+from copy import deepcopy
 from datetime import datetime
 from operator import attrgetter
 from typing import Final
@@ -163,8 +163,10 @@ class Log:
             )
 
     def _from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
-        """Where the last intact state begins, all bytes from there, and the seq next there;
-        the whole log and None where there is no such state."""
+        """Where the last intact state begins, all bytes from there, and its seq.
+
+        Where there is none: the whole log, and None.
+        """
         length = _FIRST_CHUNK
         while True:
             start = max(0, size - length)
@@ -373,9 +375,7 @@ class Log:
         found += self._slice(after + 1, self.next_seq)
         sight = visible(state, self.next_seq - 1)
         shown: set[int] = set(spans.seqs(sight))
-        return [
-            m if m.seq in shown else msgspec.structs.replace(m, hidden=True) for m in found
-        ]
+        return [m if m.seq in shown else msgspec.structs.replace(m, hidden=True) for m in found]
 
     def _wanted(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
         end = self.next_seq - 1
@@ -524,7 +524,7 @@ class Log:
             bytes=self.size,
             undoable=len(state.undo),
             summary=state.summary,
-            meta=dict(state.meta),
+            meta=deepcopy(state.meta),
             forked_from=state.forked_from,
         )
 

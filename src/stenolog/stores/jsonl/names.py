@@ -20,8 +20,10 @@ def file_name(key: str) -> str:
 
 
 def key_of(name: str) -> str | None:
-    """The key that a file name spells out; None where it is not the name of a log, or of a key
-    too long to be spelled (that one is inside the file)."""
+    """The key that a file name spells out; None for any other file.
+
+    A key too long to be spelled out stands inside its file.
+    """
     stem = name.removesuffix(SUFFIX)
     if stem == name or not _SAFE.fullmatch(stem):
         return None

@@ -1,5 +1,7 @@
-"""A log in a fresh file of the next generation: after a failed sync, and as the second half of a
-compaction. The old file stays whole until the new one, synced and locked, takes its name."""
+"""A log in a fresh file of the next generation: after a failed sync, and when it is compacted.
+
+The old file stays whole until the new one, synced and locked, takes its name.
+"""
 
 import fcntl
 import os

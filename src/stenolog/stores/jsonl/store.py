@@ -1,11 +1,14 @@
-"""JSONLStore: sessions as append-only files in a folder. The public calls, and the order of locks:
-gate (this process) → flock (all processes) → mutex (memory)."""
+"""JSONLStore: sessions as append-only files in a folder.
+
+The order of locks: gate (this process) → flock (all processes) → mutex (memory).
+"""
 
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -44,6 +47,7 @@ from stenolog.stores.jsonl.group import GATES, Gate, Pending
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, T, flock
+from stenolog.stores.jsonl.uses import Uses
 from stenolog.stores.jsonl.writer import Batch, Outcome
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
@@ -86,6 +90,7 @@ class JSONLStore:
 
     def _begin(self) -> None:
         """Locks and tables as a process begins with them, a forked child included."""
+        self._uses = Uses(self._release)
         self._gates = [Gate() for _ in range(GATES)]
         self._logs = Logs(
             self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
@@ -113,14 +118,14 @@ class JSONLStore:
         """Append a batch, whole or not at all; its seqs."""
         payloads = [encode_message(message) for message in messages]
         if not payloads:
-            self._check(key, once, writes=True)
+            with self._uses:
+                self._check(key, once)
             return []
         first = self._append(key, payloads, once)
         return list(range(first, first + len(payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """The appends of several callers in one write; for each its seqs, or what went wrong."""
-        self._check(key, None, writes=True)
         results: list[list[int] | StenologError] = [[] for _ in appends]
         group: list[tuple[int, Pending]] = []
         for index, one in enumerate(appends):
@@ -142,9 +147,10 @@ class JSONLStore:
         return results
 
     def _append(self, key: str, payloads: Sequence[bytes], once: str | None) -> int:
-        self._check(key, once, writes=True)
         mine = Pending(key, Batch(payloads, once))
-        self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
+        with self._uses:
+            self._check(key, once)
+            self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
         if mine.error is not None:
             raise mine.error
         return mine.first
@@ -271,9 +277,7 @@ class JSONLStore:
             )
 
         # A call that must fail on an empty session does so before a file is made for it.
-        known = self._read(key, lambda _: True)
-        if known is None:
-            self._check(key, None, writes=True)
+        if self._read(key, lambda _: True) is None:
             decide(None, _empty(key), 0)
         self._change(key, decide, create=bool(summary))
 
@@ -323,7 +327,7 @@ class JSONLStore:
         """Take back the newest operation on what is in sight."""
         undone: list[Undone] = []
 
-        def decide(log: Log, state: State, end: int) -> Change:
+        def decide(log: Log, state: State, _: int) -> Change:
             entry = states.newest_undo(state, key)
             if entry.elsewhere:
                 entry = _looked_up(log, state, entry)
@@ -348,7 +352,6 @@ class JSONLStore:
         self, key: str, decide: Decide, *, create: bool = False, payloads: Sequence[bytes] = ()
     ) -> None:
         """Decide under the lock, and carry it out in one write."""
-        self._check(key, None, writes=True)
 
         def work() -> None:
             log = self._logs.lock(key, create=create)
@@ -377,13 +380,19 @@ class JSONLStore:
                 self._logs.unlock(key)
                 group[0].finish()
 
-        self._gate(key).enter(Pending(key), lead, time.monotonic() + self._busy_timeout)
+        with self._uses:
+            self._check(key, None)
+            self._gate(key).enter(Pending(key), lead, time.monotonic() + self._busy_timeout)
 
     # --- compaction --------------------------------------------------------------------------
 
     def compact(self, key: str) -> Compacted:
         """Move what lies below the floor into an archive."""
-        self._check(key, None, writes=True)
+        with self._uses:
+            self._check(key, None)
+            return self._compact(key)
+
+    def _compact(self, key: str) -> Compacted:
         log = self._read(key, lambda log: log)
         if log is None:
             return compaction.NOTHING
@@ -455,7 +464,12 @@ class JSONLStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Keys in the order of their bytes."""
-        self._check_open()
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+        with self._uses:
+            return self._list(prefix, limit, after)
+
+    def _list(self, prefix: str, limit: int | None, after: str | None) -> list[str]:
         candidates = []
         for name in self._directory.names():
             key = names.key_of(name)
@@ -504,7 +518,9 @@ class JSONLStore:
         self, key: str, *, after: int = 0, timeout: float | None = None
     ) -> Iterator[Message]:
         """Each message past `after` once, by seq, as it arrives."""
-        self._check(key, None, writes=False)
+        check_key(key)
+        if self._closed.is_set():
+            raise StoreClosed("the store is closed")
         return self._follow(key, after, timeout)
 
     def _follow(self, key: str, after: int, timeout: float | None) -> Iterator[Message]:
@@ -512,45 +528,44 @@ class JSONLStore:
         idle_since = time.monotonic()
         while not self._closed.is_set():
             try:
-                found = self._read(key, lambda log: (log, log.known_state().uid, log.next_seq))
+                found = self._read(key, partial(self._news, after))
             except StoreClosed:
                 return
-            if uid is not None and (found is None or found[1] != uid):
+            if uid is not None and (found is None or found[0] != uid):
                 raise SessionDeleted(key)
             if found is not None:
-                log, uid, next_seq = found
-                if next_seq > after + 1:
-                    for message in self._synced(log, after):
-                        after = message.seq
-                        yield message
-                    after = max(after, next_seq - 1)
+                uid, end, messages = found
+                yield from messages
+                if end > after:
+                    after = end
                     idle_since = time.monotonic()
                     continue
             if timeout is not None and time.monotonic() - idle_since >= timeout:
                 return
             self._closed.wait(_FOLLOW_POLL)
 
-    def _synced(self, log: Log, after: int) -> list[Message]:
-        """Messages past `after`, on the disk before anybody acts on them."""
-        with log.mutex:
-            end = log.end
-            found = log.everything(after=after)
-        if log.synced < end:
-            try:
-                sync_file(log.descriptor)
-            except OSError as error:
-                self._logs.discard(log)
-                raise explained(error, f"syncing the log of {log.key!r}") from error
-            with log.mutex:
-                log.synced = max(log.synced, end)
-        self._logs.trim(log)
-        return found
+    def _news(self, after: int, log: Log) -> tuple[str, int, list[Message]]:
+        """The uid, the last seq, and the messages past `after`.
+
+        They are on the disk before anybody acts on them: else a power cut could take them back
+        and give their seqs to others.
+        """
+        if log.next_seq <= after + 1:
+            return log.known_state().uid, after, []
+        found = log.everything(after=after)
+        if log.synced < log.end:
+            sync_file(log.descriptor)
+            log.synced = log.end
+        return log.known_state().uid, log.next_seq - 1, found
 
     # --- health and end ----------------------------------------------------------------------
 
     def health(self) -> Health:
         """Whether writes can be expected to work."""
-        self._check_open()
+        with self._uses:
+            return self._health()
+
+    def _health(self) -> Health:
         problems = list(self._directory.problems)
         wrong = [
             f"{name}: a sync failed and the log could not be renewed yet; look at the disk"
@@ -570,9 +585,12 @@ class JSONLStore:
         """Let go of every file; a second call does nothing."""
         if not self._closed.is_set():
             self._closed.set()
-            self._logs.clear()
-            self._directory.close()
             _stores.discard(self)
+            self._uses.end()
+
+    def _release(self) -> None:
+        self._logs.clear()
+        self._directory.close()
 
     def __enter__(self) -> Self:
         return self
@@ -589,19 +607,15 @@ class JSONLStore:
         return self._gates[hash(key) % GATES]
 
     def _read(self, key: str, look: Callable[[Log], T]) -> T | None:
-        self._check(key, None, writes=False)
-        return self._logs.read(key, look)
+        check_key(key)
+        with self._uses:
+            return self._logs.read(key, look)
 
-    def _check(self, key: str, once: str | None, *, writes: bool) -> None:
+    def _check(self, key: str, once: str | None) -> None:
         check_key(key)
         check_once(once)
-        self._check_open()
-        if writes and self._read_only:
+        if self._read_only:
             raise ReadOnly("the store was opened with read_only=True")
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise StoreClosed("the store is closed")
 
     def _after_fork(self) -> None:
         self._logs.close_inherited()

@@ -1,5 +1,7 @@
-"""The logs that are open in this process: found by key, bounded in number and in memory, locked
-against other processes, and thrown away whenever the file is no longer the one that was read."""
+"""The logs that are open in this process, bounded in number and in memory.
+
+A log is thrown away whenever the file is no longer the one that was read.
+"""
 
 import errno
 import fcntl
@@ -86,8 +88,7 @@ class Logs:
                 time.sleep(_LOCK_POLL)
 
     def _refuse_beside_foreign(self, key: str) -> None:
-        """A session that another program left under its own name for this key is not shadowed by
-        an empty one of ours."""
+        """An empty session of ours must not shadow one that another program kept for the key."""
         for name in names.reference_names(key):
             try:
                 descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None

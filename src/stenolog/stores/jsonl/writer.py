@@ -37,7 +37,7 @@ _report = logging.getLogger("stenolog")
 
 
 def now() -> str:
-    """This moment, as it is written."""
+    """The present moment, as it is written."""
     return timestamp(datetime.now(UTC))
 
 
@@ -103,8 +103,7 @@ def _first_states(key: str, at: str) -> bytes:
 
 def _state_is_due(log: Log) -> bool:
     return log.lines_since_state >= _STATE_EVERY_LINES or (
-        log.bytes_since_state >= _STATE_EVERY_BYTES
-        and log.bytes_since_state >= 4 * log.state_bytes
+        log.bytes_since_state >= _STATE_EVERY_BYTES and log.bytes_since_state >= 4 * log.state_bytes
     )
 
 
@@ -160,8 +159,10 @@ def put(log: Log, before: int, text: bytes) -> Outcome:
 
 
 def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
-    """After a failed sync nobody can say what is on the disk, and syncing again would lie: so all
-    that came before goes into a fresh file, where the failed write surely is not."""
+    """Put all that came before a failed sync into a fresh file, where the write surely is not.
+
+    What the old file holds on the disk nobody can say, and syncing it again would lie.
+    """
     try:
         renew(log, before, now())
     except (OSError, DamagedStore):
@@ -178,8 +179,11 @@ class Batch:
 
 
 def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
-    """Append batches in one write: the first seq of each that is there for good, 0 for each that
-    is not, and what became of the write. Raises ReadOnly, OSError where nothing was tried."""
+    """Append batches in one write. Raises ReadOnly, OSError where nothing was tried.
+
+    The first seq of each batch that is there for good, 0 for each that is not, and what became
+    of the write.
+    """
     at = now()
     opening = begin(log, at)
     joined = opening.joined
@@ -197,9 +201,7 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
             line = message_line(seq, at, payload, joined=joined, part=part, once=once)
             lines.append(line)
             records.append(
-                Message(
-                    seq=seq, _at=at, _body=Raw(payload), _joined=joined, _part=part, _once=once
-                )
+                Message(seq=seq, _at=at, _body=Raw(payload), _joined=joined, _part=part, _once=once)
             )
             joined = True
             length += len(line)

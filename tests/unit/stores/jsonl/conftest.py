@@ -14,7 +14,9 @@ def fast_path() -> Iterator[Path]:
     """A folder in memory where there is one: for thousands of rounds that test no syncing."""
     memory = Path("/dev/shm")
     folder = Path(
-        tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK | os.X_OK) else None)
+        tempfile.mkdtemp(
+            prefix="steno-log-", dir=memory if os.access(memory, os.W_OK | os.X_OK) else None
+        )
     )
     yield folder
     shutil.rmtree(folder)

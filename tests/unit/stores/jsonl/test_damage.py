@@ -1,23 +1,25 @@
-"""P2, P3: whatever is cut off, flipped or overwritten, the store opens, loses only what was hit,
-says so, takes an append, and has it after reopening."""
+"""P2, P3: a log that was cut, flipped or overwritten opens, and has lost only what was hit.
+
+The store says so, takes an append, and has it after reopening.
+"""
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from unit.stores.jsonl.logs import KEY, Account, log_path, write_batches_of_three, write_every_kind
 from stenolog import JSONLStore
+from unit.stores.jsonl.logs import KEY, Account, log_path, write_batches_of_three, write_every_kind
 
 SEED = 20_261_115
-Damaged = Callable[[bytes], set[int]]
 
 
 @pytest.fixture
-def bench(tmp_path: Path, fast_path: Path) -> Iterator["Bench"]:
-    yield Bench(fast_path)
+def bench(fast_path: Path) -> "Bench":
+    return Bench(fast_path)
 
 
 class Bench:
@@ -32,7 +34,6 @@ class Bench:
 
     def judge(
         self,
-        whole: Account,
         damaged: bytes,
         caplog: pytest.LogCaptureFixture,
         *,
@@ -92,7 +93,6 @@ def test_p2_a_log_cut_at_every_byte_keeps_whole_records_and_goes_on(
         has_state = cut >= log.lines[0].stop - 1
         archived = log.archived if has_state else set()
         bench.judge(
-            log,
             log.text[:cut],
             caplog,
             expected=archived | whole_within(log, cut),
@@ -102,7 +102,14 @@ def test_p2_a_log_cut_at_every_byte_keeps_whole_records_and_goes_on(
     print(f"cut: {bench.rounds} cuts")
 
 
-@pytest.mark.parametrize("write", [write_every_kind, lambda p: write_batches_of_three(p, followed=True), lambda p: write_batches_of_three(p, followed=False)], ids=["every kind", "batches followed", "batches last"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(write_every_kind, id="every kind"),
+        pytest.param(partial(write_batches_of_three, followed=True), id="batches, proven"),
+        pytest.param(partial(write_batches_of_three, followed=False), id="batches, last"),
+    ],
+)
 def test_p3_every_byte_flipped_hides_only_the_record_it_hit(
     bench: Bench, caplog: pytest.LogCaptureFixture, write: Callable[[Path], Account]
 ) -> None:
@@ -117,7 +124,6 @@ def test_p3_every_byte_flipped_hides_only_the_record_it_hit(
             if after == before:
                 after = before ^ 1
             bench.judge(
-                log,
                 log.text[:offset] + bytes([after]) + log.text[offset + 1 :],
                 caplog,
                 expected=log.everything if newline else left_after(log, index),
@@ -132,11 +138,10 @@ def test_p3_nul_bytes_in_the_middle_of_a_batch_hide_what_they_hit(
     bench: Bench, caplog: pytest.LogCaptureFixture, followed: bool
 ) -> None:
     caplog.set_level(logging.WARNING, "stenolog")
-    log = bench.make(lambda path: write_batches_of_three(path, followed=followed))
+    log = bench.make(partial(write_batches_of_three, followed=followed))
     for index, line in enumerate(log.lines):
         inside = bytes(line.stop - line.start - 1)
         bench.judge(
-            log,
             log.text[: line.start] + inside + log.text[line.stop - 1 :],
             caplog,
             expected=left_after(log, index),
@@ -152,7 +157,6 @@ def test_p3_nul_padding_at_the_end_loses_nothing(
     caplog.set_level(logging.WARNING, "stenolog")
     log = bench.make(write_every_kind)
     bench.judge(
-        log,
         log.text + bytes(length),
         caplog,
         expected=log.everything,
