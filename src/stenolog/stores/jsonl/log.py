@@ -8,6 +8,7 @@ ever used for another, and no descriptor is closed under a thread that still use
 process or for the disk to sync. All methods expect it to be held.
 """
 
+import fcntl
 import logging
 import os
 import threading
@@ -69,6 +70,7 @@ class Log:
         identity = os.fstat(descriptor)
         self.inode = identity.st_ino
         self.device = identity.st_dev
+        self.writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
 
         self.state: State | None = None
         self.next_seq = 1
@@ -518,7 +520,7 @@ class Log:
             count=end - spans.size(missing(state)),
             lost=spans.size(state.lost),
             damaged=len(self._bad),
-            void_bytes=state.void_bytes,
+            void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
             archived=state.archive.last if state.archive is not None else 0,
             generation=state.generation,
             bytes=self.size,

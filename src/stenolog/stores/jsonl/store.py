@@ -589,7 +589,7 @@ class JSONLStore:
             self._uses.end()
 
     def _release(self) -> None:
-        self._logs.clear()
+        self._logs.close()
         self._directory.close()
 
     def __enter__(self) -> Self:
@@ -618,7 +618,7 @@ class JSONLStore:
             raise ReadOnly("the store was opened with read_only=True")
 
     def _after_fork(self) -> None:
-        self._logs.close_inherited()
+        self._logs.close()
         self._begin()
 
 

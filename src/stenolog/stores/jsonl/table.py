@@ -9,6 +9,7 @@ import os
 import resource
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -42,6 +43,7 @@ class Logs:
         self._most_open = max(4, min(_MOST_OPEN, share))
         self._mutex = threading.Lock()
         self._open: OrderedDict[str, Log] = OrderedDict()
+        self._alive: weakref.WeakSet[Log] = weakref.WeakSet()
         self._locked: dict[str, Log] = {}
         self._entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Files whose entry in the folder this process knows to be on the disk."""
@@ -63,6 +65,7 @@ class Logs:
             return None
         log = Log(self.directory, name, key, descriptor)
         with self._mutex:
+            self._alive.add(log)
             # Another thread may have been faster; then this descriptor closes by itself.
             log = self._open.setdefault(key, log)
             while len(self._open) > self._most_open:
@@ -144,6 +147,9 @@ class Logs:
             log = self._get(key, create=create)
             if log is None:
                 return None
+            if not log.writable:
+                self.discard(log)
+                raise PermissionError(errno.EACCES, "may only be read", log.name)
             self._locked[key] = log
             flock(log.descriptor, deadline, f"the log of {key!r}")
             found = self.directory.stat(log.name)
@@ -203,15 +209,14 @@ class Logs:
             with other.mutex:
                 other.forget()
 
-    def clear(self) -> None:
-        """Forget every log."""
-        with self._mutex:
-            self._open.clear()
+    def close(self) -> None:
+        """Let go of every file, also of logs that nothing but an old traceback still refers to.
 
-    def close_inherited(self) -> None:
-        """In a forked child: let go of the parent's descriptors without touching its locks."""
-        for log in [*self._open.values(), *self._locked.values()]:
+        Only when nobody is inside; in a forked child the parent's locks stay as they are.
+        """
+        for log in list(self._alive):
             log.close()
+        self._open.clear()
 
 
 def flock(descriptor: int, deadline: float, what: str) -> None:

@@ -5,13 +5,13 @@ Everything here runs with the log's lock held and with what others wrote taken i
 
 import logging
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 from uuid import uuid4
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from stenolog.codec import control_line, message_line
 from stenolog.errors import DamagedStore, MaybeStored, NotStored, ReadOnly
@@ -36,13 +36,24 @@ _STATE_EVERY_BYTES: Final = 1024 * 1024
 _report = logging.getLogger("stenolog")
 
 
+_second = (0, "")  # the second that was spelled out last: most appends fall into the same one
+
+
 def now() -> str:
     """The present moment, as it is written."""
-    return timestamp(datetime.now(UTC))
+    global _second
+    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
+    known, text = _second
+    if known != seconds:
+        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
+        _second = (seconds, text)
+    return f"{text}.{micros:06d}Z"
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+# Made once per append: structs, because a frozen dataclass takes ten times as long to make.
+
+
+class Opening(Struct, frozen=True, gc=False):
     """What a write begins with, before the records it is made for."""
 
     offset: int
@@ -107,8 +118,7 @@ def _state_is_due(log: Log) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True, gc=False):
     """What became of a write."""
 
     stored: int
@@ -170,8 +180,7 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
     return Outcome(0, error)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True, gc=False):
     """Messages of one caller, which count together or not at all."""
 
     payloads: Sequence[bytes]
