@@ -44,6 +44,8 @@ def test_p6_a_name_is_short_plain_and_spells_its_key_or_is_long(key: str) -> Non
     assert key_of(name) == key or (is_long(name) and key_of(name) is None)
 
 
-@pytest.mark.parametrize("name", ["x", ".jsonl", "%zz.jsonl", "%41.jsonl.gz", "A.jsonl", "%ff.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["x", ".jsonl", "%zz.jsonl", "%41.jsonl.gz", "A.jsonl", "%ff.jsonl"]
+)
 def test_other_files_are_not_taken_for_logs(name: str) -> None:
     assert key_of(name) is None

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import needs
 import pytest
 
+import needs
 from stenolog import (
     DamagedStore,
     JSONLStore,

@@ -1,0 +1,229 @@
+"""P4, P7: moving the start of a log into an archive loses nothing, doubles nothing, hides nothing."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from stenolog import JSONLStore, NotStored, OnceConflict
+
+KEY = "a"
+
+
+def fill(store: JSONLStore, count: int, start: int = 1) -> None:
+    for number in range(start, start + count):
+        store.add_message(KEY, "user", f"m{number}", once=f"t{number}")
+
+
+def seqs(store: JSONLStore, *, full: bool = False) -> list[int]:
+    return [message.seq for message in store.get_history(KEY, full=full)]
+
+
+def live(path: Path) -> bytes:
+    return (path / "sessions" / "a.jsonl").read_bytes()
+
+
+def test_p4_state_records_above_the_cut_do_not_hide_the_archive(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, 600)  # a state stands at least every 256 lines
+        store.checkpoint(KEY, summary="the first hundred", upto=100)
+        assert store.compact(KEY).archived == 100
+    assert live(tmp_path).count(b'{"kind":"state"') == 3, "twice at the start, once at the end"
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store) == list(range(101, 601))
+        assert seqs(store, full=True) == list(range(1, 601))
+        assert [m.seq for m in islice(store.follow(KEY), 600)] == list(range(1, 601))
+        undone = store.undo(KEY)
+        assert (undone.op, undone.shown) == ("checkpoint", 100)
+        assert seqs(store) == list(range(1, 601))
+        assert store.get_history(KEY)[0].content == "m1"
+
+
+def test_p4_three_archives_form_a_chain(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        for turn in range(3):
+            fill(store, 10, start=10 * turn + 1)
+            store.truncate_history(KEY, 2)
+            store.compact(KEY)
+        fill(store, 1, start=31)
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store, full=True) == list(range(1, 32))
+        assert [m.content for m in store.get_history(KEY, full=True)][:2] == ["m1", "m2"]
+        for _ in range(3):
+            store.undo(KEY)
+        assert seqs(store) == list(range(1, 32))
+    assert len(list(tmp_path.rglob("*.jsonl.gz"))) == 3
+
+
+def test_p12_tokens_survive_compaction(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, 20)
+        store.add_messages(KEY, [{"n": 1}, {"n": 2}], once="batch")
+        store.clear(KEY)
+        store.compact(KEY)
+        store.add_message(KEY, "user", "later")
+        store.clear(KEY)
+        store.compact(KEY)
+    with JSONLStore(tmp_path) as store:
+        assert store.add_message(KEY, "user", "m7", once="t7") == 7
+        assert store.add_messages(KEY, [{"n": 1}, {"n": 2}], once="batch") == [21, 22]
+        with pytest.raises(OnceConflict):
+            store.add_message(KEY, "user", "other", once="t7")
+        assert store.info(KEY).last_seq == 23
+
+
+def test_p12_tokens_of_a_thousand_messages_are_remembered_across_files(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message(KEY, "user", "first", once="first")
+        for start in range(0, 999, 111):
+            store.add_messages(KEY, [{"n": n} for n in range(start, start + 111)])
+        store.clear(KEY)
+        store.compact(KEY)
+    with JSONLStore(tmp_path) as store:
+        assert store.add_message(KEY, "user", "first", once="first") == 1
+
+
+def test_p4_undo_of_a_very_long_summary_finds_it_in_the_archive(tmp_path: Path) -> None:
+    long = "what was said before " * 1_000
+    with JSONLStore(tmp_path) as store:
+        fill(store, 3)
+        store.set_summary(KEY, long)
+        store.checkpoint(KEY, summary="short", upto=2)
+        fill(store, 3, start=4)
+        store.compact(KEY)
+    with JSONLStore(tmp_path) as store:
+        store.undo(KEY)
+        assert store.get_summary(KEY) == long
+        assert len(live(tmp_path)) < 4 * len(long)
+
+
+def test_nothing_to_move_changes_nothing(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        assert store.compact("nobody").archived == 0
+        fill(store, 3)
+        before = live(tmp_path)
+        assert store.compact(KEY).archived == 0
+        assert live(tmp_path) == before
+    assert not list(tmp_path.rglob("*.gz"))
+
+
+def test_p2_a_batch_is_never_split_between_archive_and_log(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, 1)
+        store.add_messages(KEY, [{"n": n} for n in range(3)])
+        store.checkpoint(KEY, summary="", upto=3)
+        store.compact(KEY)
+        assert store.info(KEY).archived == 1
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store) == [4]
+        assert seqs(store, full=True) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("rename", [1, 2])
+def test_p2_a_crash_around_each_rename_doubles_and_loses_nothing(
+    rename: int, tmp_path: Path
+) -> None:
+    script = """
+import os, sys
+from stenolog import JSONLStore
+store = JSONLStore(sys.argv[1])
+for number in range(1, 11):
+    store.add_message("a", "user", f"m{number}")
+store.checkpoint("a", summary="five", upto=5)
+calls, real = [], os.rename
+def rename(*arguments, **named):
+    calls.append(1)
+    if len(calls) == int(sys.argv[2]):
+        os._exit(9)
+    return real(*arguments, **named)
+os.rename = rename
+store.compact("a")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), str(rename)], check=False, timeout=60
+    )
+    assert done.returncode == 9
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store) == [6, 7, 8, 9, 10]
+        assert seqs(store, full=True) == list(range(1, 11))
+        assert store.compact(KEY).archived == 5
+        assert seqs(store, full=True) == list(range(1, 11))
+        assert store.add_message(KEY, "user", "m11") == 11
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store, full=True) == list(range(1, 12))
+    assert len(list(tmp_path.rglob("*.jsonl.gz"))) == 1
+
+
+def recorded(name: str, steps: list[str]) -> Callable[..., object]:
+    """The system call of this name, which notes what it is called with."""
+    real: Callable[..., object] = getattr(os, name)
+
+    def call(target: int | str, *arguments: object, **named: object) -> object:
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else target
+        steps.append(f"{name} {Path(path).name}")
+        return real(target, *arguments, **named)
+
+    return call
+
+
+def test_the_archive_is_on_the_disk_before_the_log_lets_go_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    for name in ("fdatasync", "fsync", "rename"):
+        monkeypatch.setattr(os, name, recorded(name, steps))
+    with JSONLStore(tmp_path) as store:
+        fill(store, 5)
+        store.clear(KEY)
+        uid = store.info(KEY).uid
+        del steps[:]
+        store.compact(KEY)
+    assert steps == [
+        "fsync sessions",
+        "fsync archive",
+        "fdatasync .1-5.jsonl.gz.new",
+        "rename .1-5.jsonl.gz.new",
+        f"fsync {uid}",
+        "fsync .a.jsonl.new",
+        "rename .a.jsonl.new",
+        "fsync sessions",
+    ]
+
+
+def test_p4_a_missing_archive_is_reported_and_the_rest_stays_readable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, 5)
+        store.truncate_history(KEY, 2)
+        store.compact(KEY)
+    for path in tmp_path.rglob("*.gz"):
+        path.unlink()
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store) == [4, 5]
+        assert seqs(store, full=True) == [4, 5]
+        assert store.info(KEY).lost == 3
+        assert "1-3" in caplog.text
+        assert store.add_message(KEY, "user", "on") == 6
+
+
+def test_p8_a_failed_rename_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(5, "input/output error")
+
+    with JSONLStore(tmp_path) as store:
+        fill(store, 5)
+        store.clear(KEY)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", fails)
+            with pytest.raises(NotStored):
+                store.compact(KEY)
+        assert seqs(store, full=True) == [1, 2, 3, 4, 5]
+        assert store.add_message(KEY, "user", "m6") == 6
+        assert store.compact(KEY).archived == 5
