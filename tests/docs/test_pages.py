@@ -1,0 +1,91 @@
+"""Runs the examples of README.md and docs/ as a reader would, each page in an empty folder.
+
+The `python` blocks of a page are one program. Then its blocks marked `sh console-test` are run in
+the same folder, in order: a line that begins with `$ ` is a command that must succeed, the lines up
+to the next one are what it prints, and `...` there stands for any text.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from stenolog.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    path.relative_to(ROOT)
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if path.exists()
+]
+FENCE = re.compile(r"( *)```(.*)")
+
+
+def _blocks(page: Path, wanted: str) -> list[str]:
+    """The page's lines, all outside the wanted blocks made empty: line numbers stay as they are."""
+    lines = []
+    inside: str | None = None
+    indent = ""
+    for line in (ROOT / page).read_text().splitlines():
+        fence = FENCE.fullmatch(line)
+        if fence:
+            indent = fence[1]
+            inside = fence[2].strip() if inside is None else None
+        # Any further word after the language does not keep a block from being run.
+        is_wanted = inside is not None and f"{inside} ".startswith(f"{wanted} ")
+        lines.append(line.removeprefix(indent) if is_wanted and not fence else "")
+    return lines
+
+
+def _has_examples(page: Path) -> bool:
+    return any(_blocks(page, "python")) or any(_blocks(page, "sh console-test"))
+
+
+def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    scripts = Path(sys.executable).parent
+    return subprocess.run(
+        command,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _has_examples(page)], ids=str)
+def test_examples_run_as_printed(page: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    program = tmp_path / f"{page.stem}.py"
+    program.write_text("\n".join(_blocks(page, "python")))
+    # -W error: an example must not teach what is about to go.
+    ended = _run([sys.executable, "-W", "error", str(program)], folder)
+    assert ended.returncode == 0, f"{page}:\n{ended.stdout}"
+
+    text = "\n".join(_blocks(page, "sh console-test"))
+    for command, printed in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*(?:\n|\Z))*)", text, re.MULTILINE):
+        ended = _run(["sh", "-c", command], folder)
+        assert ended.returncode == 0, f"{page}: {command}\n{ended.stdout}"
+        expected = re.escape(printed.strip()).replace(re.escape("..."), "(?s:.*)")
+        assert re.fullmatch(expected, ended.stdout.strip()), f"{page}: {command}\n{ended.stdout}"
+
+
+def test_the_readme_runs_an_example_near_its_top() -> None:
+    first = next(number for number, line in enumerate(_blocks(Path("README.md"), "python")) if line)
+    assert first <= 15
+
+
+def test_every_command_is_documented() -> None:
+    pages = "\n".join((ROOT / page).read_text() for page in PAGES)
+    missing = [
+        name for name in main.list_commands(click.Context(main)) if f"steno {name}" not in pages
+    ]
+    assert missing == []

@@ -1,0 +1,129 @@
+"""What a test needs from the machine, asked for in its first line: `needs.tool("strace")`.
+
+What is missing is skipped with a reason that begins with NOT RUN, and conftest lists these last of
+all. With STENO_REQUIRE=tools a missing tool (or missing root) is a failure instead; what the kernel
+does not offer stays a skip, because nothing can be installed against that.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import pytest
+
+Facility = Literal["loop", "ext4", "xfs", "mount", "ptrace", "fuse"]
+
+_NEEDS_ROOT = {"loop", "ext4", "xfs", "mount"}
+_NEEDS_TOOLS: dict[str, tuple[str, ...]] = {
+    "loop": ("losetup",),
+    "ext4": ("losetup", "mount", "mkfs.ext4"),
+    "xfs": ("losetup", "mount", "mkfs.xfs"),
+    "mount": ("mount",),
+    "ptrace": ("strace",),
+    "fuse": (),
+}
+
+
+def tool(*names: str) -> None:
+    """Go on only if every one of these programs is installed."""
+    missing = [name for name in names if shutil.which(name) is None]
+    if missing:
+        _lacking(f"not installed: {', '.join(missing)}")
+
+
+def root() -> None:
+    """Go on only as root."""
+    if os.geteuid() != 0:
+        _lacking("not root")
+
+
+def kernel(*facilities: Facility) -> None:
+    """Go on only if the kernel lets us: each facility is tried for real, once per run.
+
+    Asks for root and for the tools that the trial itself takes, so that a missing tool is not
+    mistaken for a poor kernel.
+    """
+    for facility in facilities:
+        if facility in _NEEDS_ROOT:
+            root()
+        tool(*_NEEDS_TOOLS[facility])
+        refusal = _try(facility)
+        if refusal is not None:
+            pytest.skip(f"NOT RUN (kernel): no {facility} here: {refusal}")
+
+
+def _lacking(what: str) -> NoReturn:
+    if os.environ.get("STENO_REQUIRE") == "tools":
+        pytest.fail(f"{what}, and STENO_REQUIRE=tools asks for it", pytrace=False)
+    pytest.skip(f"NOT RUN: {what}")
+
+
+@functools.cache
+def _try(facility: Facility) -> str | None:
+    """What the kernel answered when it refused, or None when it did as asked."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        try:
+            match facility:
+                case "loop":
+                    _attach(place)
+                case "ext4":
+                    _mount_image(place, size=8, mkfs=["mkfs.ext4", "-q", "-F"])
+                case "xfs":
+                    # mkfs.xfs refuses anything smaller; the file is sparse and takes no room.
+                    _mount_image(place, size=320, mkfs=["mkfs.xfs", "-q", "-f"])
+                case "mount":
+                    _run("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder)
+                    _run("umount", folder)
+                case "ptrace":
+                    _run("strace", "-o", os.devnull, "true")
+                case "fuse":
+                    os.close(os.open("/dev/fuse", os.O_RDWR))
+        except subprocess.CalledProcessError as error:
+            return _first_line(error.stderr) or f"{error.cmd[0]} ended with {error.returncode}"
+        except subprocess.TimeoutExpired as error:
+            return f"{error.cmd[0]} did not end"
+        except OSError as error:
+            return str(error)
+    return None
+
+
+def _attach(place: Path) -> None:
+    image = _image(place, size=1)
+    device = _run("losetup", "--find", "--show", str(image)).strip()
+    _run("losetup", "--detach", device)
+
+
+def _mount_image(place: Path, *, size: int, mkfs: list[str]) -> None:
+    image = _image(place, size=size)
+    target = place / "mounted"
+    target.mkdir()
+    _run(*mkfs, str(image))
+    _run("mount", "-o", "loop", str(image), str(target))
+    _run("umount", str(target))
+
+
+def _image(place: Path, *, size: int) -> Path:
+    image = place / "image"
+    with image.open("wb") as empty:
+        empty.truncate(size << 20)
+    return image
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=30,
+    ).stdout
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
