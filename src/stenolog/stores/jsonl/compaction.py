@@ -23,6 +23,7 @@ NOTHING = Compacted(archived=0, bytes_before=0, bytes_after=0)
 class Prepared:
     """A finished archive and all that is needed to let go of what it holds."""
 
+    uid: str
     generation: int
     cut: int
     """The offset at which the live log will begin."""
@@ -61,7 +62,7 @@ def prepare(log: Log, folder: int) -> Prepared | None:
         return None
     named = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
     archive.write(folder, named.name, text[:cut])
-    return Prepared(state.generation, cut, named, replay(text[:cut]), count)
+    return Prepared(state.uid, state.generation, cut, named, replay(text[:cut], state), count)
 
 
 def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
@@ -72,7 +73,8 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
     with log.mutex:
         end, next_seq, tail, size = copy(log.known_state()), log.next_seq, log.tail, log.size
         tokens = log.tokens_upto(prepared.named.last)
-    if end.generation != prepared.generation or end.floor < prepared.named.last:
+    moved = (end.uid, end.generation) != (prepared.uid, prepared.generation)
+    if moved or end.floor < prepared.named.last:
         return NOTHING
     head = copy(prepared.as_of_cut.state)
     head.archive = end.archive = prepared.named

@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -143,11 +144,10 @@ class Directory:
         try:
             for name in names:
                 if create:
-                    try:
+                    with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=above)
-                        sync_folder(above)
-                    except FileExistsError:
-                        pass
+                    # Also one that was there: who made it may have died before syncing this.
+                    sync_folder(above)
                 try:
                     below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=above)
                 except FileNotFoundError:
@@ -184,13 +184,11 @@ def sync_folder(descriptor: int) -> None:
 
 def make_private(path: Path) -> None:
     """Make a folder (and those above it) that only its owner may enter, durably."""
-    if path.is_dir():
-        return
-    make_private(path.parent)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        return
+    if not path.is_dir():
+        make_private(path.parent)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    # Also one that was there: who made it may have died before syncing this.
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync_folder(above)

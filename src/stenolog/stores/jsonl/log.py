@@ -47,7 +47,17 @@ from stenolog.stores.jsonl.scan import (
     part_of,
     read_run,
 )
-from stenolog.stores.jsonl.state import apply_change, apply_void, copy, missing, visible
+from stenolog.stores.jsonl.state import (
+    apply_change,
+    apply_void,
+    blank,
+    copy,
+    missing,
+    visible,
+)
+
+STATE_EVERY_LINES: Final = 256
+"""After so many lines at the most a state is due."""
 
 REMEMBERED: Final = 1_000
 """How many of the newest messages' tokens are known, at least."""
@@ -198,14 +208,10 @@ class Log:
                 changes=[],
             )
             return
-        self.state = State(
-            format=FORMAT,
-            key=self.key,
-            uid=digest([buffer[: scan.consumed]]),
-            generation=0,
-            created=_time_of(scan.records[0]),
-        )
+        uid = digest([buffer[: scan.consumed]])
+        self.state = blank(self.key, uid, 1, _time_of(scan.records[0]))
         self._take_scan(scan, len(buffer))
+        self.lines_since_state = STATE_EVERY_LINES  # the next writer mends it
 
     def _consume(self, buffer: bytes) -> None:
         """Take in a stretch that begins where the consumed bytes end."""
@@ -286,6 +292,14 @@ class Log:
         if self.state is None:
             raise DamagedStore(f"{self.directory.path / self.name}: no state stands first")
         return self.state
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a session: a creator that was killed may have left less than one."""
+        state = self.state
+        return state is not None and (
+            self.next_seq > 1 or state.number > 0 or state.generation > 1 or bool(state.lost)
+        )
 
     def grew(self, before: int, records: list[Record] | None, length: int) -> None:
         """Take in what this process has itself put at the end and synced.

@@ -5,16 +5,19 @@ The old file stays whole until the new one, synced and locked, takes its name.
 
 import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from stenolog.codec import LINE_START, control_line, intact
-from stenolog.errors import DamagedStore
+from stenolog.codec import LINE_START, control_line, intact, parse_line
 from stenolog.records import ChangeRecord, State, StateRecord, VoidRecord
 from stenolog.stores.jsonl import spans
 from stenolog.stores.jsonl.archive import write_all
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.scan import Tail, examine, find_state, lines_of, void_line
-from stenolog.stores.jsonl.state import apply_change, apply_void, copy
+from stenolog.stores.jsonl.scan import Tail, examine, gather, lines_of, void_line
+from stenolog.stores.jsonl.state import apply_change, apply_void, blank, copy
+
+_STATE: Final = LINE_START + b'state"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,16 @@ class Replayed:
     tail: Tail | None
 
 
-def replay(text: bytes) -> Replayed:
-    """The state as of the end of these bytes, which begin where the log begins."""
-    start = find_state(text[: _first_lines(text)], at_start=True)
-    if start is None or not isinstance(start[1], StateRecord):
-        raise DamagedStore("the log does not begin with a state; `steno doctor` says more")
-    head = start[1]
+def replay(text: bytes, known: State) -> Replayed:
+    """The state as of the end of these bytes, which begin where the log begins.
+
+    `known`: the state as of now, for a log whose first states were lost with its first write.
+    """
+    first = next(iter(gather(text, offset=0)[0]), None)
+    head = next(_states(text), None)
+    if head is None or first is None or first.seq < head.seq:
+        body = blank(known.key, known.uid, known.generation, known.created)
+        head = StateRecord(seq=1, at=known.created, body=body)
     scan = examine(text, offset=0, next_seq=head.seq)
     state = copy(head.body)
     for record in scan.records:
@@ -54,32 +61,35 @@ def replay(text: bytes) -> Replayed:
     return Replayed(copy(head.body), head.seq, state, scan.next_seq, scan.tail)
 
 
-def _first_lines(text: bytes) -> int:
-    """Where the second line ends: one of the two is the state that the file begins with."""
-    first = text.find(b"\n") + 1
-    second = text.find(b"\n", first) + 1
-    return second or first or len(text)
+def _states(text: bytes) -> Iterator[StateRecord]:
+    """The intact states, from the first on."""
+    start = text.find(_STATE)
+    while start >= 0:
+        newline = text.find(b"\n", start)
+        record = parse_line(text[start : newline if newline >= 0 else len(text)])
+        if isinstance(record, StateRecord):
+            yield record
+        start = text.find(_STATE, start + 1)
 
 
 def without_states(text: bytes) -> bytes:
     """The same lines, byte for byte, less the state records."""
-    mark = LINE_START + b'state"'
-    if mark not in text:
+    if _STATE not in text:
         return text
     return b"".join(
         line
         for line in lines_of(text)
-        if not (line.startswith(mark) and intact(line.removesuffix(b"\n")))
+        if not (line.startswith(_STATE) and intact(line.removesuffix(b"\n")))
     )
 
 
 def renew(log: Log, upto: int, at: str) -> None:
-    """Put all that stands before this offset into a fresh file. Raises OSError, DamagedStore."""
+    """Put all that stands before this offset into a fresh file. Raises OSError."""
     text = log.read(0, upto)
     if not text:
         swap(log, b"")
         return
-    found = replay(text)
+    found = replay(text, log.known_state())
     whole = composed(
         found.head,
         found.state,

@@ -284,15 +284,15 @@ class _Batches:
         holed, self._holed = self._holed, False
         if not batch:
             return
-        count = part_of(batch[0][1])
-        if count is not None and len(batch) == count[1]:
+        first = part_of(batch[0][1]) or (1, 1)
+        if len(batch) == first[1]:
             self.kept += [pair for pair in batch if not self._is_void(pair[1])]
             self.dropped += [pair for pair in batch if self._is_void(pair[1])]
         elif all(self._is_void(record) for _, record in batch):
             self.dropped += batch
         elif proven:
             self.kept += batch
-        elif broken or holed:
+        elif broken or holed or first[0] > 1:
             self.dropped += batch
             self.unproven += [record for _, record in batch]
         else:
@@ -362,6 +362,8 @@ def _tail(
     if opened:
         # A batch whose last lines are missing altogether was never acknowledged.
         seqs = spans.union((r.seq, r.seq) for r in opened if isinstance(r, Message))
+        if opened[0].seq > expected:
+            lost = spans.union(lost, [(expected, opened[0].seq - 1)])
         changes += [r.body.number for r in opened if isinstance(r, ChangeRecord)]
         next_seq = max([next_seq, *(last + 1 for _, last in seqs)])
     damaged = b"\n".join(piece.bad for piece in pieces if not piece.records)
@@ -392,8 +394,9 @@ def lines_of(text: bytes) -> list[bytes]:
 def looks_torn(buffer: bytes) -> bool:
     """Whether a file without any intact record can be the beginning of one of ours."""
     start = b'{"kind":"state",'
-    text = buffer.strip(b"\0\n")
-    return not text or text.startswith(start) or start.startswith(text)
+    text = buffer.strip(b"\n")
+    # A block that never reached the disk reads as NUL; what follows it may be any part of a line.
+    return text[:1] in (b"", b"\0") or text.startswith(start) or start.startswith(text)
 
 
 def find_state(buffer: bytes, *, at_start: bool) -> tuple[int, StateRecord | UnknownRecord] | None:

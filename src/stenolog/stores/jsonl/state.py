@@ -11,7 +11,7 @@ import msgspec
 
 from stenolog.codec import encode_object
 from stenolog.errors import NothingToUndo, RefusedMessage, StaleCheckpoint, UsageError
-from stenolog.records import Change, Span, State, Undo, Void
+from stenolog.records import FORMAT, Change, Span, State, Undo, Void
 from stenolog.stores.jsonl import spans
 
 UNDO_DEPTH: Final = 8
@@ -231,6 +231,11 @@ def check_summary(text: str) -> None:
         encode_object({"summary": text})
     except RefusedMessage as error:
         raise UsageError(str(error)) from error
+
+
+def blank(key: str, uid: str, generation: int, created: str) -> State:
+    """A session before its first record."""
+    return State(format=FORMAT, key=key, uid=uid, generation=generation, created=created)
 
 
 def copy(state: State) -> State:

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,12 +26,12 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.records import (
-    FORMAT,
     Change,
     ChangeRecord,
     Compacted,
     Health,
     Message,
+    Record,
     SessionInfo,
     State,
     StateRecord,
@@ -220,11 +219,30 @@ class JSONLStore:
         if token.count != len(batch.payloads) or token.digest != digest(batch.payloads):
             pending.finish(error=OnceConflict(log.key, once, token.first))
             return True
-        if log.synced < log.end:
-            # Somebody else wrote it; it counts as stored when it is known to be on the disk.
-            sync_file(log.descriptor)
-        pending.finish(first=token.first)
+        # Somebody else may have written it; it counts as stored when it is on the disk.
+        try:
+            self._sync(log, log.end)
+        except OSError as error:
+            pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
+        else:
+            pending.finish(first=token.first)
         return True
+
+    def _sync(self, log: Log, end: int) -> None:
+        """Have this process know that the log is on the disk up to here. Raises OSError.
+
+        A sync that failed is not simply tried again: the log is then renewed before it is used.
+        """
+        if log.synced >= end:
+            return
+        try:
+            sync_file(log.descriptor)
+        except OSError:
+            self._logs.suspects.add(log.name)
+            self._logs.discard(log)
+            raise
+        with log.mutex:
+            log.synced = max(log.synced, end)
 
     def _settle(self, log: Log, outcome: Outcome) -> None:
         """After any error the file is read anew; an interruption goes on its way."""
@@ -234,7 +252,7 @@ class JSONLStore:
         self._logs.discard(log)
         if outcome.unknown:
             self._logs.suspects.add(log.name)
-        if not isinstance(outcome.error, OSError):
+        if not isinstance(outcome.error, OSError | StenologError):
             raise outcome.error
 
     # --- changing what is in sight -----------------------------------------------------------
@@ -361,9 +379,12 @@ class JSONLStore:
                 state, end = log.settled() if log.state is not None else (_empty(key), 0)
                 decided = decide(log, state, end)
             if decided is not None:
-                outcome = writer.change(log, decided, payloads)
+                # It carries the result of all that came before, so that must be on the disk:
+                # another process may have died before it synced what it wrote.
+                self._sync(log, log.end)
+                stored, outcome = writer.change(log, decided, payloads)
                 self._settle(log, outcome)
-                if outcome.error is not None:
+                if not stored:
                     raise outcome.failure(f"writing {key!r}")
 
         self._alone(key, work)
@@ -499,15 +520,17 @@ class JSONLStore:
             length = _HEAD
             while True:
                 text = os.pread(descriptor, length, 0)
-                first = parse_line(text[: text.find(b"\n")]) if b"\n" in text else None
+                first = parse_line(text[: text.find(b"\n")]) if len(text) == length else None
                 if isinstance(first, StateRecord):
                     return first.body.key
                 records, _ = gather(text, offset=0)
+                if len(text) < length and all(_is_first_state(record) for record in records):
+                    return None
                 for record in records:
                     if isinstance(record, StateRecord):
                         return record.body.key
                 if len(text) < length:
-                    return names.key_of(name) if records else None
+                    return names.key_of(name)
                 length *= 16
         except OSError:
             return None
@@ -528,7 +551,7 @@ class JSONLStore:
         idle_since = time.monotonic()
         while not self._closed.is_set():
             try:
-                found = self._read(key, partial(self._news, after))
+                found = self._news(key, after)
             except StoreClosed:
                 return
             if uid is not None and (found is None or found[0] != uid):
@@ -544,19 +567,29 @@ class JSONLStore:
                 return
             self._closed.wait(_FOLLOW_POLL)
 
-    def _news(self, after: int, log: Log) -> tuple[str, int, list[Message]]:
-        """The uid, the last seq, and the messages past `after`.
+    def _news(self, key: str, after: int) -> tuple[str, int, list[Message]] | None:
+        """The uid, the last seq, and the messages past `after`; None where there is no session.
 
         They are on the disk before anybody acts on them: else a power cut could take them back
         and give their seqs to others.
         """
-        if log.next_seq <= after + 1:
-            return log.known_state().uid, after, []
-        found = log.everything(after=after)
-        if log.synced < log.end:
-            sync_file(log.descriptor)
-            log.synced = log.end
-        return log.known_state().uid, log.next_seq - 1, found
+
+        def look(log: Log) -> tuple[Log, int, str, int, list[Message]]:
+            found = log.everything(after=after) if log.next_seq > after + 1 else []
+            return log, log.end, log.known_state().uid, log.next_seq - 1, found
+
+        with self._uses:
+            seen = self._logs.read(key, look)
+            if seen is None:
+                return None
+            log, offset, uid, end, messages = seen
+            if messages:
+                try:
+                    self._sync(log, offset)
+                except OSError as error:
+                    raise explained(error, f"syncing the log of {key!r}") from error
+                self._logs.trim(log)
+        return uid, end, messages
 
     # --- health and end ----------------------------------------------------------------------
 
@@ -622,9 +655,14 @@ class JSONLStore:
         self._begin()
 
 
+def _is_first_state(record: Record) -> bool:
+    """Whether it is what a creator that was killed may have left, and nothing more."""
+    return isinstance(record, StateRecord) and record.seq == 1 and record.body.number == 0
+
+
 def _empty(key: str) -> State:
     """A session before its first record."""
-    return State(format=FORMAT, key=key, uid="", generation=1, created="")
+    return states.blank(key, "", 1, "")
 
 
 def _looked_up(log: Log, state: State, entry: Undo) -> Undo:

@@ -22,6 +22,8 @@ from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.writer import now
 
 _LOCK_POLL: Final = 0.0002
+_PATIENCE: Final = 0.25
+"""How long to wait for another thread to let go of a descriptor when there are no more."""
 _MOST_OPEN: Final = 512
 _MOST_ENTRIES: Final = 8192
 _WEIGH_EVERY: Final = 64
@@ -73,7 +75,7 @@ class Logs:
         return log
 
     def _descriptor(self, name: str, *, create: bool) -> int | None:
-        deadline = time.monotonic() + self._busy_timeout
+        deadline = time.monotonic() + min(self._busy_timeout, _PATIENCE)
         while True:
             try:
                 return self.directory.open(name, create=create)
@@ -123,7 +125,7 @@ class Logs:
             try:
                 with log.mutex:
                     if log.refresh():
-                        return look(log) if log.state is not None else None
+                        return look(log) if log.exists else None
             except OSError as error:
                 self.discard(log)
                 raise explained(error, f"reading {key!r}") from error
@@ -180,7 +182,11 @@ class Logs:
         """Let other processes in. Harmless where nothing was locked."""
         log = self._locked.pop(key, None)
         if log is not None and log.descriptor >= 0:
-            fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+            try:
+                fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+            except OSError:
+                # The lock goes with the descriptor, and that with the last use of the log.
+                self.discard(log)
 
     def _make_good(self, log: Log) -> None:
         """A sync of this log failed before: it is written to only in a fresh file."""

@@ -14,7 +14,7 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from stenolog.codec import control_line, message_line
-from stenolog.errors import DamagedStore, MaybeStored, NotStored, ReadOnly
+from stenolog.errors import MaybeStored, NotStored, ReadOnly
 from stenolog.records import (
     FORMAT,
     Change,
@@ -27,11 +27,10 @@ from stenolog.records import (
 )
 from stenolog.stores.jsonl.archive import write_all
 from stenolog.stores.jsonl.directory import explained, sync_file
-from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.scan import void_line
 
-_STATE_EVERY_LINES: Final = 256
 _STATE_EVERY_BYTES: Final = 1024 * 1024
 _report = logging.getLogger("stenolog")
 
@@ -113,7 +112,7 @@ def _first_states(key: str, at: str) -> bytes:
 
 
 def _state_is_due(log: Log) -> bool:
-    return log.lines_since_state >= _STATE_EVERY_LINES or (
+    return log.lines_since_state >= STATE_EVERY_LINES or (
         log.bytes_since_state >= _STATE_EVERY_BYTES and log.bytes_since_state >= 4 * log.state_bytes
     )
 
@@ -124,8 +123,13 @@ class Outcome(Struct, frozen=True, gc=False):
     stored: int
     """How many of its bytes are in the log for good."""
     error: BaseException | None = None
+    """What went wrong, if only afterwards; then the log must be read anew."""
     unknown: bool = False
     """The rest may be there or not; else it is surely absent."""
+
+    def holds(self, end: int) -> bool:
+        """Whether the lines that end here are stored; the last newline does not matter."""
+        return self.stored >= end - 1
 
     def failure(self, doing: str) -> NotStored | MaybeStored:
         """What to tell a caller whose records are not among those stored: one object each."""
@@ -175,7 +179,7 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
     """
     try:
         renew(log, before, now())
-    except (OSError, DamagedStore):
+    except OSError:
         return Outcome(0, error, unknown=True)
     return Outcome(0, error)
 
@@ -218,16 +222,26 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
         ends.append(length)
     outcome = put(log, opening.offset, b"".join(lines))
     if outcome.error is None:
+        return firsts, _taken_in(log, opening, records, length)
+    whole = [first if outcome.holds(end) else 0 for first, end in zip(firsts, ends, strict=True)]
+    return whole, outcome
+
+
+def _taken_in(log: Log, opening: Opening, records: list[Record], length: int) -> Outcome:
+    """What was just stored, in memory too. Whatever goes wrong with that, it is stored."""
+    try:
         with log.mutex:
             log.grew(opening.offset, opening.followed_by(records), length)
-        return firsts, outcome
-    return [
-        first if end <= outcome.stored else 0 for first, end in zip(firsts, ends, strict=True)
-    ], outcome
+    except BaseException as error:  # noqa: BLE001  raised by the caller when all are told
+        return Outcome(length, error)
+    return Outcome(length)
 
 
-def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> Outcome:
-    """Append one change, together with the messages that belong to it. Raises as append."""
+def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> tuple[bool, Outcome]:
+    """Append one change, together with the messages that belong to it. Raises as append.
+
+    Whether it is there for good, and what became of the write.
+    """
     at = now()
     opening = begin(log, at)
     seq = opening.next_seq
@@ -248,6 +262,5 @@ def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> Outcome
     text = b"".join(lines)
     outcome = put(log, opening.offset, text)
     if outcome.error is None:
-        with log.mutex:
-            log.grew(opening.offset, opening.followed_by(records), len(text))
-    return outcome
+        return True, _taken_in(log, opening, records, len(text))
+    return outcome.holds(len(text)), outcome
