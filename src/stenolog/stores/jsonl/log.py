@@ -102,6 +102,8 @@ class Log:
         self.state_bytes = 0
 
         self.warm = False
+        self.weighed = 0
+        """What its messages in memory weighed when last looked at."""
         self.start = 0
         """From where to the end the messages are in memory."""
         self.covers = 1

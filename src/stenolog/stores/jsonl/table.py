@@ -26,7 +26,6 @@ _PATIENCE: Final = 0.25
 """How long to wait for another thread to let go of a descriptor when there are no more."""
 _MOST_OPEN: Final = 512
 _MOST_ENTRIES: Final = 8192
-_WEIGH_EVERY: Final = 64
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class Logs:
         self._locked: dict[str, Log] = {}
         self._entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Files whose entry in the folder this process knows to be on the disk."""
-        self._uses = 0
+        self._held = 0
 
     # --- finding -----------------------------------------------------------------------------
 
@@ -202,18 +201,24 @@ class Logs:
 
     def trim(self, log: Log) -> None:
         """Keep the messages in memory within the limit, those used longest ago going first."""
-        self._uses += 1
-        if log.weight <= self._cache_bytes // 4 and self._uses % _WEIGH_EVERY:
+        weight = log.weight
+        if weight == log.weighed:
+            return
+        # Not exact where threads meet, or where a log was dropped; the sum below is.
+        self._held += weight - log.weighed
+        log.weighed = weight
+        if self._held <= self._cache_bytes:
             return
         with self._mutex:
             logs = list(self._open.values())
-        total = sum(other.weight for other in logs)
+        self._held = sum(other.weight for other in logs)
         for other in logs:
-            if total <= self._cache_bytes:
+            if self._held <= self._cache_bytes:
                 break
-            total -= other.weight
             with other.mutex:
+                self._held -= other.weight
                 other.forget()
+                other.weighed = 0
 
     def close(self) -> None:
         """Let go of every file, also of logs that nothing but an old traceback still refers to.

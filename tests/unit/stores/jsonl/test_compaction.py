@@ -1,4 +1,4 @@
-"""P4, P7: moving the start of a log into an archive loses nothing, doubles nothing, hides nothing."""
+"""P4, P7: moving the start of a log into an archive loses nothing and doubles nothing."""
 
 import os
 import subprocess
@@ -163,7 +163,7 @@ def recorded(name: str, steps: list[str]) -> Callable[..., object]:
     real: Callable[..., object] = getattr(os, name)
 
     def call(target: int | str, *arguments: object, **named: object) -> object:
-        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else target
+        path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else target
         steps.append(f"{name} {Path(path).name}")
         return real(target, *arguments, **named)
 

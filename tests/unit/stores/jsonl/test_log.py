@@ -1,0 +1,262 @@
+"""The log in one process and in two: what stands in it, and what is synced when."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stenolog import JSONLStore, StoreBusy
+from stenolog.stores.jsonl import compaction
+
+KEY = "a"
+
+
+def path_of(workspace: Path) -> Path:
+    return workspace / "sessions" / "a.jsonl"
+
+
+def lines(workspace: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path_of(workspace).read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are synced, as they are."""
+    names: list[str] = []
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        names.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    return names
+
+
+def test_the_log_is_plain_text_that_people_can_read(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_full_message(KEY, {"role": "user", "content": "naïve ☃", "x": [1, None]})
+    state, again, message = lines(tmp_path)
+    assert state["kind"] == again["kind"] == "state"
+    assert message["kind"] == "message"
+    assert message["seq"] == 1
+    assert '"body":{"role":"user","content":"naïve ☃","x":[1,null]}' in path_of(tmp_path).read_text(
+        encoding="utf-8"
+    )
+
+
+def test_p3_a_damaged_first_line_loses_nothing(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message(KEY, "user", "one")
+        store.set_meta(KEY, title="T")
+        before = store.info(KEY)
+    text = path_of(tmp_path).read_bytes()
+    path_of(tmp_path).write_bytes(b"#" + text[1:])
+    with JSONLStore(tmp_path) as store:
+        after = store.info(KEY)
+        assert (after.uid, after.created, after.meta) == (before.uid, before.created, before.meta)
+        assert store.list_sessions() == [KEY]
+
+
+def test_p9_a_state_comes_at_least_every_256_lines_and_never_in_the_middle_of_a_write(
+    tmp_path: Path,
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        for number in range(700):
+            store.add_message(KEY, "user", str(number))
+    kinds = [line["kind"] for line in lines(tmp_path)]
+    places = [index for index, kind in enumerate(kinds) if kind == "state"]
+    assert max(b - a for a, b in pairwise(places)) <= 257
+    assert len(places) == 4
+    assert all("joined" not in lines(tmp_path)[index] for index in places[2:])
+
+
+def test_p9_a_state_is_due_by_bytes_but_not_more_often_than_it_is_long(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.set_summary(KEY, "s" * 600_000)
+        for _ in range(40):
+            store.add_message(KEY, "user", "x" * 100_000)
+    assert [line["kind"] for line in lines(tmp_path)].count("state") in (3, 4)
+
+
+def test_p1_lines_say_what_was_synced_before_them(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
+        one.add_message(KEY, "user", "first")
+        one.add_message(KEY, "user", "proves the first")
+        other.add_message(KEY, "user", "has not synced the second")
+        other.add_message(KEY, "user", "has synced them all")
+    joined = [line.get("joined", False) for line in lines(tmp_path) if line["kind"] == "message"]
+    assert joined == [True, False, True, False]
+
+
+def test_p1_a_follower_syncs_what_others_wrote_before_it_shows_it(
+    tmp_path: Path, syncs: list[str]
+) -> None:
+    with JSONLStore(tmp_path) as writer, JSONLStore(tmp_path) as reader:
+        writer.add_message(KEY, "user", "hello")
+        del syncs[:]
+        following = reader.follow(KEY)
+        assert next(following).content == "hello"
+        assert syncs == ["a.jsonl"]
+
+
+def test_p2_a_change_syncs_what_others_wrote_before_it_builds_on_it(
+    tmp_path: Path, syncs: list[str]
+) -> None:
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
+        one.add_message(KEY, "user", "hello")
+        del syncs[:]
+        other.clear(KEY)
+        assert syncs == ["a.jsonl", "a.jsonl"], "what stood there, then the change"
+        del syncs[:]
+        other.set_summary(KEY, "x")
+        assert syncs == ["a.jsonl"]
+
+
+def test_p12_a_known_token_is_synced_before_it_is_answered(
+    tmp_path: Path, syncs: list[str]
+) -> None:
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
+        one.add_message(KEY, "user", "hello", once="t")
+        del syncs[:]
+        assert other.add_message(KEY, "user", "hello", once="t") == 1
+        assert syncs == ["a.jsonl"]
+
+
+def test_p1_who_did_not_create_the_file_syncs_the_folder_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
+        one.add_message(KEY, "user", "hello")
+        folders: list[str] = []
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            folders.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        other.add_message(KEY, "user", "mine")
+        other.add_message(KEY, "user", "mine again")
+        assert folders == ["sessions"]
+
+
+def test_p7_readers_do_not_wait_for_a_writer_that_waits(tmp_path: Path) -> None:
+    script = """
+import fcntl, sys
+file = open(sys.argv[1], "rb+")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+    with JSONLStore(tmp_path, busy_timeout=0.3) as store:
+        store.add_message(KEY, "user", "hello")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", script, str(path_of(tmp_path))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"locked\n"
+            failed: list[BaseException] = []
+
+            def write() -> None:
+                try:
+                    store.add_message(KEY, "user", "waits")
+                except StoreBusy as error:
+                    failed.append(error)
+
+            writers = [threading.Thread(target=write) for _ in range(3)]
+            for thread in writers:
+                thread.start()
+            reads = 0
+            while any(thread.is_alive() for thread in writers):
+                assert [m.content for m in store.get_history(KEY)] == ["hello"]
+                reads += 1
+            for thread in writers:
+                thread.join()
+            assert len(failed) == 3
+            assert len(set(map(id, failed))) == 3, "one object each"
+            assert reads > 10
+        finally:
+            holder.communicate()
+        assert store.add_message(KEY, "user", "now") == 2
+
+
+def test_p7_a_compaction_gives_up_when_an_undo_comes_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(tmp_path) as store, JSONLStore(tmp_path) as other:
+        for number in range(4):
+            store.add_message(KEY, "user", str(number))
+        store.clear(KEY)
+        real = compaction.prepare
+
+        def prepare(*arguments: object) -> object:
+            made = real(*arguments)  # type: ignore[arg-type]
+            other.undo(KEY)
+            other.add_message(KEY, "user", "meanwhile")
+            return made
+
+        monkeypatch.setattr(compaction, "prepare", prepare)
+        assert store.compact(KEY).archived == 0
+        assert [m.seq for m in store.get_history(KEY)] == [1, 2, 3, 4, 5]
+        assert store.info(KEY).generation == 1
+
+
+def test_p9_what_is_read_stays_within_the_limit_of_memory(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path, cache_bytes=200_000) as store:
+        for session in range(30):
+            store.add_messages(f"s{session}", [{"c": "x" * 1000} for _ in range(20)])
+        for _ in range(4):
+            for session in range(30):
+                assert len(store.get_history(f"s{session}")) == 20
+        held = sum(log.weight for log in store._logs._open.values())
+        assert held < 3 * 200_000
+
+
+def test_p9_a_writer_that_never_reads_keeps_nothing(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        for number in range(300):
+            store.add_message(KEY, "user", str(number))
+        assert store._logs._open[KEY].messages == []
+        assert [m.content for m in store.get_history(KEY, last=2)] == ["298", "299"]
+
+
+def test_p8_a_file_that_lost_its_end_from_outside_is_read_anew(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        for number in range(5):
+            store.add_message(KEY, "user", str(number))
+        assert len(store.get_history(KEY)) == 5
+        text = path_of(tmp_path).read_bytes()
+        with path_of(tmp_path).open("rb+") as file:
+            file.truncate(text.rindex(b'{"kind"'))
+        assert [m.content for m in store.get_history(KEY)] == ["0", "1", "2", "3"]
+        assert store.add_message(KEY, "user", "on") == 5
+
+
+def test_p8_a_failed_read_is_typed_and_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message(KEY, "user", "hello")
+    with JSONLStore(tmp_path) as store:
+        with monkeypatch.context() as patch:
+
+            def pread(*_: object) -> bytes:
+                raise OSError(errno.EIO, "input/output error")
+
+            patch.setattr(os, "pread", pread)
+            with pytest.raises(Exception, match="disk"):
+                store.get_history(KEY)
+            with pytest.raises(Exception, match="disk"):
+                store.add_message(KEY, "user", "no")
+        assert [m.content for m in store.get_history(KEY)] == ["hello"]
+        assert store.add_message(KEY, "user", "yes") == 2
