@@ -117,6 +117,7 @@ class Logs:
 
     def read(self, key: str, look: Callable[[Log], T]) -> T | None:
         """What a log says, up to date; None where there is no such session."""
+        deadline = time.monotonic() + self._busy_timeout
         while True:
             log = self._get(key, create=False)
             if log is None:
@@ -134,6 +135,7 @@ class Logs:
             self.discard(log)
             if self.directory.stat(log.name) is None:
                 return None
+            _check_time(deadline, key)
 
     # --- locking -----------------------------------------------------------------------------
 
@@ -158,6 +160,7 @@ class Logs:
                 # Replaced while we waited: what is locked is not what the name stands for.
                 self.discard(log)
                 self.unlock(key)
+                _check_time(deadline, key)
                 continue
             if found.st_size != log.size:
                 try:
@@ -228,6 +231,12 @@ class Logs:
         for log in list(self._alive):
             log.close()
         self._open.clear()
+
+
+def _check_time(deadline: float, key: str) -> None:
+    """Somebody replaces the file again and again: give up when it is time."""
+    if time.monotonic() > deadline:
+        raise StoreBusy(f"the log of {key!r} is replaced all the time; try again")
 
 
 def flock(descriptor: int, deadline: float, what: str) -> None:

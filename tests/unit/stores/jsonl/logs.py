@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stenolog import JSONLStore
+from stenolog.stores.base import Append
 
 KEY = "telegram:123"
 
@@ -113,4 +114,19 @@ def write_batches_of_three(workspace: Path, *, followed: bool) -> Account:
         store.add_messages(KEY, [{"role": "tool", "b": n} for n in range(3)])
         if followed:
             store.add_message(KEY, "user", "last")
+    return account(log_path(workspace).read_bytes())
+
+
+def write_group(workspace: Path) -> Account:
+    """The appends of three callers in one write: a batch, a message, a batch."""
+    with JSONLStore(workspace) as store:
+        store.add_message(KEY, "user", "first")
+        store.add_group(
+            KEY,
+            [
+                Append(messages=[{"role": "tool", "a": n} for n in range(3)], once="a"),
+                Append(messages=[{"role": "user", "content": "between"}]),
+                Append(messages=[{"role": "tool", "b": n} for n in range(2)]),
+            ],
+        )
     return account(log_path(workspace).read_bytes())
