@@ -140,5 +140,14 @@ def test_p13_an_unknown_kind_makes_a_session_read_only_unless_it_is_optional(
         assert [m.content for m in store.get_history("a")] == ["hello", "again"]
 
 
+def test_the_worked_example_of_the_format_page_is_taken_from_a_golden_file() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    example = page.partition("## Worked example")[2].split("```")[1].strip().split("\n")
+    log = GOLDEN / "v1" / "sessions" / "telegram%3A123.jsonl"
+    lines = log.read_text(encoding="utf-8").split("\n")
+    assert len(example) > 10
+    assert [line for line in lines if line in example] == example
+
+
 if __name__ == "__main__":
     write(GOLDEN / "v1")
