@@ -182,8 +182,6 @@ class Append:
 class GroupStore(Protocol):
     """A store that takes the appends of several callers to one session in one go."""
 
-    def add_group(
-        self, key: str, appends: Sequence[Append]
-    ) -> list[list[int] | StenologError]:
+    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """For each append its seqs, or what went wrong with it; each is whole or absent."""
         ...

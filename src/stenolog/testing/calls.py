@@ -1,0 +1,73 @@
+"""Calls as values, and a picture of a session: how two stores are compared.
+
+Free of pytest and hypothesis.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stenolog.errors import NoSuchSession, StenologError
+from stenolog.records import Compacted, Message
+from stenolog.stores.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a store's method on one session."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given = [repr(value) for value in self.arguments]
+        given += [f"{name}={value!r}" for name, value in self.options.items()]
+        return f"{self.name}({', '.join(given)})"
+
+    def make(self, store: Store, key: str) -> Any:
+        """What the store gives; raises what it raises."""
+        return getattr(store, self.name)(key, *self.arguments, **self.options)
+
+    def outcome(self, store: Store, key: str) -> Any:
+        """What the store gives, so that it can be compared: an error by its type."""
+        try:
+            result = self.make(store, key)
+        except StenologError as error:
+            return type(error)
+        if isinstance(result, Message):
+            return result.seq, result.to_json()
+        # How much goes into an archive at a time is the engine's business.
+        return None if isinstance(result, Compacted) else result
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that a session shows to a reader, but for times and what is the engine's own."""
+
+    visible: list[tuple[int, bytes]]
+    everything: list[tuple[int, bytes, bool]]
+    summary: str
+    meta: Mapping[str, Any]
+    floor: int
+    counted: int
+    counted_visible: int
+    undoable: int
+
+
+def picture(store: Store, key: str) -> Picture | None:
+    """The session as it is now; None where there is none."""
+    try:
+        info = store.info(key)
+    except NoSuchSession:
+        return None
+    return Picture(
+        visible=[(m.seq, m.to_json()) for m in store.get_history(key)],
+        everything=[(m.seq, m.to_json(), m.hidden) for m in store.get_history(key, full=True)],
+        summary=store.get_summary(key),
+        meta=info.meta,
+        floor=info.floor,
+        counted=info.count,
+        counted_visible=info.visible,
+        undoable=info.undoable,
+    )

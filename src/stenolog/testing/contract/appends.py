@@ -1,0 +1,149 @@
+"""P1, P2, P8: what an append gives back, what it refuses, and what a key nobody used means."""
+# ruff: noqa: D102 - the name of a test is its sentence
+
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from stenolog.errors import NoSuchSession, NothingToUndo, RefusedMessage, UsageError
+from stenolog.stores.base import Store
+from stenolog.testing.calls import Call
+from stenolog.testing.contract.opened import Opened, everything, say, shown, user
+
+
+class Appends(Opened):
+    """Appending messages."""
+
+    def test_p1_seqs_count_up_from_one_in_each_session(self, store: Store) -> None:
+        assert say(store, "a", "one", "two") == [1, 2]
+        assert store.add_messages("a", [user("three"), user("four")]) == [3, 4]
+        assert store.add_full_message("a", user("five")) == 5
+        assert say(store, "b", "another session") == [1]
+        assert shown(store, "a") == ["one", "two", "three", "four", "five"]
+
+    def test_p1_a_message_carries_what_was_given_and_its_place(self, store: Store) -> None:
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        given = {"role": "assistant", "content": None, "tool_calls": [call], "seq": "mine"}
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        store.add_full_message("a", given)
+        [message] = store.get_history("a")
+        assert message.to_dict() == given
+        assert (message.seq, message.hidden, message.role) == (1, False, "assistant")
+        assert message.content is None
+        assert message.tool_calls == [call]
+        assert message.at.utcoffset() == timedelta(0)
+        assert before <= message.at <= datetime.now(UTC) + timedelta(seconds=1)
+        with pytest.raises(AttributeError, match="name"):
+            _ = message.name
+
+    def test_a_message_cannot_be_changed_and_its_dict_is_a_fresh_copy(self, store: Store) -> None:
+        store.add_full_message("a", {"role": "user", "content": ["x"]})
+        [message] = store.get_history("a")
+        message.to_dict()["content"].append("y")
+        assert message.to_dict() == {"role": "user", "content": ["x"]}
+        with pytest.raises(AttributeError):
+            message.seq = 2  # type: ignore[misc]
+        [again] = store.get_history("a")
+        assert again.to_dict() == {"role": "user", "content": ["x"]}
+
+    def test_what_the_caller_does_with_its_object_later_changes_nothing(self, store: Store) -> None:
+        given: dict[str, Any] = {"role": "user", "content": ["x"]}
+        store.add_full_message("a", given)
+        given["content"].append("y")
+        assert shown(store, "a") == [["x"]]
+
+    def test_any_mapping_and_any_message_of_a_store_can_be_added(self, store: Store) -> None:
+        store.add_full_message("a", MappingProxyType(user("x")))
+        [message] = store.get_history("a")
+        store.add_full_message("b", message)
+        store.add_messages("b", [message, user("y")])
+        assert shown(store, "b") == ["x", "x", "y"]
+        assert [m.seq for m in store.get_history("b")] == [1, 2, 3]
+
+    def test_p2_a_batch_with_one_refused_message_is_refused_whole(self, store: Store) -> None:
+        say(store, "a", "before")
+        with pytest.raises(RefusedMessage):
+            store.add_messages("a", [user("x"), {"role": "user", "content": float("nan")}])
+        with pytest.raises(RefusedMessage):
+            store.set_history("a", [user("x"), {"role": "user", "content": b"bytes"}])
+        assert everything(store, "a") == [(1, "before", False)]
+        assert say(store, "a", "after") == [2]
+
+    def test_an_empty_batch_is_no_message(self, store: Store) -> None:
+        assert store.add_messages("a", []) == []
+        assert store.list_sessions() == []
+        say(store, "a", "x")
+        assert store.add_messages("a", []) == []
+        assert shown(store, "a") == ["x"]
+
+
+_NO_EFFECT = [
+    Call("get_history"),
+    Call("get_history", (), {"full": True, "last": 3, "after": 1}),
+    Call("get_summary"),
+    Call("truncate_history", (3,)),
+    Call("truncate_history", (0,)),
+    Call("clear"),
+    Call("hide", (1, 3)),
+    Call("pop"),
+    Call("compact"),
+    Call("add_messages", ([],)),
+]
+
+_CREATES = [
+    Call("add_message", ("user", "x")),
+    Call("add_full_message", (user("x"),)),
+    Call("add_messages", ([user("x"), user("y")],)),
+    Call("set_summary", ("text",)),
+    Call("set_history", ([user("x")],)),
+    Call("set_meta", (), {"title": "x"}),
+    Call("checkpoint", (), {"summary": "text", "upto": 0}),
+]
+
+
+class UnknownKeys(Opened):
+    """A key that nobody used yet."""
+
+    def test_reads_of_an_unknown_key_find_nothing(self, store: Store) -> None:
+        assert store.get_history("nobody") == []
+        assert store.get_history("nobody", full=True) == []
+        assert store.get_summary("nobody") == ""
+        assert store.pop("nobody") is None
+        assert store.compact("nobody").archived == 0
+
+    def test_p8_info_and_undo_of_an_unknown_key_say_so(self, store: Store) -> None:
+        with pytest.raises(NoSuchSession) as raised:
+            store.info("nobody")
+        assert raised.value.key == "nobody"
+        with pytest.raises(NothingToUndo):
+            store.undo("nobody")
+        assert store.list_sessions() == []
+
+    @pytest.mark.parametrize("call", _NO_EFFECT, ids=str)
+    def test_nothing_is_created_where_there_is_nothing_to_do(
+        self, store: Store, call: Call
+    ) -> None:
+        call.make(store, "nobody")
+        assert list(store.follow("nobody", timeout=0)) == []
+        assert store.list_sessions() == []
+        with pytest.raises(NoSuchSession):
+            store.info("nobody")
+
+    @pytest.mark.parametrize("call", _CREATES, ids=str)
+    def test_what_stores_something_creates_the_session(self, store: Store, call: Call) -> None:
+        call.make(store, "new")
+        assert store.list_sessions() == ["new"]
+        assert store.info("new").key == "new"
+
+    def test_a_refused_call_creates_nothing(self, store: Store) -> None:
+        with pytest.raises(RefusedMessage):
+            store.add_message("new", "user", float("inf"))
+        with pytest.raises(RefusedMessage):
+            store.set_history("new", [{"content": {1, 2}}])
+        with pytest.raises(UsageError):
+            store.checkpoint("new", summary="x", upto=1)
+        with pytest.raises(UsageError):
+            store.set_meta("new", blob=b"bytes")
+        assert store.list_sessions() == []

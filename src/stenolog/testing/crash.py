@@ -1,0 +1,321 @@
+"""The crash half of the contract: what is there after the process that wrote it was killed.
+
+`kill -9` proves that nothing waits in memory; whether it was synced, only a power cut tells.
+"""
+# ruff: noqa: D102 - the name of a test is its sentence
+
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.testing import crash_writer
+from stenolog.testing.calls import Call, picture
+from stenolog.testing.contract.opened import say, shown, user
+from stenolog.testing.strategies import operations
+
+KEY = "telegram:123"
+
+SCRIPT = (
+    Call("add_message", ("user", "1")),
+    Call("add_messages", ([user("2"), user("3"), user("4")],), {"once": "t1"}),
+    Call("set_meta", (), {"title": "A talk"}),
+    Call("set_summary", ("so far",)),
+    Call("set_history", ([user("1"), user("x"), user("y")],)),
+    Call("undo"),
+    Call("hide", (3, 3)),
+    Call("add_full_message", ({"role": "tool", "content": "z" * 20_000},)),
+    Call("checkpoint", (), {"summary": "up to two", "upto": 2}),
+    Call("compact"),
+    Call("add_messages", ([user("5"), user("6")],)),
+    Call("pop"),
+    Call("truncate_history", (1,)),
+    Call("compact"),
+    Call("set_summary", ("long " * 3000,)),
+    Call("add_message", ("user", "7"), {"once": "t2"}),
+    Call("clear"),
+    Call("undo"),
+    Call("undo"),
+    Call("set_history", ([],)),
+    Call("compact"),
+    Call("undo"),
+    Call("add_message", ("user", "8")),
+)
+"""Every operation at least once, on a session that has something for it to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """How far a writer came."""
+
+    begun: int
+    done: list[Any]
+    """What each call gave that returned."""
+
+
+class CrashContract:
+    """What a store that outlives its process must pass.
+
+    A subclass names the function that opens it, as `module:function`; it is called with one text,
+    which is the folder of the test unless `where` says something else.
+    """
+
+    factory: ClassVar[str]
+
+    def where(self, path: Path) -> str:
+        """What the factory is called with, for a store that lives in this folder."""
+        return str(path)
+
+    def open(self, path: Path) -> Store:
+        """The store that lives in this folder."""
+        module, _, function = self.factory.partition(":")
+        store: Store = getattr(importlib.import_module(module), function)(self.where(path))
+        return store
+
+    @contextmanager
+    def writing(self, path: Path, calls: Sequence[Call]) -> Iterator["Writer"]:
+        """A process that makes these calls; it is gone in the end, whatever happens."""
+        lines = "".join(
+            json.dumps([KEY, call.name, call.arguments, call.options]) + "\n" for call in calls
+        )
+        command = [sys.executable, crash_writer.__file__, self.factory, self.where(path)]
+        with TemporaryDirectory() as folder:
+            told = Path(folder) / "calls"
+            told.write_text(lines)
+            with (
+                told.open() as given,
+                subprocess.Popen(
+                    command,
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                ) as process,
+            ):
+                try:
+                    yield Writer(process)
+                finally:
+                    process.kill()
+
+    # --- kill -9 -----------------------------------------------------------------------------
+
+    def test_p1_every_acknowledged_message_survives_kill_9(self, tmp_path: Path) -> None:
+        chance = random.Random(1)
+        acknowledged: dict[int, str] = {}
+        for turn in range(4):
+            calls = [Call("add_message", ("user", f"{turn}.{n}")) for n in range(3000)]
+            with self.writing(tmp_path, calls) as writer:
+                killed = writer.kill_in(chance.randrange(1, 150), chance)
+            acknowledged |= {seq: f"{turn}.{n}" for n, seq in enumerate(killed.done)}
+            with self.open(tmp_path) as store:
+                found = {m.seq: m.content for m in store.get_history(KEY)}
+                assert sorted(found) == list(found)
+                assert acknowledged.items() <= found.items()
+                # The message under way may be there too: it was not refused.
+                own = [text for text in found.values() if text.startswith(f"{turn}.")]
+                assert own == [f"{turn}.{n}" for n in range(len(own))]
+                assert len(own) in (len(killed.done), killed.begun)
+                assert len(set(found.values())) == len(found)
+                seq = store.add_message(KEY, "user", f"after kill {turn}")
+                acknowledged[seq] = f"after kill {turn}"
+            print(f"{len(killed.done)} messages were acknowledged, {len(own)} are there")
+
+    @pytest.mark.parametrize("hit", range(len(SCRIPT)), ids=lambda n: f"{n}-{SCRIPT[n].name}")
+    def test_p2_an_operation_that_was_killed_is_whole_or_absent(
+        self, tmp_path: Path, hit: int
+    ) -> None:
+        with self.writing(tmp_path, SCRIPT) as writer:
+            killed = writer.kill_in(hit, random.Random(hit))
+        done = len(killed.done)
+        before, after = _expected(done), _expected(killed.begun)
+        with self.open(tmp_path) as store:
+            found = picture(store, KEY)
+            assert found in (before, after)
+            print(f"in {SCRIPT[killed.begun - 1].name}: {'whole' if found == after else 'absent'}")
+            store.add_message(KEY, "user", "after the crash")
+            contents = shown(store, KEY)
+        assert contents[-1] == "after the crash"
+        assert len(contents) == 1 + (len(found.visible) if found is not None else 0)
+        with self.open(tmp_path) as store:
+            assert shown(store, KEY) == contents
+
+    def test_p2_a_batch_that_was_killed_is_never_half_there(self, tmp_path: Path) -> None:
+        calls = [
+            Call("add_messages", ([user(f"{n}.{part}") for part in range(20)],)) for n in range(200)
+        ]
+        for turn in range(3):
+            place = tmp_path / str(turn)
+            place.mkdir(mode=0o700)
+            with self.writing(place, calls) as writer:
+                killed = writer.kill_in(3 + turn, random.Random(turn))
+            with self.open(place) as store:
+                found = shown(store, KEY)
+            assert found == [f"{n}.{part}" for n in range(len(found) // 20) for part in range(20)]
+            assert len(found) // 20 in (len(killed.done), killed.begun)
+
+    def test_p12_calls_are_made_again_after_a_kill_and_stored_once(self, tmp_path: Path) -> None:
+        calls = [
+            Call("add_messages", ([user(f"{n}a"), user(f"{n}b")],), {"once": f"t{n}"})
+            for n in range(60)
+        ]
+        with self.writing(tmp_path, calls) as writer:
+            killed = writer.kill_in(25, random.Random(2))
+        with self.open(tmp_path) as store:
+            given = [call.make(store, KEY) for call in calls]
+            assert given[: len(killed.done)] == killed.done
+            assert shown(store, KEY) == [f"{n}{part}" for n in range(60) for part in "ab"]
+
+    def test_p7_a_killed_writer_takes_nothing_from_another(self, tmp_path: Path) -> None:
+        mine, other = (
+            [Call("add_message", ("user", f"{name}.{n}")) for n in range(200)] for name in "ab"
+        )
+        with self.writing(tmp_path, mine) as one, self.writing(tmp_path, other) as two:
+            killed = one.kill_in(60, random.Random(3))
+            finished = two.finish()
+        assert len(finished.done) == 200
+        with self.open(tmp_path) as store:
+            found = {m.seq: m.content for m in store.get_history(KEY)}
+        for name, done in (("a", killed.done), ("b", finished.done)):
+            assert [found[seq] for seq in done] == [f"{name}.{n}" for n in range(len(done))]
+        assert len(found) - len(finished.done) in (len(killed.done), killed.begun)
+        assert len(set(found.values())) == len(found)
+
+    # --- gone without a word -----------------------------------------------------------------
+
+    def test_p2_each_operation_is_there_for_a_store_opened_beside(self, tmp_path: Path) -> None:
+        with self.open(tmp_path) as writing:
+            for number, call in enumerate(SCRIPT, start=1):
+                call.make(writing, KEY)
+                with self.open(tmp_path) as reading:
+                    assert picture(reading, KEY) == _expected(number)
+
+    def test_p7_two_stores_take_turns(self, tmp_path: Path) -> None:
+        model = InMemoryStore()
+        with self.open(tmp_path) as one, self.open(tmp_path) as two:
+            for number, call in enumerate(SCRIPT):
+                store = (one, two)[number % 2]
+                assert call.outcome(store, KEY) == call.outcome(model, KEY)
+                assert picture(one, KEY) == picture(two, KEY) == picture(model, KEY)
+
+    def test_p4_undo_goes_on_after_reopening(self, tmp_path: Path) -> None:
+        with self.open(tmp_path) as store:
+            say(store, KEY, "1", "2", "3")
+            store.truncate_history(KEY, 1)
+            store.compact(KEY)
+            store.set_history(KEY, [user("x")])
+        with self.open(tmp_path) as store:
+            assert store.undo(KEY).op == "replace"
+        with self.open(tmp_path) as store:
+            assert store.undo(KEY).op == "truncate"
+            assert shown(store, KEY) == ["1", "2", "3"]
+
+    def test_p12_tokens_are_known_after_reopening(self, tmp_path: Path) -> None:
+        store = self.open(tmp_path)
+        store.add_message(KEY, "user", "x", once="\ud800 t1")
+        store.add_messages(KEY, [user("y"), user("z")], once="t2")
+        store.clear(KEY)
+        store.compact(KEY)
+        with self.open(tmp_path) as again:
+            assert again.add_message(KEY, "user", "x", once="\ud800 t1") == 1
+            assert again.add_messages(KEY, [user("y"), user("z")], once="t2") == [2, 3]
+            assert again.info(KEY).count == 3
+        store.close()
+
+    def test_a_session_keeps_its_uid_and_times(self, tmp_path: Path) -> None:
+        with self.open(tmp_path) as store:
+            say(store, KEY, "1")
+            before, [message] = store.info(KEY), store.get_history(KEY)
+        with self.open(tmp_path) as store:
+            after, [again] = store.info(KEY), store.get_history(KEY)
+        assert (after.uid, after.created, after.updated) == (
+            before.uid,
+            before.created,
+            before.updated,
+        )
+        assert again.at == message.at
+
+    def test_p7_follow_gives_what_another_store_wrote(self, tmp_path: Path) -> None:
+        with self.open(tmp_path) as one, self.open(tmp_path) as two:
+            following = one.follow(KEY, timeout=60)
+            say(two, KEY, "1", "2")
+            assert [next(following).content, next(following).content] == ["1", "2"]
+            two.clear(KEY)
+            two.compact(KEY)
+            say(two, KEY, "3")
+            assert next(following).content == "3"
+
+    @settings(
+        max_examples=25,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    )
+    @given(calls=st.lists(operations(), max_size=30))
+    def test_p2_any_calls_are_there_after_reopening(self, calls: list[Call]) -> None:
+        model = InMemoryStore()
+        with TemporaryDirectory() as folder:
+            # Left open: what matters is what a process leaves that ends without a word.
+            store = self.open(Path(folder))
+            for call in calls:
+                assert call.outcome(store, KEY) == call.outcome(model, KEY)
+            with self.open(Path(folder)) as again:
+                assert picture(again, KEY) == picture(model, KEY)
+            store.close()
+
+
+class Writer:
+    """A process that makes calls, seen from outside."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._begun = 0
+        self._done: list[Any] = []
+
+    def kill_in(self, number: int, chance: random.Random) -> Killed:
+        """Let it come to the call of this number, kill it at a moment within, and see how far."""
+        while self._begun <= number and self._hear():
+            pass
+        time.sleep(chance.random() * 0.0005)
+        os.kill(self._process.pid, signal.SIGKILL)
+        return self.finish()
+
+    def finish(self) -> Killed:
+        """Let it come to its end."""
+        while self._hear():
+            pass
+        return Killed(self._begun, self._done)
+
+    def _hear(self) -> bool:
+        output: IO[bytes] | None = self._process.stdout
+        line = output.readline() if output is not None else b""
+        if not line.endswith(b"\n"):
+            return False
+        word, number, result = json.loads(line)
+        if word == "begin":
+            self._begun = number + 1
+        else:
+            self._done.append(result)
+        return True
+
+
+def _expected(count: int) -> Any:
+    """The session after so many calls of the script."""
+    model = InMemoryStore()
+    for call in SCRIPT[:count]:
+        call.make(model, KEY)
+    return picture(model, KEY)

@@ -1,0 +1,30 @@
+"""The process that the crash half of the contract kills.
+
+Run as a program with a factory (`module:function`) and a place, it makes the calls that stand on
+its standard input, one JSON line each, and says on its standard output when each begins and what
+it gave. It is run by its path, so that it need not wait for pytest and hypothesis.
+"""
+
+import importlib
+import json
+import os
+import sys
+
+
+def main(factory: str, where: str) -> None:
+    """Open the store and make the calls."""
+    module, _, function = factory.partition(":")
+    store = getattr(importlib.import_module(module), function)(where)
+    for number, line in enumerate(sys.stdin):
+        key, name, arguments, options = json.loads(line)
+        _tell("begin", number, None)
+        result = getattr(store, name)(key, *arguments, **options)
+        _tell("done", number, result if isinstance(result, int | list) else None)
+
+
+def _tell(word: str, number: int, result: object) -> None:
+    os.write(1, json.dumps([word, number, result]).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,182 @@
+"""What a store may be given: messages with nasty text, and keys that are easily mistaken."""
+
+import unicodedata
+from itertools import product
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from stenolog.testing.calls import Call
+
+NASTY_TEXTS = (
+    "",
+    "\x00",
+    "a\x00b",
+    "\ud800",
+    "before \udfff after",
+    "\udc00\ud800",
+    "\u2028\u2029\x85\x0b\x0c\x1c",
+    "line\nbreak\r\n",
+    '"}',
+    '{"kind":"message","seq":1,"at":"',
+    ',"crc":"00000000"}\n',
+    "back\\slash \\u0041 \\ud83d",
+    "\ufeff\ufffe\uffff",
+    "e\u0301 \u00e9 \u212b",
+    "\U0001f600\U0010ffff",
+    "\u202eabc\u200b\u200d",
+    "\x7f\x80\x9f",
+)
+
+
+def texts() -> SearchStrategy[str]:
+    """Text of every kind that can be kept: lone surrogates and NUL too."""
+    return st.one_of(st.text(max_size=40), st.sampled_from(NASTY_TEXTS))
+
+
+def numbers() -> SearchStrategy[int | float]:
+    """Integers of any size that can be kept, and finite floats."""
+    return st.one_of(
+        st.integers(),
+        st.sampled_from([2**53 + 1, -(2**63) - 1, 2**64, 10**4300 - 1, 1 - 10**4300]),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.sampled_from([0.1, -0.0, 5e-324, 1.7976931348623157e308, 1e22]),
+    )
+
+
+def values() -> SearchStrategy[Any]:
+    """Anything that JSON can hold."""
+    return st.recursive(
+        st.one_of(st.none(), st.booleans(), numbers(), texts()),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=4), st.dictionaries(texts(), inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+
+
+def messages() -> SearchStrategy[dict[str, Any]]:
+    """Messages: mostly of the chat shape, with unknown fields, and any other object too."""
+    roles = st.sampled_from(["system", "user", "assistant", "tool"])
+    chat = st.builds(
+        lambda role, content, more: {"role": role, "content": content, **more},
+        roles,
+        st.one_of(texts(), values()),
+        st.dictionaries(texts(), values(), max_size=3),
+    )
+    return st.one_of(chat, st.dictionaries(texts(), values(), max_size=4))
+
+
+def keys() -> SearchStrategy[str]:
+    """Keys of sessions."""
+    return st.one_of(
+        st.text(min_size=1, max_size=60),
+        st.sampled_from(hostile_keys()),
+    )
+
+
+def hostile_keys() -> list[str]:
+    """300 different keys: separators, cases, spellings, reserved names, dots, lengths."""
+    separators = ":_/\\|-.%+~#?*&;,@=!$'\"`^<>()[]{} \t\n\r\x00\x01\x1b\x7f\u00a0\u2028\u3000"
+    found = [f"a{separator}b" for separator in separators]
+    found += [f"{separator}a" for separator in separators[:24]]
+    found += [f"a{separator}" for separator in separators[:24]]
+    found += ["A:B", "A:b", "a:B", "ab", "AB", "Ab", "aB", "a::b", "a__b", "a//b", "a%3Ab"]
+    found += ["a%3ab", "a%253Ab", "%41", "%61", "%", "%%", "%2e", "%2e%2e", "%2F", "%00", "%zz"]
+    # Names that mean something to a file system, a shell, or to us.
+    found += [".", "..", "...", "./a", "../x", "../../x", "a/..", "a/../b", "/", "//", "/tmp/x"]
+    found += ["/etc/passwd", "../sessions", "../../../../tmp/x", "C:\\x", "C:/x", "\\\\host\\x"]
+    found += ["~", "~root", "-", "--", "-rf", "--help", "*", "?", "$HOME", "`id`", "$(id)", "!!"]
+    found += ["CON", "con", "Con", "PRN", "AUX", "NUL", "nul", "COM1", "LPT9", "CON.jsonl"]
+    found += ["archive", "sessions", "notes", "trash", "archive/x", "sessions/x", ".lock", ".tmp"]
+    found += ["x.jsonl", "x.jsonl.gz", "x.JSONL", "x.json", "x.tmp", "x.lock", "x~", ".x", "x."]
+    found += [" ", "  ", "\t", "\n", "x ", " x", "x  y", "x\ty", "\x00", "\x00\x00", "0", "00", "1"]
+    found += ["None", "null", "true", "[]", "{}", '""', "''", "SELECT 1; --", "'; DROP TABLE x"]
+    # Different characters that look alike, fold to each other, or are spelt in two ways.
+    for text in ("\u00e9", "\u00c5", "\u1e69", "\ud55c", "\u0439", "\uf9d0"):
+        found += [unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)]
+    found += [
+        "\u212b",
+        "\u212a",
+        "K",
+        "k",
+        "\u0430",
+        "\uff41",
+        "\ufb01",
+        "fi",
+        "\u00df",
+        "ss",
+        "SS",
+    ]
+    found += ["\u0130", "\u0131", "I", "i", "i\u0307", "\u03c3", "\u03c2", "\u03a3", "\u1e9e"]
+    found += ["x\u200b", "x\u200d", "x\ufeff", "\ufeffx", "\u202ex", "x\u00ad", "\ufffd", "\uffff"]
+    found += ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764", "\u2764\ufe0f"]
+    found += ["\U0010ffff", "\u0661", "\u05d0", "\u65e5\u672c", "telegram:123", "slack:C42:U7"]
+    # Lengths around every limit of a file name, and long keys that differ only at the end.
+    found += ["k" * size for size in (191, 199, 200, 201, 254, 255, 256, 900, 1023, 1024)]
+    found += ["K" * size for size in (66, 67, 85, 200, 1024)]
+    found += ["k" * 1023 + "K", "k" * 1022 + "kz", "z" + "k" * 1023, "../" * 341, "/" * 1024]
+    found += ["\u00e9" * 512, "e\u0301" * 341, "\U0001f600" * 256, ":" * 1024, "." * 1024]
+    found += map("".join, product("sS", "lL", "aA", "cC", "kK", [":C42", ":c42"]))
+    return list(dict.fromkeys(found))[:300]
+
+
+TOKENS = ("t1", "t2", "t3")
+
+
+def small_messages() -> SearchStrategy[dict[str, Any]]:
+    """A few messages that come again often, so that histories share beginnings and tokens meet."""
+    return st.sampled_from(
+        [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "hello"},
+            {"role": "user", "content": 1},
+            {"role": "user", "content": True},
+            {"content": 1, "role": "user"},
+            {"role": "tool", "content": "\ud800 \x00 \u2028", "tool_call_id": "c1"},
+            {"role": "tool", "content": "\u00e9" * 3000},
+            {},
+        ]
+    )
+
+
+def summaries() -> SearchStrategy[str]:
+    """Summaries: none, short, nasty, and longer than an engine may like to repeat."""
+    return st.sampled_from(["", "so far", "so good", "\udfff \x00", "long \u00e9 " * 1000])
+
+
+def operations() -> SearchStrategy[Call]:
+    """Any call that writes, on a session of about ten messages; some are refused."""
+    seqs = st.integers(-1, 14)
+    once = st.sampled_from([None, None, *TOKENS])
+    batch = st.lists(small_messages(), max_size=3)
+    return st.one_of(
+        st.builds(
+            lambda text, token: Call("add_message", ("user", text), {"once": token}), texts(), once
+        ),
+        st.builds(
+            lambda message, token: Call("add_full_message", (message,), {"once": token}),
+            st.one_of(small_messages(), messages()),
+            once,
+        ),
+        st.builds(lambda many, token: Call("add_messages", (many,), {"once": token}), batch, once),
+        st.builds(lambda many: Call("set_history", (many,)), batch),
+        st.builds(lambda text: Call("set_summary", (text,)), summaries()),
+        st.builds(lambda count: Call("truncate_history", (count,)), seqs),
+        st.builds(lambda first, last: Call("hide", (first, last)), seqs, seqs),
+        st.builds(
+            lambda text, upto, floor: Call(
+                "checkpoint", (), {"summary": text, "upto": upto, "expect_floor": floor}
+            ),
+            summaries(),
+            seqs,
+            st.one_of(st.none(), seqs),
+        ),
+        st.builds(
+            lambda name, value: Call("set_meta", (), {name: value}),
+            st.sampled_from(["title", "tags"]),
+            st.sampled_from([None, "x", ["\ud800"], {"a": 1}]),
+        ),
+        st.sampled_from([Call("pop"), Call("undo"), Call("undo"), Call("compact"), Call("clear")]),
+    )

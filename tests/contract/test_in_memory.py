@@ -1,0 +1,17 @@
+"""The contract on the model itself."""
+
+from pathlib import Path
+
+from stenolog.stores.base import GroupStore, Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.testing import StoreContract
+
+
+class TestInMemoryStore(StoreContract):
+    def make_store(self, path: Path) -> Store:  # noqa: ARG002 - it lives in no folder
+        return InMemoryStore()
+
+
+def test_it_is_no_group_store() -> None:
+    # AsyncStore must also work on stores that take one append at a time: this is that store.
+    assert not isinstance(InMemoryStore(), GroupStore)

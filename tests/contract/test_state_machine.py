@@ -1,0 +1,120 @@
+"""Random calls on a store and on the model at once, with crashes and torn writes between."""
+
+import logging
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import stenolog
+from stenolog import codec
+from stenolog.records import FORMAT, Change, State
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.jsonl import names
+from stenolog.testing.machine import StoreMachine
+
+AT = "2026-01-01T00:00:00.000000Z"
+
+
+class JSONLMachine(StoreMachine):
+    tears: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._torn: dict[Path, int] = {}
+        super().__init__()
+
+    def open(self, path: Path) -> Store:
+        return stenolog.open_store(path)
+
+    def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:
+        file = path / "sessions" / names.file_name(key)
+        if file.exists() and self._torn.get(file) == file.stat().st_size:
+            # Nobody wrote since: a second writer would have set the first one's rest aside.
+            return 0
+        if not file.exists() or b"\n" not in file.read_bytes():
+            state = State(format=FORMAT, key=key, uid="0" * 16, generation=1, created=AT)
+            file.write_bytes(_part(codec.control_line("state", 1, AT, state), cut))
+            return 0
+        text, used = _torn_write(next_seq, kind, cut)
+        with file.open("ab") as log:
+            log.write(text)
+        self._torn[file] = file.stat().st_size
+        return used
+
+
+def _torn_write(seq: int, kind: int, cut: float) -> tuple[bytes, int]:
+    """What a killed writer may leave, and how many seqs are used up by it."""
+    one, two, three = (
+        codec.message_line(seq + index, AT, b'{"role":"user"}', joined=True, part=(index + 1, 3))
+        for index in range(3)
+    )
+    change = Change(op="replace", number=10_000, floor=seq, hidden=[], added=(seq, seq))
+    match kind:
+        case 0:
+            return _part(codec.message_line(seq, AT, b'{"role":"user"}', once="t1"), cut), 0
+        case 1:
+            return b"\xff\xfe garbage {" * (1 + int(cut * 20)), 0
+        case 2:
+            return b"\0" * (1 + int(cut * 300)), 0
+        case 3:
+            return one + _part(two, cut), 1
+        case 4:
+            return one + two, 2
+        case 5:
+            return one + two + _part(three, cut), 2
+        case 6:
+            return _part(codec.control_line("change", seq, AT, change), cut), 0
+        case 7:
+            message = codec.message_line(seq, AT, b"{}", joined=True, part=(2, 2))
+            return codec.control_line("change", seq, AT, change, part=(1, 2)) + _part(
+                message, cut
+            ), 0
+        case 8:
+            return one[:40] + b"#" + one[41:], 1
+        case _:
+            return b"", 0
+
+
+def _part(line: bytes, cut: float) -> bytes:
+    """The beginning of a line, too short to be whole without its newline."""
+    return line[: 1 + int(cut * (len(line) - 4))]
+
+
+class InMemoryMachine(StoreMachine):
+    persistent: ClassVar[bool] = False
+
+    def open(self, path: Path) -> Store:  # noqa: ARG002 - it lives in no folder
+        return InMemoryStore()
+
+
+def _settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        # The same runs each time: a failure here is a failure everywhere.
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+@pytest.mark.parametrize(("machine", "runs"), [(JSONLMachine, 200), (InMemoryMachine, 20)])
+def test_a_store_does_what_the_model_does(
+    machine: type[StoreMachine],
+    runs: int,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Each torn write is warned about, thousands of times.
+    caplog.set_level(logging.CRITICAL, "stenolog")
+    # Hypothesis begins and fills up with a few shorter runs.
+    run_state_machine_as_test(machine, settings=_settings(runs * 3 // 2))
+    with capsys.disabled():
+        print(f"\n{machine.report()}")
+    assert sum(length == 50 for length in machine.lengths) >= runs
+    rules = {"torn_crash", "crash", "reopen", "switch"} if machine.persistent else set()
+    assert machine.ran.keys() >= {"add_messages", "undo", "compact", *rules}

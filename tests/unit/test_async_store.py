@@ -1,0 +1,641 @@
+"""AsyncStore: the same calls, handed over in groups, cancelled at every point, on real stores."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stenolog
+from stenolog.errors import (
+    InvalidKey,
+    OnceConflict,
+    RefusedMessage,
+    SessionDeleted,
+    StenologError,
+    StoreClosed,
+)
+from stenolog.records import Message
+from stenolog.stores.async_store import THREADS, AsyncStore
+from stenolog.stores.base import Append, GroupStore, Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.testing.calls import picture
+from stenolog.testing.contract.opened import say, shown, user
+from stenolog.testing.crash import KEY, SCRIPT
+
+PATIENCE = 60
+
+
+@pytest.fixture(params=["in memory", "jsonl"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with InMemoryStore() if request.param == "in memory" else stenolog.open_store(tmp_path) as it:
+        yield it
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await main()
+
+    asyncio.run(bounded())
+
+
+class Gated(InMemoryStore):
+    """A store whose writes stop at a gate, as at a slow disk, until it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.waiting = threading.Semaphore(0)
+        self.most_at_once = 0
+        self._at_once = 0
+        self._count = threading.Lock()
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        with self._count:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        self.waiting.release()
+        assert self.gate.wait(PATIENCE)
+        yield
+        with self._count:
+            self._at_once -= 1
+
+    def add_messages(self, *arguments: Any, **options: Any) -> list[int]:
+        with self.passing():
+            return super().add_messages(*arguments, **options)
+
+    def set_summary(self, key: str, text: str) -> None:
+        with self.passing():
+            super().set_summary(key, text)
+
+    async def somebody_waits(self) -> None:
+        """Until one more call stands at the gate."""
+        assert await asyncio.to_thread(self.waiting.acquire, timeout=PATIENCE)
+
+
+class Grouped(Gated):
+    """A store that takes groups, and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: list[list[Any]] = []
+
+    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
+        with self.passing():
+            self.groups.append([one.messages[0].get("content") for one in appends])
+            results: list[list[int] | StenologError] = []
+            for one in appends:
+                try:
+                    results.append(InMemoryStore.add_messages(self, key, one.messages))
+                except StenologError as error:
+                    results.append(error)
+            return results
+
+
+# --- the same calls ------------------------------------------------------------------------------
+
+
+def test_it_has_every_method_of_a_store_with_the_same_arguments() -> None:
+    own = {"__enter__", "__exit__"}
+    for name, method in inspect.getmembers(Store, inspect.isfunction):
+        if name in own or (name.startswith("_") and name not in own):
+            continue
+        mine = inspect.signature(getattr(AsyncStore, name))
+        theirs = inspect.signature(method)
+        assert mine.parameters == theirs.parameters, name
+        if name != "follow":
+            assert inspect.iscoroutinefunction(getattr(AsyncStore, name)), name
+            assert mine.return_annotation == theirs.return_annotation, name
+
+
+def test_every_call_gives_what_the_store_gives(store: Store) -> None:
+    async def main() -> None:
+        model = InMemoryStore()
+        async with AsyncStore(store) as mine:
+            for call in SCRIPT:
+                given = await getattr(mine, call.name)(KEY, *call.arguments, **call.options)
+                expected = call.make(model, KEY)
+                if call.name != "compact":
+                    assert given == expected
+                assert await mine.get_history(KEY) == model.get_history(KEY)
+                assert await mine.get_summary(KEY) == model.get_summary(KEY)
+            assert await mine.get_history(KEY, full=True, last=2, after=1) == model.get_history(
+                KEY, full=True, last=2, after=1
+            )
+            assert (await mine.info(KEY)).meta == {"title": "A talk"}
+            assert await mine.list_sessions(prefix="t", limit=1, after="a") == [KEY]
+            assert (await mine.health()).ok
+            assert picture(store, KEY) == picture(model, KEY)
+
+    run(main)
+
+
+def test_p8_errors_come_through(store: Store) -> None:
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            with pytest.raises(InvalidKey):
+                await mine.add_message("", "user", "x")
+            with pytest.raises(RefusedMessage):
+                await mine.add_message("a", "user", float("nan"))
+            with pytest.raises(stenolog.NoSuchSession):
+                await mine.info("nobody")
+            with pytest.raises(stenolog.NothingToUndo):
+                await mine.undo("nobody")
+
+    run(main)
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+def test_appends_of_tasks_that_are_ready_together_are_one_group() -> None:
+    async def main() -> None:
+        store = Grouped()
+        store.gate.set()
+        async with AsyncStore(store) as mine:
+            seqs = await asyncio.gather(*(mine.add_message("a", "user", n) for n in range(100)))
+        assert seqs == list(range(1, 101))
+        assert store.groups == [list(range(100))]
+
+    run(main)
+
+
+def test_while_a_group_is_under_way_the_next_one_gathers() -> None:
+    async def main() -> None:
+        store = Grouped()
+        async with AsyncStore(store) as mine:
+            first = asyncio.create_task(mine.add_message("a", "user", "first"))
+            await store.somebody_waits()
+            later = [asyncio.create_task(mine.add_message("a", "user", n)) for n in range(10)]
+            other = asyncio.create_task(mine.add_message("b", "user", "another session"))
+            # The other session is not held up by this one.
+            await store.somebody_waits()
+            store.gate.set()
+            assert await asyncio.gather(first, *later) == list(range(1, 12))
+            await other
+        assert [group for group in store.groups if group[0] != "another session"] == [
+            ["first"],
+            list(range(10)),
+        ]
+
+    run(main)
+
+
+def test_tasks_that_append_again_at_once_stay_together() -> None:
+    async def main() -> None:
+        store = Grouped()
+        store.gate.set()
+
+        async def write(mine: AsyncStore, writer: int) -> None:
+            for number in range(10):
+                await mine.add_message("a", "user", [writer, number])
+
+        async with AsyncStore(store) as mine:
+            await asyncio.gather(*(write(mine, writer) for writer in range(16)))
+        assert [len(group) for group in store.groups] == [16] * 10
+
+    run(main)
+
+
+def test_p7_a_thousand_tasks_lose_nothing_and_keep_their_order(store: Store) -> None:
+    async def main() -> None:
+        given: dict[int, Any] = {}
+
+        async def write(mine: AsyncStore, task: int) -> None:
+            for number in range(3):
+                seq = await mine.add_message(f"k{task % 3}", "user", [task, number])
+                given[task * 10 + number] = seq
+
+        async with AsyncStore(store) as mine:
+            await asyncio.gather(*(write(mine, task) for task in range(1000)))
+            for session in range(3):
+                found = {m.seq: m.content for m in await mine.get_history(f"k{session}")}
+                tasks = [task for task in range(1000) if task % 3 == session]
+                assert sorted(found) == list(range(1, 3 * len(tasks) + 1))
+                for task in tasks:
+                    seqs = [given[task * 10 + number] for number in range(3)]
+                    assert seqs == sorted(seqs)
+                    assert [found[seq] for seq in seqs] == [[task, n] for n in range(3)]
+
+    run(main)
+
+
+def test_p8_in_a_group_each_caller_gets_its_own_outcome(store: Store) -> None:
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            await mine.add_message("a", "user", "first", once="t1")
+            results = await asyncio.gather(
+                mine.add_message("a", "user", "fine"),
+                mine.add_message("a", "user", b"bytes"),
+                mine.add_message("a", "user", "other", once="t1"),
+                mine.add_message("a", "user", "first", once="t1"),
+                mine.add_messages("a", []),
+                mine.add_messages("a", [user("x"), user("y")], once="t2"),
+                mine.add_messages("a", [user("x"), user("y")], once="t2"),
+                mine.add_message("a", "user", "fine", once=""),
+                mine.add_message("a", "user", "last"),
+                return_exceptions=True,
+            )
+            kinds = [
+                type(result) if isinstance(result, Exception) else result for result in results
+            ]
+            assert kinds == [
+                2,
+                RefusedMessage,
+                OnceConflict,
+                1,
+                [],
+                [3, 4],
+                [3, 4],
+                stenolog.UsageError,
+                5,
+            ]
+            assert shown(store, "a") == ["first", "fine", "x", "y", "last"]
+
+    run(main)
+
+
+def test_p8_where_a_whole_group_fails_each_caller_gets_an_error_of_its_own(store: Store) -> None:
+    async def main() -> None:
+        mine = AsyncStore(store)
+        store.close()
+        errors = await asyncio.gather(
+            *(mine.add_message("a", "user", n) for n in range(5)), return_exceptions=True
+        )
+        assert {type(error) for error in errors} == {StoreClosed}
+        assert len({id(error) for error in errors}) == 5
+        await mine.close()
+
+    run(main)
+
+
+def test_a_group_store_is_known_by_its_method(tmp_path: Path) -> None:
+    assert isinstance(Grouped(), GroupStore)
+    with stenolog.open_store(tmp_path) as store:
+        assert isinstance(store, GroupStore)
+
+
+# --- cancellation --------------------------------------------------------------------------------
+
+
+def test_cancelled_before_hand_over_it_is_not_stored() -> None:
+    async def main() -> None:
+        store = Gated()
+        async with AsyncStore(store) as mine:
+            never_run = asyncio.create_task(mine.add_message("a", "user", "never run"))
+            never_run.cancel()
+            queued = asyncio.create_task(mine.add_message("a", "user", "queued"))
+            await asyncio.sleep(0)
+            queued.cancel()
+            first = asyncio.create_task(mine.add_message("a", "user", "first"))
+            await store.somebody_waits()
+            behind = asyncio.create_task(mine.add_message("a", "user", "behind the first"))
+            after = asyncio.create_task(mine.add_message("a", "user", "after"))
+            await asyncio.sleep(0)
+            behind.cancel()
+            for task in (never_run, queued, behind):
+                # The gate is closed: these end because there is nothing to wait for.
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            store.gate.set()
+            assert list(await asyncio.gather(first, after)) == [1, 2]
+        assert [m.content for m in store._sessions["a"].messages.values()] == ["first", "after"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_cancelled_after_hand_over_it_runs_to_its_end_first(times: int) -> None:
+    async def main() -> None:
+        store = Gated()
+        async with AsyncStore(store) as mine:
+            adding = asyncio.create_task(mine.add_message("a", "user", "x"))
+            await store.somebody_waits()
+            changing = asyncio.create_task(mine.set_summary("a", "so far"))
+            await store.somebody_waits()
+            for _ in range(times):
+                adding.cancel()
+                changing.cancel()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert not adding.done()
+                assert not changing.done()
+            store.gate.set()
+            for task in (adding, changing):
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert task.cancelled()
+            assert [m.content for m in await mine.get_history("a")] == ["x"]
+            assert await mine.get_summary("a") == "so far"
+
+    run(main)
+
+
+def test_an_error_after_cancellation_is_not_raised_in_its_place() -> None:
+    async def main() -> None:
+        store = Gated()
+        async with AsyncStore(store) as mine:
+            task = asyncio.create_task(mine.add_message("a", "user", b"refused"))
+            await store.somebody_waits()
+            task.cancel()
+            await asyncio.sleep(0)
+            store.gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run(main)
+
+
+def test_a_timeout_is_told_when_the_call_is_settled() -> None:
+    async def main() -> None:
+        store = Gated()
+        async with AsyncStore(store) as mine:
+            asyncio.get_running_loop().call_later(0.1, store.gate.set)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await mine.add_message("a", "user", "x")
+            assert store.gate.is_set()
+            assert [m.content for m in await mine.get_history("a")] == ["x"]
+
+    run(main)
+
+
+def test_a_call_that_waits_for_a_thread_can_still_be_called_off() -> None:
+    async def main() -> None:
+        store = Gated()
+        async with AsyncStore(store) as mine:
+            tasks = [asyncio.create_task(mine.set_summary(f"k{n}", "x")) for n in range(THREADS)]
+            for _ in range(THREADS):
+                await store.somebody_waits()
+            late = asyncio.create_task(mine.set_summary("late", "x"))
+            await asyncio.sleep(0)
+            late.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await late
+            store.gate.set()
+            await asyncio.gather(*tasks)
+            assert len(await mine.list_sessions()) == THREADS
+        assert store.most_at_once == THREADS
+
+    run(main)
+
+
+@pytest.mark.parametrize("call", ["add_message", "set_history", "get_history"])
+def test_cancelled_at_any_await_it_is_stored_once_or_not_at_all(store: Store, call: str) -> None:
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            for turns in range(40):
+                key = f"k{turns}"
+                arguments: dict[str, tuple[Any, ...]] = {
+                    "add_message": ("user", "x"),
+                    "set_history": ([user("x")],),
+                    "get_history": (),
+                }
+                task = asyncio.create_task(getattr(mine, call)(key, *arguments[call]))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    await task
+                    ended = True
+                except asyncio.CancelledError:
+                    ended = False
+                found = shown(store, key)
+                assert found in ([], ["x"])
+                if turns == 0:
+                    assert not ended
+                if call == "get_history" or turns == 0:
+                    assert found == []
+                elif ended:
+                    assert found == ["x"]
+                # Settled means settled: nothing arrives later.
+                await asyncio.sleep(0.001)
+                assert shown(store, key) == found
+                assert len(say(store, key, "next")) == 1
+
+    run(main)
+
+
+# --- loops and threads that go away --------------------------------------------------------------
+
+
+def test_nothing_hangs_when_the_loop_closes_under_a_call() -> None:
+    store = Gated()
+    mine = AsyncStore(store)
+    loop = asyncio.new_event_loop()
+    tasks = [
+        loop.create_task(mine.add_message("a", "user", "in flight")),
+        loop.create_task(mine.set_summary("b", "in flight")),
+    ]
+    loop.run_until_complete(store.somebody_waits())
+    loop.run_until_complete(store.somebody_waits())
+    tasks.append(loop.create_task(mine.add_message("a", "user", "queued")))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    store.gate.set()
+
+    async def main() -> None:
+        # What was handed over is stored, what was queued is not, and the session is not stuck.
+        assert (await anext(mine.follow("a"))).content == "in flight"
+        assert await mine.add_message("a", "user", "in the next loop") == 2
+        assert [m.content for m in await mine.get_history("a")] == ["in flight", "in the next loop"]
+        await mine.close()
+
+    run(main)
+    for task in tasks:
+        # Their loop is gone; without this, Python complains that they never ended.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_asyncio_run_waits_for_what_was_handed_over() -> None:
+    store = Gated()
+    mine = AsyncStore(store)
+
+    async def main() -> None:
+        _forgotten.append(asyncio.create_task(mine.add_message("a", "user", "x")))
+        await store.somebody_waits()
+        threading.Timer(0.05, store.gate.set).start()
+
+    _forgotten: list[asyncio.Task[int]] = []
+    asyncio.run(main())
+    assert _forgotten[0].cancelled()
+    assert shown(store, "a") == ["x"]
+
+
+def test_one_store_serves_one_loop_after_another(store: Store) -> None:
+    mine = AsyncStore(store)
+    for number in range(3):
+        assert asyncio.run(mine.add_message("a", "user", number)) == number + 1
+    asyncio.run(mine.close())
+
+
+def test_close_leaves_no_thread_behind(store: Store) -> None:
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            await asyncio.gather(*(mine.add_message(f"k{n}", "user", "x") for n in range(40)))
+            following = asyncio.create_task(anext(mine.follow("nobody")))
+            await asyncio.sleep(0)
+        with pytest.raises(StopAsyncIteration):
+            await following
+
+    run(main)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_p8_after_close_every_call_says_so(store: Store) -> None:
+    async def main() -> None:
+        mine = AsyncStore(store)
+        await mine.close()
+        await mine.close()
+        for call in (
+            mine.add_message("a", "user", "x"),
+            mine.get_history("a"),
+            mine.set_summary("a", "x"),
+            mine.health(),
+            anext(mine.follow("a")),
+        ):
+            with pytest.raises(StoreClosed):
+                await call
+        with pytest.raises(StoreClosed):
+            store.health()
+
+    run(main)
+
+
+def test_appends_that_wait_when_the_store_is_closed_are_told() -> None:
+    async def main() -> None:
+        store = Gated()
+        mine = AsyncStore(store)
+        first = asyncio.create_task(mine.add_message("a", "user", "first"))
+        await store.somebody_waits()
+        waiting = [asyncio.create_task(mine.add_message("a", "user", n)) for n in range(3)]
+        await asyncio.sleep(0)
+        await mine.close()
+        store.gate.set()
+        results = await asyncio.gather(first, *waiting, return_exceptions=True)
+        assert {type(result) for result in results} == {StoreClosed}
+
+    run(main)
+
+
+# --- follow --------------------------------------------------------------------------------------
+
+
+def test_follow_gives_what_is_there_and_what_arrives(store: Store) -> None:
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            await mine.add_messages("a", [user("1"), user("2")])
+            found: list[Message] = []
+
+            async def listen() -> None:
+                async for message in mine.follow("a", after=1):
+                    found.append(message)
+                    if len(found) == 4:
+                        return
+
+            listening = asyncio.create_task(listen())
+            await mine.add_message("a", "user", "3")
+            await mine.clear("a")
+            await mine.compact("a")
+            await mine.add_messages("a", [user("4"), user("5")])
+            await listening
+            assert [m.seq for m in found] == [2, 3, 4, 5]
+            found = [message async for message in mine.follow("a", timeout=0)]
+            assert [m.content for m in found] == ["1", "2", "3", "4", "5"]
+            assert [m async for m in mine.follow("nobody", timeout=0.01)] == []
+
+    run(main)
+
+
+def test_follow_waits_longer_than_its_thread_looks_up() -> None:
+    async def main() -> None:
+        async with AsyncStore(InMemoryStore()) as mine:
+            await mine.add_message("a", "user", "1")
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            assert [m.seq async for m in mine.follow("a", timeout=1.2)] == [1]
+            assert loop.time() - started >= 1.2
+            following = asyncio.create_task(anext(mine.follow("a", after=1)))
+            await asyncio.sleep(0.7)
+            await mine.add_message("a", "user", "2")
+            assert (await following).seq == 2
+
+    run(main)
+
+
+def test_many_followers_hold_nobody_up(store: Store) -> None:
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            following = [asyncio.create_task(anext(mine.follow("a"))) for _ in range(THREADS + 8)]
+            await asyncio.sleep(0)
+            assert await mine.add_message("b", "user", "not held up") == 1
+            await mine.add_message("a", "user", "x")
+            assert {message.content for message in await asyncio.gather(*following)} == {"x"}
+
+    run(main)
+
+
+def test_a_follower_can_be_cancelled_or_left_at_any_time(store: Store) -> None:
+    async def main() -> None:
+        before = set(threading.enumerate())
+        async with AsyncStore(store) as mine:
+            await mine.add_messages("a", [user(str(n)) for n in range(1000)])
+            waiting = asyncio.create_task(anext(mine.follow("nobody")))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            async with aclosing(mine.follow("a")) as messages:
+                async for message in messages:
+                    if message.seq == 10:
+                        break
+            followers = [
+                thread
+                for thread in set(threading.enumerate()) - before
+                if thread.name == "stenolog-follow"
+            ]
+            for thread in followers:
+                await asyncio.to_thread(thread.join, PATIENCE)
+                assert not thread.is_alive()
+            assert len([m async for m in mine.follow("a", timeout=0)]) == 1000
+
+    run(main)
+
+
+def test_errors_of_follow_are_raised_where_it_is_awaited(store: Store) -> None:
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            with pytest.raises(InvalidKey):
+                await anext(mine.follow(""))
+
+    run(main)
+
+
+def test_a_session_that_is_made_anew_is_not_taken_for_the_old_one() -> None:
+    class Forgetful(InMemoryStore):
+        def delete(self, key: str) -> None:
+            del self._sessions[key]
+
+    async def main() -> None:
+        store = Forgetful()
+        async with AsyncStore(store) as mine:
+            await mine.add_messages("a", [user("1"), user("2")])
+            messages = mine.follow("a")
+            assert [(await anext(messages)).seq for _ in range(2)] == [1, 2]
+            await asyncio.sleep(0.6)
+            store.delete("a")
+            await mine.add_message("a", "user", "of another life")
+            with pytest.raises(SessionDeleted):
+                await anext(messages)
+
+    run(main)

@@ -1,0 +1,84 @@
+"""The message as a caller sees it."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from msgspec import Raw
+
+from stenolog.records import Message, UnknownRecord, decode_object, timestamp
+
+AT = "2026-11-15T12:00:00.000123Z"
+
+
+def message(payload: bytes, seq: int = 1) -> Message:
+    return Message(seq=seq, _at=AT, _body=Raw(payload))
+
+
+def test_the_fields_of_the_object_are_attributes() -> None:
+    found = message(b'{"role":"user","content":[1],"tool_call_id":"c1","name":null}')
+    assert (found.role, found.content, found.tool_call_id, found.name) == ("user", [1], "c1", None)
+    with pytest.raises(AttributeError, match="'refusal'"):
+        _ = found.refusal
+    with pytest.raises(AttributeError):
+        _ = message(b"{}").content
+
+
+def test_our_own_names_hide_nothing_of_the_object() -> None:
+    payload = b'{"at":1,"body":2,"seq":3,"once":4,"part":5,"joined":6,"kind":7,"hidden":8}'
+    found = message(payload)
+    assert found.to_dict() == decode_object(payload)
+    assert (found.seq, found.hidden) == (1, False)
+    assert (found.body, found.once, found.part, found.joined, found.kind) == (2, 4, 5, 6, 7)
+
+
+def test_the_dict_is_a_fresh_copy_each_time() -> None:
+    found = message(b'{"content":["x"]}')
+    found.to_dict()["content"].append("y")
+    assert found.to_dict() == {"content": ["x"]}
+    assert found.to_json() == b'{"content":["x"]}'
+
+
+def test_it_cannot_be_changed() -> None:
+    found = message(b"{}")
+    for name in ("seq", "hidden", "content", "_body"):
+        with pytest.raises(AttributeError):
+            setattr(found, name, 2)
+
+
+def test_messages_are_equal_by_place_and_bytes() -> None:
+    one = message(b'{"a":1}')
+    assert one == message(b'{"a":1}')
+    assert hash(one) == hash(message(b'{"a":1}'))
+    assert one != message(b'{"a":1.0}')
+    assert one != message(b'{"a":1}', seq=2)
+    assert one != {"a": 1}
+
+
+def test_its_time_is_utc_to_the_microsecond() -> None:
+    moment = message(b"{}").at
+    assert moment == datetime(2026, 11, 15, 12, 0, 0, 123, tzinfo=UTC)
+    assert timestamp(moment) == AT
+    elsewhere = moment.astimezone(timezone(timedelta(hours=5, minutes=30)))
+    assert timestamp(elsewhere) == AT
+    assert timestamp(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01T00:00:00.000000Z"
+
+
+def test_its_text_is_short_and_tells_its_place() -> None:
+    assert repr(message(b'{"a":1}', seq=7)) == 'Message(7, {"a":1})'
+    hidden = Message(seq=2, _at=AT, _body=Raw(b'{"a":"%b"}' % (b"x" * 200)), hidden=True)
+    assert repr(hidden).startswith('Message(2, hidden, {"a":"xxx')
+    assert len(repr(hidden)) < 120
+
+
+@pytest.mark.parametrize(
+    ("kind", "optional"), [("x-note", True), ("note", False), ("xnote", False)]
+)
+def test_p13_only_kinds_marked_so_may_be_passed_over(kind: str, optional: bool) -> None:
+    assert UnknownRecord(kind=kind, seq=1, at=AT).optional is optional
+
+
+@pytest.mark.parametrize("payload", [b'{"a":"\\ud800"}', b'{"\\udfff":[{"b":"\\ud800\\ud800"}]}'])
+def test_p10_payloads_with_lone_surrogates_are_read(payload: bytes) -> None:
+    found = decode_object(payload)
+    assert found
+    assert decode_object(Raw(payload)) == found
