@@ -1,0 +1,97 @@
+"""`steno doctor`: shows what the examination found, and has it settled where asked to."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from stenolog.cli.text import one_line, sentence
+from stenolog.cli.workspace import chosen, workspace_option
+from stenolog.errors import StenologError
+from stenolog.sessions.damage import Finding
+from stenolog.sessions.repair import Settled, accept, repair
+from stenolog.sessions.verify import Report, examine
+
+
+class NotExamined(click.ClickException):
+    """The workspace could not be examined, or not to the end."""
+
+    exit_code = 3
+
+
+@click.command("doctor")
+@click.argument("directory", metavar="[DIR]", required=False)
+@click.option("--repair", "repairing", is_flag=True, help="Settle what can be; delete nothing.")
+@click.option("--accept", "accepting", is_flag=True, help="Take in lines that were edited by hand.")
+@click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
+@workspace_option
+@click.pass_context
+def doctor_command(
+    ctx: click.Context,
+    directory: str | None,
+    repairing: bool,
+    accepting: bool,
+    as_json: bool,
+    workspace: str,
+) -> None:
+    """Examine the logs of a workspace: what is wrong, what it means, what to do.
+
+    Without options nothing is written. --repair marks what was torn as void and moves leftovers
+    into the folder sessions/aside. --accept signs edited lines anew and keeps the log as it was
+    in the same folder.
+
+    Exit code: 0 all is well, 1 something was found, 2 wrong usage, 3 it could not be examined.
+    After --repair and --accept: 0 if nothing is left.
+    """
+    place = chosen(ctx, directory, workspace)
+    settled: list[Settled] = []
+    try:
+        if accepting:
+            settled += accept(place)
+        if repairing:
+            settled += repair(place)
+        report = examine(place)
+    except (StenologError, OSError) as error:
+        raise NotExamined(sentence(str(error))) from error
+
+    if as_json:
+        whole = {**asdict(report), "settled": [asdict(one) for one in settled]}
+        click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
+    else:
+        for one in settled:
+            _print_settled(one)
+        for finding in report.findings:
+            _print_finding(finding)
+        click.echo(_in_words(report, settled), err=True)
+    ctx.exit(1 if report.findings else 0)
+
+
+def _print_settled(one: Settled) -> None:
+    done = "settled" if one.done else "not settled"
+    name = one_line(one.finding.key or one.finding.path)
+    click.echo(f"{name}: {one.finding.kind} {done}: {one_line(one.words)}", err=True)
+
+
+def _print_finding(finding: Finding) -> None:
+    of = "" if finding.key is None else f" · {one_line(finding.key)}"
+    click.secho(finding.kind, bold=True, nl=False)
+    click.echo(of)
+    click.echo(f"  {one_line(finding.path)}" + (f", {finding.where}" if finding.where else ""))
+    click.echo(f"  {one_line(finding.meaning)}")
+    click.echo(f"  What to do: {one_line(finding.advice)}\n")
+
+
+def _in_words(report: Report, settled: Sequence[Settled]) -> str:
+    examined = _count(report.sessions, "log")
+    if not report.findings:
+        if not report.sessions and not settled:
+            return f"There are no sessions in {report.workspace} yet."
+        return f"{examined} examined: all is well."
+    words = f"{examined} examined: {_count(len(report.findings), 'finding')}"
+    repairable = sum(finding.repairable for finding in report.findings)
+    return f"{words}, of which --repair settles {repairable:,}." if repairable else f"{words}."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

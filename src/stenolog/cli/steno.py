@@ -1,0 +1,65 @@
+"""The group of all commands.
+
+A command's module is imported when it is asked for: `steno --version` does not pay for the stores.
+"""
+
+import logging
+import os
+import sys
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any, Final
+
+import click
+
+from stenolog.cli.text import sentence
+from stenolog.errors import StenologError
+
+COMMANDS: Final = {
+    "doctor": "stenolog.cli.doctor",
+    "export": "stenolog.cli.sessions",
+    "list": "stenolog.cli.sessions",
+    "show": "stenolog.cli.sessions",
+}
+
+
+class Steno(click.Group):
+    """Finds commands by name, and turns our errors into one sentence and exit code 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, for the help text."""
+        del ctx
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name; None where there is none."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), f"{cmd_name}_command")
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it. Raises ClickException for what a store raised."""
+        try:
+            return super().invoke(ctx)
+        except StenologError as error:
+            raise click.ClickException(sentence(str(error))) from error
+
+
+@click.group(cls=Steno, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="stenolog", message="steno %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Look at the conversations of agents, and after their health.
+
+    A workspace is the folder that holds them: ./workspace, or the one that -w names.
+    """
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+    # A message may hold characters that the terminal's encoding lacks, or lone surrogates.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    # Each command tells in its own words what the store would only log.
+    logging.getLogger("stenolog").addHandler(logging.NullHandler())

@@ -1,0 +1,39 @@
+"""Text that came from elsewhere, made safe to print: a message must not drive the terminal."""
+
+import re
+from datetime import datetime
+from typing import Final
+
+# Whole sequences go, or their visible half would stay: "[31m".
+_SEQUENCE: Final = re.compile(
+    # colours, cursor, erase
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    # titles and links
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+# Besides the control characters, those that turn the direction of writing.
+_UNPRINTABLE: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_CONTROL: Final = re.compile(f"[{_UNPRINTABLE}]")
+_CONTROL_IN_LINE: Final = re.compile(f"[{_UNPRINTABLE}\t\n]")
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey; line ends and tabs stay."""
+    return _CONTROL.sub("", _SEQUENCE.sub("", text))
+
+
+def one_line(name: str) -> str:
+    """A key or path as it can stand in a line: control characters as escapes, none dropped."""
+    return _CONTROL_IN_LINE.sub(lambda found: ascii(found[0])[1:-1], name)
+
+
+def sentence(words: str) -> str:
+    """The words of an error with their full stop."""
+    text = one_line(words)
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def moment(at: datetime) -> str:
+    """A time (UTC), to the second."""
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")

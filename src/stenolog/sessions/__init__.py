@@ -1,0 +1,1 @@
+"""Sessions as an agent loop holds them, and the care for them."""

@@ -1,0 +1,381 @@
+"""What is wrong with the bytes of one log, what it means, and what to do. Pure."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from stenolog.codec import parse_line, re_sign, salvage
+from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
+from stenolog.stores.jsonl import names, scan, spans
+
+ASIDE: Final = "aside"
+"""The folder, beside the logs, that takes what a repair moves away."""
+
+
+class Kind(StrEnum):
+    """Every kind of finding, by the name that the doctor calls it."""
+
+    TORN_TAIL = "torn tail"
+    DAMAGED_LINE = "damaged line"
+    NUL_BYTES = "NUL bytes"
+    INCOMPLETE_BATCH = "incomplete batch"
+    HAND_EDIT = "hand edit"
+    MISSING_LINE = "missing line"
+    FOREIGN_LOG = "foreign log"
+    NEWER_FORMAT = "newer format"
+    UNKNOWN_KIND = "unknown kind"
+    EMPTY_FILE = "empty file"
+    WRONG_NAME = "wrong name"
+    NOT_A_FILE = "not a file"
+    UNREADABLE = "unreadable"
+    MISSING_ARCHIVE = "missing archive"
+    DAMAGED_ARCHIVE = "damaged archive"
+    LEFTOVER = "leftover"
+    UNREFERENCED_ARCHIVE = "unreferenced archive"
+    WIDE_PERMISSIONS = "wide permissions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    kind: Kind
+    key: str | None
+    """The session it concerns; None where it is of none, or cannot be told."""
+    path: str
+    """The file, seen from the workspace."""
+    where: str
+    """The place in the file; empty for the file as a whole."""
+    meaning: str
+    advice: str
+    repairable: bool = False
+    """Whether `--repair` settles it."""
+    lost: tuple[Span, ...] = ()
+    """Seqs of messages that cannot be read because of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What the bytes of one log say."""
+
+    key: str | None = None
+    state: State | None = None
+    """The newest intact state; None where there is none, or it is not for this version."""
+    findings: tuple[Finding, ...] = ()
+    unsettled: bool = False
+    """Something at the end may be a write under way."""
+
+
+# --- one log ---------------------------------------------------------------------------------
+
+
+def judge(text: bytes, name: str, *, folder: str = "sessions") -> Judged:
+    """What is wrong with the bytes of the log of this file name."""
+    path = f"{folder}/{name}"
+    key = names.key_of(name)
+    records, _ = scan.gather(text, offset=0)
+    if not records:
+        return _judge_without_records(text, key, path)
+
+    states = [record.body for record in records if isinstance(record, StateRecord)]
+    unknown = [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
+    newer = [f"format {state.format}" for state in states if state.format > FORMAT]
+    newer += [kind for kind in unknown if kind.startswith("state")]
+    if newer:
+        return Judged(key=key, findings=(_newer(key, path, newer[0]),))
+
+    state = states[-1] if states else None
+    key = state.key if state is not None else key
+    found: list[Finding] = []
+    if state is not None and names.file_name(state.key) != name:
+        found.append(_wrong_name(state.key, path))
+    if unknown:
+        found.append(_unknown_kind(key, path, unknown[0]))
+    damage = _Damage(text, key, path, state)
+    may_write = state is not None and not found
+    found += damage.in_the_middle()
+    found += damage.at_the_end(may_write=may_write)
+    found += damage.without_a_trace()
+    return Judged(
+        key=key, state=state, findings=tuple(found), unsettled=damage.scan.tail is not None
+    )
+
+
+def _judge_without_records(text: bytes, key: str | None, path: str) -> Judged:
+    if not text:
+        finding = Finding(
+            kind=Kind.EMPTY_FILE,
+            key=key,
+            path=path,
+            where="",
+            meaning="A session was begun and nothing was ever written. It is no session.",
+            advice=f"--repair moves it into {ASIDE}/.",
+            repairable=True,
+        )
+    elif scan.looks_torn(text) and b"\n" in text.strip(b"\0\n"):
+        finding = Finding(
+            kind=Kind.DAMAGED_LINE,
+            key=key,
+            path=path,
+            where="every line",
+            meaning="Not one of its lines is an intact record; what it held cannot be read.",
+            advice="Look at the disk, and put the file back from a backup. "
+            f"--repair moves it into {ASIDE}/.",
+            repairable=True,
+        )
+    elif scan.looks_torn(text):
+        finding = Finding(
+            kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
+            key=key,
+            path=path,
+            where=f"bytes 0 to {len(text):,}",
+            meaning="The first write was cut off, and never acknowledged. It is no session.",
+            advice=f"--repair moves it into {ASIDE}/.",
+            repairable=True,
+        )
+    else:
+        finding = Finding(
+            kind=Kind.FOREIGN_LOG,
+            key=key,
+            path=path,
+            where="",
+            meaning="Another program wrote this file; stenolog neither reads nor changes it.",
+            advice="Move it elsewhere, or take it in with `steno import`.",
+        )
+    return Judged(key=key, findings=(finding,), unsettled=finding.kind is not Kind.FOREIGN_LOG)
+
+
+def _newer(key: str | None, path: str, what: str) -> Finding:
+    return Finding(
+        kind=Kind.NEWER_FORMAT,
+        key=key,
+        path=path,
+        where="",
+        meaning=f"A newer stenolog wrote it ({what}); this one does not judge it.",
+        advice="Upgrade stenolog.",
+    )
+
+
+def _wrong_name(key: str, path: str) -> Finding:
+    return Finding(
+        kind=Kind.WRONG_NAME,
+        key=key,
+        path=path,
+        where="",
+        meaning="The file holds a session whose key has another file name: it was renamed or "
+        "copied by hand, and neither name leads to it.",
+        advice=f"Rename it to {names.file_name(key)}, if there is no such file; "
+        "else move it elsewhere.",
+    )
+
+
+def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
+    return Finding(
+        kind=Kind.UNKNOWN_KIND,
+        key=key,
+        path=path,
+        where="",
+        meaning=f"It holds a record of the kind {kind!r}, which this version does not know; "
+        "the session can be read, not written.",
+        advice="Upgrade stenolog.",
+    )
+
+
+class _Damage:
+    """The damaged places of one log, each told with the messages it cost."""
+
+    def __init__(self, text: bytes, key: str | None, path: str, state: State | None) -> None:
+        first = 1 if state is None or state.archive is None else state.archive.last + 1
+        self.scan = scan.examine(text, offset=0, next_seq=first)
+        self._text = text
+        self._key = key
+        self._path = path
+        known = [] if state is None else [*state.void, *state.purged]
+        self._lost = spans.minus(self.scan.lost, spans.union(known))
+        self._places = _places(text) if self.scan.bad or self.scan.tail is not None else {}
+
+    def in_the_middle(self) -> Iterator[Finding]:
+        """Lines that are no record, and stand before the last one that is."""
+        glued: list[_Place] = []
+        for bad in self.scan.bad:
+            if bad.offset >= self.scan.consumed:
+                continue
+            place = self._places[bad.offset]
+            lost = self._take(place)
+            if place.edited:
+                yield self._hand_edit(place, lost or place.own)
+            elif not bad.known and not lost and salvage(bad.text):
+                glued.append(place)
+            elif not bad.known:
+                yield self._damaged(place, bad.text, lost)
+        if glued:
+            yield self._glued(glued)
+
+    def at_the_end(self, *, may_write: bool) -> Iterator[Finding]:
+        """What the next writer would set aside."""
+        tail = self.scan.tail
+        if tail is None:
+            return
+        start, end = self.scan.consumed, len(self._text)
+        edited = [place for place in self._places.values() if place.edited]
+        if start < end:
+            edited = [place for place in edited if place.offset >= start]
+            yield from (
+                self._hand_edit(place, tail.lost if place.batched else place.own)
+                for place in edited
+            )
+        if start < end and edited:
+            return
+        # To set aside a batch that lacks only an edited line would take the choice away.
+        kind, meaning = _kind_of_tail(tail, self._text[start:])
+        yield Finding(
+            kind=kind,
+            key=self._key,
+            path=self._path,
+            where=f"from byte {start:,} to the end, {end - start:,} bytes" if start < end else "",
+            meaning=meaning,
+            advice="The next message sets it aside by itself; --repair does it now. "
+            "No byte is removed.",
+            repairable=may_write and not edited,
+            lost=tuple(tail.lost),
+        )
+
+    def without_a_trace(self) -> Iterator[Finding]:
+        """Messages that are missing where nothing is damaged."""
+        if self._lost:
+            yield Finding(
+                kind=Kind.MISSING_LINE,
+                key=self._key,
+                path=self._path,
+                where="",
+                meaning="Lines were removed by hand, or the file is an incomplete copy. "
+                + lost_in_words(self._lost),
+                advice="Put the file back from a backup, if you need them.",
+                lost=tuple(self._lost),
+            )
+
+    def _hand_edit(self, place: "_Place", lost: Sequence[Span]) -> Finding:
+        return Finding(
+            kind=Kind.HAND_EDIT,
+            key=self._key,
+            path=self._path,
+            where=place.words(),
+            meaning="A whole record whose checksum does not fit: somebody edited it, or a bit "
+            f"flipped. It is left out. {lost_in_words(lost)}",
+            advice="Read the line. --accept takes it in as it stands now.",
+            lost=tuple(lost),
+        )
+
+    def _glued(self, places: Sequence["_Place"]) -> Finding:
+        others = f", and {len(places) - 1:,} more" if len(places) > 1 else ""
+        return Finding(
+            kind=Kind.DAMAGED_LINE,
+            key=self._key,
+            path=self._path,
+            where=places[0].words() + others,
+            meaning="A line end was lost or changed (CRLF). Every record was found all the same. "
+            "No message is missing.",
+            advice="Nothing needs to be done; keep editors that change line ends away from logs.",
+        )
+
+    def _damaged(self, place: "_Place", text: bytes, lost: Sequence[Span]) -> Finding:
+        nul = b"\0" in text
+        return Finding(
+            kind=Kind.NUL_BYTES if nul else Kind.DAMAGED_LINE,
+            key=self._key,
+            path=self._path,
+            where=place.words(),
+            meaning=("The disk lost this part of the file. " if nul else "It is not a record. ")
+            + lost_in_words(lost),
+            advice="The rest of the session is whole. Look at the disk; put the file back from a "
+            "backup, if you need the line.",
+            lost=tuple(lost),
+        )
+
+    def _take(self, place: "_Place") -> list[Span]:
+        """The lost seqs that belong to this place: those between its neighbours."""
+        found = spans.clipped(self._lost, place.low, min(place.high, self.scan.next_seq))
+        self._lost = spans.minus(self._lost, found)
+        return found
+
+
+@dataclass(slots=True)
+class _Place:
+    """A line that is not a record."""
+
+    line: int
+    offset: int
+    length: int
+    edited: bool
+    """It is a whole record but for its checksum."""
+    own: list[Span]
+    """The seq of the message in an edited line."""
+    batched: bool
+    """An edited line that counts only together with others."""
+    low: int
+    high: int
+    """The seqs that may stand between its neighbours."""
+
+    def words(self) -> str:
+        return f"line {self.line:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
+
+
+def _places(text: bytes) -> dict[int, _Place]:
+    """Each line that is not a record, by its offset."""
+    found: dict[int, _Place] = {}
+    waiting: list[_Place] = []
+    offset, low = 0, 1
+    for number, line in enumerate(text.split(b"\n"), 1):
+        record = parse_line(line) if line else None
+        if record is not None:
+            for place in waiting:
+                place.high = record.seq - 1
+            waiting.clear()
+            low = record.seq + isinstance(record, Message)
+        elif line:
+            signed = re_sign(line)
+            edit = parse_line(signed) if signed is not None else None
+            own = [(edit.seq, edit.seq)] if isinstance(edit, Message) else []
+            place = _Place(
+                line=number,
+                offset=offset,
+                length=len(line),
+                edited=edit is not None,
+                own=own,
+                batched=edit is not None and scan.part_of(edit) is not None,
+                low=low,
+                high=sys.maxsize,
+            )
+            found[offset] = place
+            waiting.append(place)
+        offset += len(line) + 1
+    return found
+
+
+def _kind_of_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
+    if b"\0" in rest:
+        return (
+            Kind.NUL_BYTES,
+            "The file ends with room that was reserved and never written, as a power cut leaves "
+            f"it. {lost_in_words(tail.lost)}",
+        )
+    if tail.seqs or tail.changes or not rest:
+        told = lost_in_words(tail.lost) if tail.lost else "None of them was acknowledged."
+        return (
+            Kind.INCOMPLETE_BATCH,
+            f"Records that belong together are not all there; so none of them counts. {told}",
+        )
+    if tail.lost:
+        return Kind.DAMAGED_LINE, f"The last line is damaged. {lost_in_words(tail.lost)}"
+    return Kind.TORN_TAIL, "The last write was cut off, and never acknowledged."
+
+
+def lost_in_words(lost: Sequence[Span]) -> str:
+    """Which messages cannot be read, as a sentence."""
+    if not lost:
+        return "No message is missing."
+    seqs = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in lost)
+    one = spans.size(lost) == 1
+    return f"The {'message' if one else 'messages'} with seq {seqs} cannot be read."

@@ -1,0 +1,255 @@
+"""What the doctor can settle. Nothing is deleted: bytes are marked void, or moved aside.
+
+Every step looks again, with the lock of the log held, before it acts: what was found may have been
+settled meanwhile, or may have been a write under way.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from stenolog.codec import control_line, parse_line, re_sign
+from stenolog.errors import StenologError
+from stenolog.records import Message, Record, Span, StateRecord, VoidRecord
+from stenolog.sessions.damage import ASIDE, Finding, Kind, judge
+from stenolog.sessions.verify import (
+    BUSY_TIMEOUT,
+    LEFTOVER,
+    archives_standing_still,
+    examine,
+    read_whole,
+    spare_archives,
+    standing_still,
+)
+from stenolog.stores.jsonl import archive, rewrite, scan, spans, writer
+from stenolog.stores.jsonl.directory import Directory, explained, sync_file, sync_folder
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.table import Logs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What became of one finding."""
+
+    finding: Finding
+    done: bool
+    words: str
+    """What was done, or why not."""
+
+
+_GONE = "it was settled meanwhile"
+
+
+def repair(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> list[Settled]:
+    """Examine a workspace and settle each finding that is repairable. Raises as examine."""
+    found = examine(workspace, namespace=namespace).findings
+    return _each(
+        workspace, namespace, [finding for finding in found if finding.repairable], _repair
+    )
+
+
+def accept(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> list[Settled]:
+    """Take hand edits in as they stand now; each log as it was is kept aside. Raises as examine.
+
+    All edits of a log are taken in together, and told once.
+    """
+    found = examine(workspace, namespace=namespace).findings
+    edits = {f.key: f for f in found if f.kind is Kind.HAND_EDIT and f.key is not None}
+    return _each(workspace, namespace, edits.values(), _accept)
+
+
+def _each(
+    workspace: str | os.PathLike[str],
+    namespace: str,
+    findings: Collection[Finding],
+    settle: Callable[[Directory, Finding], str],
+) -> list[Settled]:
+    if not findings:
+        return []
+    directory = Directory(Path(workspace) / namespace, read_only=False)
+    try:
+        return [_attempt(directory, finding, settle) for finding in findings]
+    finally:
+        directory.close()
+
+
+def _attempt(
+    directory: Directory, finding: Finding, settle: Callable[[Directory, Finding], str]
+) -> Settled:
+    try:
+        return Settled(finding=finding, done=True, words=settle(directory, finding))
+    except StenologError as error:
+        return Settled(finding=finding, done=False, words=str(error))
+    except OSError as error:
+        words = str(explained(error, f"settling {finding.path}"))
+        return Settled(finding=finding, done=False, words=words)
+
+
+# --- repairing -------------------------------------------------------------------------------
+
+
+def _repair(directory: Directory, finding: Finding) -> str:
+    _, *folders, name = finding.path.split("/")
+    if folders:
+        return _move_archive(directory, folders[-1], name, finding.key)
+    leftover = LEFTOVER.fullmatch(name)
+    if leftover is not None:
+        with standing_still(directory, leftover[1]):
+            return _move(directory, directory.descriptor, name)
+    with standing_still(directory, name) as descriptor:
+        if descriptor is None:
+            return _GONE
+        judged = judge(read_whole(descriptor), name)
+        if judged.state is None:
+            if any(found.repairable for found in judged.findings):
+                return _move(directory, directory.descriptor, name)
+            return _GONE
+    return _mark_void(directory, judged.state.key)
+
+
+def _mark_void(directory: Directory, key: str) -> str:
+    """Let the store's own writer set the bad tail aside, as it would before the next message."""
+    with _locked(directory, key) as log:
+        if log is None or log.tail is None:
+            return _GONE
+        _, outcome = writer.append(log, [])
+        if outcome.error is not None:
+            raise outcome.failure(f"marking the tail of {key!r} as void")
+    return "marked as void; its bytes stay in the file"
+
+
+@contextmanager
+def _locked(directory: Directory, key: str) -> Iterator[Log | None]:
+    logs = Logs(directory, busy_timeout=BUSY_TIMEOUT, cache_bytes=0)
+    try:
+        yield logs.lock(key, create=False)
+    finally:
+        logs.unlock(key)
+        logs.close()
+
+
+def _move_archive(directory: Directory, uid: str, name: str, key: str | None) -> str:
+    with archives_standing_still(directory, uid) as folder:
+        if folder is None or name not in spare_archives(directory, folder, uid, key):
+            return _GONE
+        return _move(directory, folder, name, prefix=f"{uid}-")
+
+
+def _move(directory: Directory, folder: int, name: str, *, prefix: str = "") -> str:
+    """Give a file a new name in the folder aside, durably."""
+    with _aside(directory) as aside:
+        target = f"{prefix}{name.lstrip('.')}.{_stamp()}"
+        try:
+            os.rename(name, target, src_dir_fd=folder, dst_dir_fd=aside)
+        except FileNotFoundError:
+            return _GONE
+        sync_folder(aside)
+        sync_folder(folder)
+    return f"moved to {directory.path.name}/{ASIDE}/{target}"
+
+
+@contextmanager
+def _aside(directory: Directory) -> Iterator[int]:
+    folder = directory.subfolder(ASIDE, create=True)
+    if folder is None:
+        raise FileNotFoundError(directory.path / ASIDE)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _stamp() -> str:
+    """The present moment, so fine that no two files aside get the same name."""
+    return writer.now().replace(":", "")
+
+
+# --- accepting -------------------------------------------------------------------------------
+
+
+def _accept(directory: Directory, finding: Finding) -> str:
+    if finding.key is None:
+        return _GONE
+    with _locked(directory, finding.key) as log:
+        if log is None:
+            return _GONE
+        text = log.read(0, log.size)
+        signed = accepted(text)
+        if signed is None:
+            return _GONE
+        kept = _copy(directory, log.name, text)
+        found = rewrite.replay(signed, log.known_state())
+        whole = rewrite.composed(
+            found.head,
+            found.state,
+            signed,
+            writer.now(),
+            first_seq=found.first_seq,
+            next_seq=found.next_seq,
+            tail=found.tail,
+        )
+        rewrite.swap(log, whole)
+    return f"taken in; the log as it was is {directory.path.name}/{ASIDE}/{kept}"
+
+
+def _copy(directory: Directory, name: str, text: bytes) -> str:
+    """Put these bytes into the folder aside, durably; the name they have there."""
+    target = f"{name}.{_stamp()}"
+    with _aside(directory) as aside:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(target, flags, 0o600, dir_fd=aside)
+        try:
+            archive.write_all(descriptor, text)
+            sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(aside)
+    return target
+
+
+def accepted(text: bytes) -> bytes | None:
+    """The log with each hand edit signed, and no record left that calls it lost; None: no edit."""
+    lines = text.split(b"\n")
+    back: list[Span] = []
+    for index, line in enumerate(lines):
+        signed = re_sign(line) if line and parse_line(line) is None else None
+        if signed is not None:
+            lines[index] = signed
+            back += _brought_back(parse_line(signed))
+    if b"\n".join(lines) == text:
+        return None
+    for index, line in enumerate(lines):
+        record = parse_line(line)
+        if isinstance(record, StateRecord | VoidRecord):
+            lines[index] = _without(record, spans.union(back)) or line
+    return b"\n".join(lines)
+
+
+def _brought_back(record: Record | None) -> list[Span]:
+    """The seqs that count again with this record: its own, and those of its batch."""
+    if not isinstance(record, Message):
+        return []
+    index, count = scan.part_of(record) or (1, 1)
+    return [(max(1, record.seq - index + 1), record.seq + count - index)]
+
+
+def _without(record: StateRecord | VoidRecord, back: list[Span]) -> bytes | None:
+    """The line of this record without these seqs among the lost; None where that is the same."""
+    body: msgspec.Struct
+    if isinstance(record, StateRecord):
+        lost = spans.minus(record.body.lost, back)
+        if lost == record.body.lost:
+            return None
+        body = msgspec.structs.replace(record.body, lost=lost)
+    else:
+        lost = spans.minus(record.body.lost, back)
+        if lost == record.body.lost:
+            return None
+        body = msgspec.structs.replace(record.body, lost=lost, changes=[])
+    kind = "state" if isinstance(record, StateRecord) else "void"
+    line = control_line(kind, record.seq, record.at, body, joined=record.joined, part=record.part)
+    return line.removesuffix(b"\n")

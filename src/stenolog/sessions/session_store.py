@@ -1,0 +1,312 @@
+"""The face that an agent loop holds: a failed write is an answer, not an exception.
+
+A loop must go on talking; so what failed is logged, counted and shown in `health()`.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+
+from stenolog.errors import NoSuchSession, StenologError
+from stenolog.records import Health, Message
+from stenolog.stores.base import Store
+
+WORTH_A_REWRITE: Final = 64 * 1024
+"""Below this size of the live log, `save` leaves it alone."""
+
+_logger = logging.getLogger("stenolog")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHealth:
+    """Whether writes can be expected to be kept, and what went wrong so far."""
+
+    ok: bool
+    """The store says so, and the newest write succeeded."""
+    free_bytes: int | None
+    """Room left where the store lives; None where that has no meaning, or could not be asked."""
+    problems: tuple[str, ...]
+    """What is wrong now or soon will be, each with what to do."""
+    failed_writes: int
+    """How many writes failed since the store was opened."""
+    failed_reads: int
+    """How many reads fell back to nothing since the store was opened."""
+    last_error: str | None
+    """The newest failure in words; None where there was none."""
+
+
+@runtime_checkable
+class SessionStore(Protocol):
+    """Sessions as an agent loop uses them. Only `save` raises.
+
+    A write that appends answers with the seq, or None where it failed. Any other write answers
+    True, or False where it failed. So `if not sessions.add_message(…)` is the test for all.
+    """
+
+    @property
+    def store(self) -> Store | None:
+        """The store beneath, for what this face lacks: undo, fork, follow …; None without one.
+
+        Calls made there raise when they fail.
+        """
+        ...
+
+    def add_message(
+        self, key: str, role: str, content: Any, *, once: str | None = None
+    ) -> int | None:
+        """Append `{"role": role, "content": content}`; its seq.
+
+        A failure gives None: keep the message in hand, and try again with the same `once`.
+        """
+        ...
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int | None:
+        """Append one message, kept exactly as it is; its seq.
+
+        A failure gives None: keep the message in hand, and try again with the same `once`.
+        """
+        ...
+
+    def get_history(
+        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
+    ) -> list[Message]:
+        """The visible messages by seq: those past `after`, of these the `last`; `full`: all.
+
+        A failure gives an empty list.
+        """
+        ...
+
+    def get_summary(self, key: str) -> str:
+        """What stands for the messages below the floor. A failure gives an empty text."""
+        ...
+
+    def set_summary(self, key: str, text: str) -> bool:
+        """Replace the summary and nothing else. A failure gives False: the old one stays."""
+        ...
+
+    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
+        """Make exactly these messages visible. A failure gives False: all is as it was."""
+        ...
+
+    def truncate_history(self, key: str, keep_last: int) -> bool:
+        """Hide all but the last visible ones. A failure gives False: nothing is hidden."""
+        ...
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> bool:
+        """Replace the summary and hide everything up to this seq, in one step.
+
+        A failure gives False, a floor that is not the expected one included: neither is done.
+        """
+        ...
+
+    def save(self, key: str) -> None:
+        """Archive what is hidden where that is worth it; every message is on disk already.
+
+        A failure is raised; the session is complete and readable all the same.
+        """
+        ...
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """Keys in the order of their bytes, a page at a time. A failure gives an empty list."""
+        ...
+
+    def health(self) -> SessionHealth:
+        """What the store says of itself, and what failed. A failure to ask is a problem in it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the store; a second call does nothing.
+
+        A failure is logged, not raised: every write was on disk when it was answered.
+        """
+        ...
+
+
+class JSONLBackend:
+    """The SessionStore over any Store; it owns the store and closes it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._closed = False
+        self._counting = Lock()
+        self._failed_writes = 0
+        self._failed_reads = 0
+        self._last_error: str | None = None
+        self._write_trouble: str | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store beneath; calls made there raise when they fail."""
+        return self._store
+
+    def add_message(
+        self, key: str, role: str, content: Any, *, once: str | None = None
+    ) -> int | None:
+        """Append a message; its seq. A failure gives None and is logged and counted."""
+        return self._write(
+            "add_message", key, lambda: self._store.add_message(key, role, content, once=once)
+        )
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int | None:
+        """Append a message; its seq. A failure gives None and is logged and counted."""
+        return self._write(
+            "add_full_message", key, lambda: self._store.add_full_message(key, message, once=once)
+        )
+
+    def get_history(
+        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
+    ) -> list[Message]:
+        """The messages by seq. A failure gives an empty list and is logged and counted."""
+        return self._read(
+            "get_history",
+            key,
+            lambda: self._store.get_history(key, last=last, after=after, full=full),
+            otherwise=[],
+        )
+
+    def get_summary(self, key: str) -> str:
+        """The summary. A failure gives an empty text and is logged and counted."""
+        return self._read("get_summary", key, lambda: self._store.get_summary(key), otherwise="")
+
+    def set_summary(self, key: str, text: str) -> bool:
+        """Replace the summary. A failure gives False and is logged and counted."""
+        return self._change("set_summary", key, lambda: self._store.set_summary(key, text))
+
+    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
+        """Replace what is visible. A failure gives False and is logged and counted."""
+        return self._change("set_history", key, lambda: self._store.set_history(key, messages))
+
+    def truncate_history(self, key: str, keep_last: int) -> bool:
+        """Hide all but the last ones. A failure gives False and is logged and counted."""
+        return self._change(
+            "truncate_history", key, lambda: self._store.truncate_history(key, keep_last)
+        )
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> bool:
+        """Summary and floor in one step. A failure gives False and is logged and counted."""
+        return self._change(
+            "checkpoint",
+            key,
+            lambda: self._store.checkpoint(
+                key, summary=summary, upto=upto, expect_floor=expect_floor
+            ),
+        )
+
+    def save(self, key: str) -> None:
+        """Compact where more lies below the floor than above it and the log is 64 KiB or more.
+
+        A failure is raised as the store raised it; a session that is not there is none.
+        """
+        try:
+            info = self._store.info(key)
+        except NoSuchSession:
+            return
+        below = info.floor - info.archived
+        above = info.last_seq - info.floor
+        if below > above and info.bytes >= WORTH_A_REWRITE:
+            self._store.compact(key)
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """A page of keys. A failure gives an empty list and is logged and counted."""
+        return self._read(
+            "list_sessions",
+            None,
+            lambda: self._store.list_sessions(prefix=prefix, limit=limit, after=after),
+            otherwise=[],
+        )
+
+    def health(self) -> SessionHealth:
+        """The store's health and the failures here. A failure to ask is a problem in it."""
+        try:
+            found = self._store.health()
+        except StenologError as error:
+            found = Health(ok=False, free_bytes=None, problems=(str(error),))
+        except Exception as error:
+            _logger.exception("health failed")
+            found = Health(ok=False, free_bytes=None, problems=(repr(error),))
+
+        with self._counting:
+            trouble = () if self._write_trouble is None else (self._write_trouble,)
+            return SessionHealth(
+                ok=found.ok and not trouble,
+                free_bytes=found.free_bytes,
+                problems=(*found.problems, *trouble),
+                failed_writes=self._failed_writes,
+                failed_reads=self._failed_reads,
+                last_error=self._last_error,
+            )
+
+    def close(self) -> None:
+        """Close the store, once. A failure is logged, not raised."""
+        with self._counting:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self._store.close()
+        except Exception:
+            _logger.exception("close failed; every write was on disk when it was answered")
+
+    def _change(self, call: str, key: str, change: Callable[[], None]) -> bool:
+        def changed() -> bool:
+            change()
+            return True
+
+        return bool(self._write(call, key, changed))
+
+    def _write(self, call: str, key: str, write: Callable[[], _Result]) -> _Result | None:
+        try:
+            result = write()
+        except StenologError as error:
+            words = _in_words(call, key, error)
+            _logger.log(logging.ERROR, words)
+        except Exception as error:
+            words = _in_words(call, key, error)
+            _logger.exception(words)
+        else:
+            with self._counting:
+                self._write_trouble = None
+            return result
+
+        with self._counting:
+            self._failed_writes += 1
+            self._last_error = words
+            self._write_trouble = f"the newest write failed: {words}"
+        return None
+
+    def _read(
+        self, call: str, key: str | None, read: Callable[[], _Result], *, otherwise: _Result
+    ) -> _Result:
+        try:
+            return read()
+        except StenologError as error:
+            words = _in_words(call, key, error)
+            _logger.log(logging.ERROR, "%s; taken as empty", words)
+        except Exception as error:
+            words = _in_words(call, key, error)
+            _logger.exception("%s; taken as empty", words)
+
+        with self._counting:
+            self._failed_reads += 1
+            self._last_error = words
+        return otherwise
+
+
+def _in_words(call: str, key: str | None, error: Exception) -> str:
+    of = "" if key is None else f" of {key!r}"
+    return f"{call}{of} failed: {type(error).__name__}: {error}"

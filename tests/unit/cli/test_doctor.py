@@ -1,0 +1,170 @@
+"""`steno doctor`: what it prints, what it settles, and how it ends."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from stenolog.stores.opening import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+
+@pytest.fixture
+def log(place: Path) -> Path:
+    return place / "workspace" / "sessions" / "telegram%3A123.jsonl"
+
+
+def _tear(log: Path) -> None:
+    log.write_bytes(log.read_bytes() + b'{"kind":"mess')
+
+
+def _edit(log: Path) -> None:
+    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message three"'))
+
+
+def _damage(log: Path) -> None:
+    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
+
+
+def test_a_healthy_workspace_ends_with_0(steno: Steno) -> None:
+    result = steno("doctor")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "3 logs examined: all is well.\n"
+
+
+def test_a_finding_is_told_and_ends_with_1(log: Path, steno: Steno) -> None:
+    start = log.stat().st_size
+    _tear(log)
+
+    result = steno("doctor", "workspace")
+
+    assert result.exit_code == 1
+    assert result.stdout == (
+        "torn tail · telegram:123\n"
+        f"  sessions/telegram%3A123.jsonl, from byte {start:,} to the end, 13 bytes\n"
+        "  The last write was cut off, and never acknowledged.\n"
+        "  What to do: The next message sets it aside by itself; --repair does it now. "
+        "No byte is removed.\n\n"
+    )
+    assert result.stderr == "3 logs examined: 1 finding, of which --repair settles 1.\n"
+
+
+def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> None:
+    _tear(log)
+    torn = log.read_bytes()
+
+    result = steno("doctor", "--repair")
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == (
+        "telegram:123: torn tail settled: marked as void; its bytes stay in the file\n"
+        "3 logs examined: all is well.\n"
+    )
+    assert log.read_bytes().startswith(torn)
+    assert steno("doctor").exit_code == 0
+
+
+def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> None:
+    _damage(log)
+    _tear(log)
+
+    result = steno("doctor", "--repair")
+
+    assert result.exit_code == 1
+    assert "torn tail settled" in result.stderr
+    assert result.stdout.startswith("damaged line · telegram:123\n")
+    assert result.stderr.endswith("3 logs examined: 1 finding.\n")
+
+
+def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
+    _edit(log)
+    edited = log.read_bytes()
+    assert "--accept takes it in" in steno("doctor").stdout
+    assert steno("doctor", "--repair").exit_code == 1
+
+    result = steno("doctor", "--accept")
+
+    assert result.exit_code == 0
+    assert "hand edit settled: taken in; the log as it was is sessions/aside/" in result.stderr
+    assert "message three" in steno("show", "telegram:123").stdout
+    (kept,) = (log.parent / "aside").iterdir()
+    assert kept.read_bytes() == edited
+
+
+def test_both_at_once(log: Path, steno: Steno) -> None:
+    _edit(log)
+    log.with_name("empty.jsonl").touch(mode=0o600)
+
+    result = steno("doctor", "--repair", "--accept")
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert len(list((log.parent / "aside").iterdir())) == 2
+
+
+def test_json_is_one_object_with_everything(log: Path, steno: Steno) -> None:
+    _damage(log)
+    _tear(log)
+
+    result = steno("doctor", "--json", "--repair")
+    report = json.loads(result.stdout)
+
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    assert (report["workspace"], report["sessions"]) == ("workspace", 3)
+    (left,) = report["findings"]
+    assert (left["kind"], left["key"], left["lost"]) == ("damaged line", "telegram:123", [[3, 3]])
+    (settled,) = report["settled"]
+    assert settled["done"]
+    assert settled["finding"]["kind"] == "torn tail"
+
+
+def test_json_of_a_healthy_workspace(steno: Steno) -> None:
+    result = steno("doctor", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "workspace": "workspace",
+        "sessions": 3,
+        "findings": [],
+        "settled": [],
+    }
+
+
+@pytest.mark.parametrize("options", [[], ["--repair"], ["--accept"]])
+def test_what_cannot_be_examined_ends_with_3(place: Path, steno: Steno, options: list[str]) -> None:
+    for directory in ("nowhere", "workspace/sessions"):
+        result = steno("doctor", directory, *options)
+        assert (result.exit_code, result.stdout) == (3, "")
+        assert result.stderr.startswith("Error: ")
+        assert result.stderr.count("\n") == 1
+    assert not (place / "nowhere").exists()
+
+
+def test_wrong_usage_ends_with_2(steno: Steno) -> None:
+    assert steno("doctor", "--delete").exit_code == 2
+    assert steno("doctor", "workspace", "-w", "workspace").exit_code == 2
+
+
+def test_a_workspace_where_nothing_was_stored_is_healthy(place: Path, steno: Steno) -> None:
+    (place / "fresh").mkdir()
+    result = steno("doctor", "fresh")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "There are no sessions in fresh yet.\n"
+
+
+def test_a_key_cannot_drive_the_terminal(place: Path, in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_message("evil\x1b[2J\nkey", "user", "x")
+    (log,) = (place / "workspace" / "sessions").glob("evil*")
+    _tear(log)
+
+    code, shown = in_terminal("doctor", NO_COLOR="1")
+
+    assert code == 1
+    assert "\x1b" not in shown
+    assert "torn tail · evil\\x1b[2J\\nkey\n" in shown

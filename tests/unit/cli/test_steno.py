@@ -1,0 +1,56 @@
+"""The group itself: version, help, unknown words, and what it does not import."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+from click.testing import Result
+
+from stenolog.cli import main
+
+Steno = Callable[..., Result]
+
+
+def test_the_version_is_that_of_the_package(steno: Steno) -> None:
+    result = steno("--version")
+    assert (result.exit_code, result.stdout) == (0, f"steno {version('stenolog')}\n")
+
+
+def test_the_installed_command_is_the_group() -> None:
+    ended = subprocess.run(
+        [str(Path(sys.executable).with_name("steno")), "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout == f"steno {version('stenolog')}\n"
+
+
+def test_help_lists_every_command_with_a_sentence(steno: Steno) -> None:
+    result = steno("--help")
+    assert result.exit_code == 0
+    for name in main.list_commands(click.Context(main)):
+        assert f"\n  {name} " in result.stdout
+
+
+def test_an_unknown_command_is_wrong_usage(steno: Steno) -> None:
+    result = steno("frobnicate")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "No such command 'frobnicate'" in result.stderr
+
+
+def test_the_version_is_told_without_importing_what_it_does_not_need() -> None:
+    program = (
+        "import sys; from stenolog.cli import main\n"
+        "main(['--version'], standalone_mode=False)\n"
+        "print(*{n.partition('.')[0] for n in sys.modules} & {'rich', 'prompt_toolkit'})\n"
+        "print(*[n for n in sys.modules if n.startswith('stenolog.sessions')])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.splitlines()[1:] == ["", ""]

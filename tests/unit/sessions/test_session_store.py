@@ -1,0 +1,303 @@
+"""The face of an agent loop: what each method does when all is well, and when it is not."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.errors import StoreClosed, StoreUnavailable
+from stenolog.records import Health, Message
+from stenolog.sessions.session_store import JSONLBackend, SessionStore
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import open_store
+
+# Checked by mypy: the backend is a SessionStore, method by method.
+_statically: Callable[[Store], SessionStore] = JSONLBackend
+
+
+FAILED: dict[str, tuple[Callable[[SessionStore], Any], Any, str]] = {
+    # method: (a call, what a failure gives, the words of it in the docstring)
+    "add_message": (lambda s: s.add_message("k", "user", "x", once="t"), None, "None"),
+    "add_full_message": (lambda s: s.add_full_message("k", {"role": "user"}), None, "None"),
+    "get_history": (lambda s: s.get_history("k", last=1), [], "empty list"),
+    "get_summary": (lambda s: s.get_summary("k"), "", "empty text"),
+    "set_summary": (lambda s: s.set_summary("k", "x"), False, "False"),
+    "set_history": (lambda s: s.set_history("k", []), False, "False"),
+    "truncate_history": (lambda s: s.truncate_history("k", 1), False, "False"),
+    "checkpoint": (lambda s: s.checkpoint("k", summary="x", upto=0), False, "False"),
+    "save": (lambda s: s.save("k"), StoreClosed, "raised"),
+    "list_sessions": (lambda s: s.list_sessions(), [], "empty list"),
+    "health": (lambda s: s.health().ok, False, "problem"),
+    "close": (lambda s: s.close(), None, "logged, not raised"),
+    "store": (lambda s: s.store and s.store.info("k"), StoreClosed, "raise when they fail"),
+}
+WRITES = (
+    "add_message",
+    "add_full_message",
+    "set_summary",
+    "set_history",
+    "truncate_history",
+    "checkpoint",
+)
+
+
+class BrokenDriver(InMemoryStore):
+    """A store by somebody else that lets the errors of its driver through."""
+
+    def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
+        raise ConnectionResetError(104, f"gone while sending {(key, role, content, once)}")
+
+    def get_summary(self, key: str) -> str:
+        raise ConnectionResetError(104, f"gone while reading {key}")
+
+    def health(self) -> Health:
+        raise ConnectionResetError(104, "the server went away")
+
+    def close(self) -> None:
+        raise ConnectionResetError(104, "the server went away")
+
+
+@pytest.fixture
+def failing() -> SessionStore:
+    """Everything but close fails here: the store beneath is closed already."""
+    backend = JSONLBackend(InMemoryStore())
+    backend.store.close()
+    return backend
+
+
+def _methods(face: type) -> set[str]:
+    return {name for name in vars(face) if not name.startswith("_")}
+
+
+def test_a_backend_is_a_session_store_at_run_time() -> None:
+    assert isinstance(JSONLBackend(InMemoryStore()), SessionStore)
+    assert not isinstance(InMemoryStore(), SessionStore)
+
+
+def test_the_backend_has_the_signatures_of_the_face() -> None:
+    for name in _methods(SessionStore) - {"store"}:
+        expected = inspect.signature(getattr(SessionStore, name))
+        assert inspect.signature(getattr(JSONLBackend, name)) == expected, name
+
+
+@pytest.mark.parametrize("face", [SessionStore, JSONLBackend])
+def test_each_docstring_names_what_a_failure_does(face: type) -> None:
+    assert _methods(face) == set(FAILED)
+    for name, (_, _, words) in FAILED.items():
+        text = " ".join((inspect.getdoc(vars(face)[name]) or "").split())
+        assert "fail" in text, name
+        assert words in text, name
+
+
+@pytest.mark.parametrize("method", FAILED)
+def test_p8_a_failure_does_what_the_docstring_says(failing: SessionStore, method: str) -> None:
+    call, outcome, _ = FAILED[method]
+    if isinstance(outcome, type):
+        with pytest.raises(outcome):
+            call(failing)
+    else:
+        assert call(failing) == outcome
+
+
+@pytest.mark.parametrize("method", WRITES)
+def test_p8_a_failed_write_is_logged_counted_and_in_health(
+    failing: SessionStore, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, _, _ = FAILED[method]
+
+    call(failing)
+
+    health = failing.health()
+    assert health.failed_writes == 1
+    assert health.failed_reads == 0
+    assert health.last_error is not None
+    assert health.last_error.startswith(f"{method} of 'k' failed: StoreClosed: ")
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert health.last_error in caplog.text
+
+
+def test_p8_a_failed_read_is_counted_apart_and_logged(
+    failing: SessionStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing.get_history("k")
+    failing.list_sessions()
+
+    health = failing.health()
+    assert (health.failed_writes, health.failed_reads) == (0, 2)
+    assert health.last_error is not None
+    assert health.last_error.startswith("list_sessions failed: StoreClosed: ")
+    assert "taken as empty" in caplog.text
+
+
+def test_p10_a_refused_message_is_a_failed_write_and_the_next_one_clears_the_trouble() -> None:
+    sessions = JSONLBackend(InMemoryStore())
+
+    refused = sessions.add_message("k", "user", float("nan"))
+    troubled = sessions.health()
+    kept = sessions.add_message("k", "user", "a number")
+    calm = sessions.health()
+
+    assert (refused, kept) == (None, 1)
+    assert not troubled.ok
+    assert len(troubled.problems) == 1
+    assert "add_message of 'k' failed: RefusedMessage: content" in troubled.problems[0]
+    assert calm.ok
+    assert calm.problems == ()
+    assert calm.failed_writes == 1
+    assert calm.last_error == troubled.last_error
+
+
+def test_errors_that_a_driver_let_through_do_not_reach_the_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sessions = JSONLBackend(BrokenDriver())
+
+    assert sessions.add_message("k", "user", "x") is None
+    assert sessions.get_summary("k") == ""
+    health = sessions.health()
+    sessions.close()
+    sessions.close()
+
+    assert not health.ok
+    assert "the server went away" in health.problems[0]
+    assert (health.failed_writes, health.failed_reads) == (1, 1)
+    assert [record.exc_info is not None for record in caplog.records] == [True] * 4
+
+
+def test_p12_once_reaches_the_store() -> None:
+    sessions = JSONLBackend(InMemoryStore())
+
+    first = sessions.add_message("k", "user", "x", once="run-7")
+    again = sessions.add_message("k", "user", "x", once="run-7")
+    whole = sessions.add_full_message("k", {"role": "user", "content": "x"}, once="run-8")
+
+    assert (first, again, whole) == (1, 1, 2)
+
+
+def test_what_is_written_is_read_back() -> None:
+    sessions = JSONLBackend(InMemoryStore())
+
+    assert sessions.add_message("a", "user", "one") == 1
+    assert sessions.add_full_message("a", {"role": "tool", "content": "two", "x": 1}) == 2
+    assert sessions.add_message("b", "user", "other") == 1
+    assert sessions.set_summary("a", "so far")
+    assert sessions.truncate_history("a", 1)
+
+    assert [m.to_dict() for m in sessions.get_history("a")] == [
+        {"role": "tool", "content": "two", "x": 1}
+    ]
+    assert [m.seq for m in sessions.get_history("a", full=True)] == [1, 2]
+    assert sessions.get_summary("a") == "so far"
+    assert sessions.list_sessions() == ["a", "b"]
+    assert sessions.list_sessions(after="a", limit=5) == ["b"]
+    assert sessions.set_history("b", [{"role": "user", "content": "new"}])
+    assert [m.content for m in sessions.get_history("b")] == ["new"]
+
+
+def test_p5_a_stale_checkpoint_is_a_failed_write_that_changes_nothing() -> None:
+    sessions = JSONLBackend(InMemoryStore())
+    for content in "abcd":
+        sessions.add_message("k", "user", content)
+
+    assert sessions.checkpoint("k", summary="a and b", upto=2, expect_floor=0)
+    assert sessions.checkpoint("k", summary="other", upto=3, expect_floor=0) is False
+
+    assert sessions.get_summary("k") == "a and b"
+    assert [m.content for m in sessions.get_history("k")] == ["c", "d"]
+
+
+def test_close_twice_is_harmless_and_later_writes_fail_softly() -> None:
+    sessions = JSONLBackend(InMemoryStore())
+    sessions.close()
+    sessions.close()
+
+    assert sessions.add_message("k", "user", "x") is None
+    assert not sessions.health().ok
+
+
+def _fill(sessions: SessionStore, messages: int, size: int) -> None:
+    for number in range(messages):
+        assert sessions.add_message("k", "user", f"{number} " + "x" * size)
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "kept", "archived"),
+    [
+        pytest.param(10, 10_000, 4, 6, id="more-below-than-above-and-large"),
+        pytest.param(10, 10_000, 5, 0, id="as-much-below-as-above"),
+        pytest.param(10, 100, 1, 0, id="not-worth-a-rewrite"),
+    ],
+)
+def test_save_archives_only_where_it_is_worth_it(
+    tmp_path: Path, messages: int, size: int, kept: int, archived: int
+) -> None:
+    with open_store(str(tmp_path / "workspace")) as store:
+        sessions = JSONLBackend(store)
+        _fill(sessions, messages, size)
+        sessions.truncate_history("k", kept)
+
+        sessions.save("k")
+
+        assert store.info("k").archived == archived
+        assert len(sessions.get_history("k")) == kept
+        assert len(sessions.get_history("k", full=True)) == messages
+
+
+def test_p9_save_does_not_compact_again_what_is_archived(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "workspace")) as store:
+        sessions = JSONLBackend(store)
+        _fill(sessions, 12, 20_000)
+        sessions.truncate_history("k", 4)
+
+        sessions.save("k")
+        once = store.info("k")
+        sessions.save("k")
+
+        assert once.archived == 8
+        assert once.bytes >= 64 * 1024
+        assert store.info("k").generation == once.generation
+
+        sessions.truncate_history("k", 3)
+        sessions.save("k")
+
+        assert store.info("k").archived == 8
+
+
+def test_save_of_an_unknown_session_does_nothing() -> None:
+    sessions = JSONLBackend(InMemoryStore())
+    sessions.save("nobody")
+    assert sessions.list_sessions() == []
+
+
+def test_p8_save_raises_what_compact_raised(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "workspace")) as store:
+        sessions = JSONLBackend(store)
+        _fill(sessions, 10, 10_000)
+        sessions.truncate_history("k", 1)
+        (tmp_path / "workspace" / "sessions" / "archive").write_text("in the way")
+
+        with pytest.raises(StoreUnavailable, match="archiving 'k'"):
+            sessions.save("k")
+
+        assert [m.seq for m in sessions.get_history("k")] == [10]
+
+
+def test_p5_summary_then_truncate_then_save_hides_what_was_summarised(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "workspace")) as store:
+        sessions = JSONLBackend(store)
+        _fill(sessions, 8, 10_000)
+        covered: list[Message] = sessions.get_history("k")[:-2]
+        for content in "abcd":
+            sessions.add_message("k", "user", content)
+
+        assert sessions.checkpoint("k", summary="the first six", upto=covered[-1].seq)
+        sessions.save("k")
+
+    with open_store(str(tmp_path / "workspace")) as store:
+        assert [m.seq for m in store.get_history("k")] == [7, 8, 9, 10, 11, 12]
+        assert store.get_summary("k") == "the first six"
+        assert [m.seq for m in store.get_history("k", full=True)] == list(range(1, 13))

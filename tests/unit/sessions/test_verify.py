@@ -1,0 +1,320 @@
+"""The doctor's examination of a folder: what only the folder shows, and that nothing is written."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from binascii import crc32
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stenolog.errors import DamagedStore, UsageError
+from stenolog.sessions.damage import Finding, Kind
+from stenolog.sessions.verify import examine
+from stenolog.stores.opening import open_store
+
+KEY = "telegram:123"
+NAME = "telegram%3A123.jsonl"
+
+
+def _findings(workspace: Path) -> list[tuple[Kind, str]]:
+    return [(finding.kind, finding.path) for finding in examine(workspace).findings]
+
+
+def _only(workspace: Path) -> Finding:
+    (finding,) = examine(workspace).findings
+    return finding
+
+
+def _archives(workspace: Path) -> list[Path]:
+    return sorted((workspace / "sessions" / "archive").glob("*/*"))
+
+
+def _bytes(workspace: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(workspace)): path.read_bytes()
+        for path in workspace.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_healthy_workspace_has_no_findings(compacted: Path) -> None:
+    with open_store(compacted) as store:
+        store.add_message("x" * 900, "user", "a key too long for a file name")
+
+    report = examine(compacted)
+
+    assert report.findings == ()
+    assert report.sessions == 2
+
+
+def test_a_workspace_where_nothing_was_stored_is_healthy(tmp_path: Path) -> None:
+    report = examine(tmp_path)
+    assert (report.sessions, report.findings) == (0, ())
+
+
+def test_no_workspace_is_an_error_that_says_so(tmp_path: Path, workspace: Path) -> None:
+    with pytest.raises(UsageError, match="no workspace at"):
+        examine(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="name the workspace, which is the folder above it"):
+        examine(workspace / "sessions")
+
+
+def test_p11_a_symlink_in_place_of_the_folder_is_not_followed(
+    tmp_path: Path, workspace: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    (other / "sessions").symlink_to(workspace / "sessions")
+    with pytest.raises(DamagedStore, match=r"symbolic link|stands in its place"):
+        examine(other)
+
+
+def test_examining_writes_nothing(compacted: Path) -> None:
+    log = compacted / "sessions" / NAME
+    log.write_bytes(log.read_bytes() + b"{")
+    (compacted / "sessions" / "empty.jsonl").touch(mode=0o600)
+    before = _bytes(compacted)
+
+    assert len(examine(compacted).findings) == 2
+
+    assert _bytes(compacted) == before
+
+
+@pytest.mark.parametrize("what", ["symlink", "folder", "pipe"])
+def test_p11_what_stands_in_place_of_a_log_is_named(workspace: Path, what: str) -> None:
+    place = workspace / "sessions" / "other.jsonl"
+    match what:
+        case "symlink":
+            place.symlink_to(workspace / "sessions" / NAME)
+        case "folder":
+            place.mkdir()
+        case _:
+            os.mkfifo(place, 0o600)
+
+    finding = _only(workspace)
+
+    assert (finding.kind, finding.key) == (Kind.NOT_A_FILE, "other")
+    assert ("symbolic link" in finding.meaning) == (what == "symlink")
+    assert not finding.repairable
+
+
+def test_a_file_in_place_of_the_archives_is_named(workspace: Path) -> None:
+    (workspace / "sessions" / "archive").write_bytes(b"")
+    assert _findings(workspace) == [(Kind.NOT_A_FILE, "sessions/archive")]
+
+
+def test_other_files_beside_the_logs_are_left_alone(workspace: Path) -> None:
+    (workspace / "sessions" / "README.txt").write_text("mine")
+    (workspace / "notes").mkdir()
+    assert _findings(workspace) == []
+
+
+def test_a_log_that_may_not_be_read_is_named(workspace: Path, log: Path) -> None:
+    log.chmod(0)
+    # Root may read anything, so somebody else looks, from a folder that needs no way to it.
+    program = (
+        "import os; from stenolog.sessions.verify import examine\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(*[f'{f.kind}|{f.meaning}' for f in examine('workspace').findings])"
+    )
+    if os.geteuid() == 0:
+        for place in (log, log.parent, workspace, workspace.parent):
+            os.chown(place, 65534, 65534)
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=workspace.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert ended.stdout.startswith("unreadable|It could not be read")
+    assert "Permission denied" in ended.stdout
+
+
+def test_p6_a_copied_log_is_named(workspace: Path, log: Path) -> None:
+    shutil.copy2(log, log.with_name("copy.jsonl"))
+    finding = _only(workspace)
+    assert (finding.kind, finding.key) == (Kind.WRONG_NAME, KEY)
+    assert finding.path == "sessions/copy.jsonl"
+
+
+# --- archives --------------------------------------------------------------------------------
+
+
+def test_a_missing_archive_is_named_with_what_it_held(compacted: Path) -> None:
+    older, newer = _archives(compacted)
+    newer.unlink()
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key, finding.lost) == (Kind.MISSING_ARCHIVE, KEY, ((5, 7),))
+    assert finding.path == str(newer.relative_to(compacted))
+    assert older.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "symlink"])
+def test_a_damaged_archive_is_named(compacted: Path, damage: str) -> None:
+    archive = _archives(compacted)[-1]
+    packed = archive.read_bytes()
+    match damage:
+        case "cut":
+            archive.write_bytes(packed[:-20])
+        case "flipped":
+            middle = len(packed) // 2
+            archive.write_bytes(
+                packed[:middle] + bytes([packed[middle] ^ 255]) + packed[middle + 1 :]
+            )
+        case "not gzip":
+            archive.write_bytes(b"plain text")
+        case _:
+            archive.rename(compacted / "elsewhere")
+            archive.symlink_to(compacted / "elsewhere")
+
+    kinds = [kind for kind, _ in _findings(compacted)]
+
+    assert kinds == [Kind.DAMAGED_ARCHIVE]
+
+
+def test_an_archive_beyond_a_broken_chain_is_not_called_unreferenced(compacted: Path) -> None:
+    newest = _archives(compacted)[-1]
+    newest.write_bytes(b"")
+    assert [kind for kind, _ in _findings(compacted)] == [Kind.DAMAGED_ARCHIVE]
+
+
+def test_an_archive_that_no_log_leads_to_is_named(compacted: Path) -> None:
+    archive = _archives(compacted)[0]
+    spare = archive.with_name("1-9.jsonl.gz")
+    shutil.copy2(archive, spare)
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key) == (Kind.UNREFERENCED_ARCHIVE, KEY)
+    assert finding.path == str(spare.relative_to(compacted))
+
+
+def test_archives_of_a_log_that_is_gone_are_named(compacted: Path) -> None:
+    (compacted / "sessions" / NAME).unlink()
+    assert [kind for kind, _ in _findings(compacted)] == [Kind.UNREFERENCED_ARCHIVE] * 2
+
+
+@pytest.mark.parametrize("obscure", ["a newer log", "an unknown folder", "an unreadable log"])
+def test_archives_that_may_belong_to_what_cannot_be_read_are_left_alone(
+    compacted: Path, obscure: str
+) -> None:
+    log = compacted / "sessions" / NAME
+    match obscure:
+        case "a newer log":
+            log.write_bytes(_newer(log.read_bytes()))
+        case "an unknown folder":
+            log.parent.joinpath("trash").mkdir(mode=0o700)
+            log.rename(log.parent / "trash" / NAME)
+        case _:
+            log.rename(compacted / "elsewhere")
+            log.symlink_to(compacted / "elsewhere")
+
+    kinds = {kind for kind, _ in _findings(compacted)}
+
+    assert Kind.UNREFERENCED_ARCHIVE not in kinds
+
+
+def _newer(text: bytes) -> bytes:
+    def signed(line: bytes) -> bytes:
+        body = line.rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
+        return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+
+    return b"".join(map(signed, text.splitlines()))
+
+
+@pytest.mark.parametrize("where", ["beside the logs", "among the archives"])
+def test_a_leftover_of_a_compaction_is_named(compacted: Path, where: str) -> None:
+    folder = compacted / "sessions"
+    path = folder / f".{NAME}.new"
+    if where == "among the archives":
+        path = _archives(compacted)[0].parent / ".8-9.jsonl.gz.new"
+    path.write_bytes(b"half")
+    path.chmod(0o600)
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key) == (Kind.LEFTOVER, KEY)
+    assert finding.path == str(path.relative_to(compacted))
+
+
+def test_p11_wide_permissions_are_told_once(workspace: Path, log: Path) -> None:
+    log.chmod(0o644)
+    (workspace / "sessions").chmod(0o755)
+
+    finding = _only(workspace)
+
+    assert finding.kind is Kind.WIDE_PERMISSIONS
+    assert (finding.path, finding.where) == ("sessions", "mode 0755, and 1 more")
+    assert not finding.repairable
+
+
+def test_p7_a_write_under_way_is_not_taken_for_a_torn_one(workspace: Path, log: Path) -> None:
+    """A writer that holds the lock finishes its line while the doctor waits."""
+    program = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as log:
+    text = log.read()
+    fcntl.flock(log, fcntl.LOCK_EX)
+    log.truncate(len(text) - 20)
+    print("half", flush=True)
+    sys.stdin.readline()
+    log.seek(len(text) - 20)
+    log.write(text[-20:])
+"""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as writer,
+        ThreadPoolExecutor() as pool,
+    ):
+        assert writer.stdout is not None
+        assert writer.stdin is not None
+        assert writer.stdout.readline() == "half\n"
+        report = pool.submit(examine, workspace)
+        with pytest.raises(TimeoutError):
+            report.result(timeout=0.3)
+        writer.stdin.write("go on\n")
+        writer.stdin.flush()
+
+        assert report.result().findings == ()
+    assert writer.returncode == 0
+
+
+def test_p7_nothing_is_found_beside_writers_and_a_compactor(workspace: Path) -> None:
+    ended = threading.Event()
+
+    def talk() -> None:
+        with open_store(workspace) as store:
+            while not ended.is_set():
+                store.add_messages(KEY, [{"role": "user", "content": "x" * 500}] * 3)
+
+    def compact() -> None:
+        with open_store(workspace) as store:
+            while not ended.is_set():
+                store.truncate_history(KEY, 2)
+                store.compact(KEY)
+
+    with ThreadPoolExecutor() as pool:
+        others = [pool.submit(talk), pool.submit(compact)]
+        try:
+            found = [finding for _ in range(20) for finding in examine(workspace).findings]
+        finally:
+            ended.set()
+        for other in others:
+            other.result()
+
+    assert found == []
+    assert examine(workspace).findings == ()
