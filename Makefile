@@ -45,7 +45,7 @@ fix: dev
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/python tests/sabotage.py --write-docs
 	@$(VENV)/bin/python bench/tables.py
-	@STENO_UPDATE=1 $(VENV)/bin/python -m pytest -q tests/test_public_api.py
+	@STENO_UPDATE=1 $(VENV)/bin/python -m pytest -q tests/test_public_api.py tests/unit/cli/test_page.py
 
 docs: dev
 	@$(VENV)/bin/python -m pytest tests/docs $(ARGS)

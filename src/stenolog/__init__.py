@@ -1,5 +1,7 @@
 """Durable conversations for AI agents: every message is on disk before the model answers."""
 
+from typing import TYPE_CHECKING
+
 from stenolog.errors import (
     DamagedStore,
     ForeignLog,
@@ -21,11 +23,14 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
-from stenolog.stores.async_store import AsyncStore
+from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from stenolog.stores.async_store import AsyncStore
 
 __all__ = [
     "AsyncStore",
@@ -35,6 +40,7 @@ __all__ = [
     "Health",
     "InMemoryStore",
     "InvalidKey",
+    "JSONLBackend",
     "JSONLStore",
     "MaybeStored",
     "Message",
@@ -46,7 +52,9 @@ __all__ = [
     "ReadOnly",
     "RefusedMessage",
     "SessionDeleted",
+    "SessionHealth",
     "SessionInfo",
+    "SessionStore",
     "StaleCheckpoint",
     "StenologError",
     "Store",
@@ -57,3 +65,16 @@ __all__ = [
     "UsageError",
     "open_store",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # asyncio takes as long to import as all the rest; who does not use it does not wait for it.
+    if name == "AsyncStore":
+        from stenolog.stores.async_store import AsyncStore
+
+        return AsyncStore
+    raise AttributeError(f"module 'stenolog' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,11 +42,13 @@ _decode = msgspec.json.Decoder().decode
 
 def encode_message(message: Message | Mapping[str, Any]) -> bytes:
     """The payload of a message: compact JSON in one line. Raises RefusedMessage."""
+    if type(message) is dict:
+        return encode_object(message)
     if isinstance(message, Message):
         return message.to_json()
     if not isinstance(message, Mapping):
         raise RefusedMessage("", f"a message is a mapping, not {type(message).__name__}")
-    return encode_object(message if isinstance(message, dict) else dict(message))
+    return encode_object(dict(message))
 
 
 def encode_object(fields: dict[str, Any]) -> bytes:
@@ -186,6 +188,12 @@ _decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | Voi
 decode_lines = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode_lines
 """All records of a buffer whose lines were found intact. Raises what msgspec raises where one
 line is of an unknown kind or holds a lone surrogate: then take them one by one."""
+
+
+def plain_line(seq: int, at: str, payload: bytes) -> bytes:
+    """The line of a message with nothing special about it, newline included."""
+    line = b'{"kind":"message","seq":%d,"at":"%b","body":%b' % (seq, at.encode(), payload)
+    return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
 
 
 def message_line(

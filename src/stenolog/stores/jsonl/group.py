@@ -59,8 +59,8 @@ class Gate:
     """Orders the writers of this process that may touch the same session."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[Pending] = []
+        self.lock = threading.Lock()
+        self.waiting: list[Pending] = []
 
     def enter(self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float) -> None:
         """Return when mine is done. Raises StoreBusy, MaybeStored.
@@ -68,11 +68,11 @@ class Gate:
         Either `lead` is called, with a group of which mine is the first, and finishes each of
         them; or somebody else's does.
         """
-        self._waiting.append(mine)
+        self.waiting.append(mine)
         try:
             while not mine.done:
-                if not self._lock.locked():
-                    with self._lock:
+                if not self.lock.locked():
+                    with self.lock:
                         if not mine.done:
                             lead(self._take(mine))
                 else:
@@ -81,17 +81,22 @@ class Gate:
         finally:
             if not mine.done:
                 self._withdraw(mine)
-            if self._waiting:
-                self._waiting[0].ring()
+            self.call_next()
+
+    def call_next(self) -> None:
+        """Wake who has waited longest."""
+        if self.waiting:
+            with suppress(IndexError):  # it did not wait
+                self.waiting[0].ring()
 
     def _take(self, mine: Pending) -> list[Pending]:
         """Mine, and the appends that wait for the same session."""
         self._withdraw(mine)
         group = [mine]
-        if mine.batch is None or not self._waiting:
+        if mine.batch is None or not self.waiting:
             return group
         size = sum(map(len, mine.batch.payloads))
-        for pending in self._waiting.copy():
+        for pending in self.waiting.copy():
             if pending.key == mine.key and pending.batch is not None:
                 size += sum(map(len, pending.batch.payloads))
                 if len(group) >= _MOST_IN_A_GROUP or size > _MOST_BYTES:
@@ -103,7 +108,7 @@ class Gate:
     def _withdraw(self, pending: Pending) -> bool:
         """Take it out of the queue; False where somebody else already has."""
         try:
-            self._waiting.remove(pending)
+            self.waiting.remove(pending)
         except ValueError:
             return False
         return True

@@ -94,6 +94,8 @@ class Log:
         """Up to where its bytes were consumed."""
         self.terminated = True
         self.tail: Tail | None = None
+        self.suspect = False
+        """A sync failed, and what is on the disk is not known: it is renewed before it is used."""
         self.synced = -1
         """Up to where this process itself has synced; -1 where it never did."""
 
@@ -318,6 +320,16 @@ class Log:
         self.end = self.size = self.synced
         if not self.warm:
             self.forget()
+
+    def passed(self, seq: int, at: str, size: int, length: int) -> None:
+        """One message more, which this process has written and does not keep in memory."""
+        self.end = self.size = self.synced = self.start = size
+        self.next_seq = self.covers = seq + 1
+        self.updated = at
+        self.lines_since_state += 1
+        self.bytes_since_state += length
+        if self.messages:
+            self.messages = []
 
     def _newer(self, what: str) -> NewerFormat:
         return NewerFormat(

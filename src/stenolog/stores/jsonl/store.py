@@ -3,6 +3,7 @@
 The order of locks: gate (this process) → flock (all processes) → mutex (memory).
 """
 
+import fcntl
 import os
 import threading
 import time
@@ -41,7 +42,7 @@ from stenolog.records import (
 from stenolog.stores.base import Append
 from stenolog.stores.jsonl import archive, compaction, names, spans, writer
 from stenolog.stores.jsonl import state as states
-from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained, sync_file
+from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.group import GATES, Gate, Pending
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import gather
@@ -99,13 +100,13 @@ class JSONLStore:
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
         """Append `{"role": role, "content": content}`; its seq."""
-        return self._append(key, [encode_object({"role": role, "content": content})], once)
+        return self._append(key, encode_object({"role": role, "content": content}), once)
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
         """Append one message; its seq."""
-        return self._append(key, [encode_message(message)], once)
+        return self._append(key, encode_message(message), once)
 
     def add_messages(
         self,
@@ -120,7 +121,7 @@ class JSONLStore:
             with self._uses:
                 self._check(key, once)
             return []
-        first = self._append(key, payloads, once)
+        first = self._append_batch(key, Batch(payloads, once))
         return list(range(first, first + len(payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
@@ -145,14 +146,44 @@ class JSONLStore:
                 results[index] = [pending.first + i for i in range(len(pending.batch.payloads))]
         return results
 
-    def _append(self, key: str, payloads: Sequence[bytes], once: str | None) -> int:
-        mine = Pending(key, Batch(payloads, once))
+    def _append(self, key: str, payload: bytes, once: str | None) -> int:
+        """One message: at once where nobody is in the way, else like any batch."""
+        if once is None:
+            log, gate = self._logs.opened(key), self._gates[hash(key) % GATES]
+            if log is not None and not (gate.lock.locked() or gate.waiting or self._read_only):
+                with self._uses, gate.lock:
+                    seq = self._append_at_once(log, payload)
+                gate.call_next()
+                if seq:
+                    return seq
+        return self._append_batch(key, Batch((payload,), once))
+
+    def _append_batch(self, key: str, batch: Batch) -> int:
+        mine = Pending(key, batch)
         with self._uses:
-            self._check(key, once)
+            self._check(key, batch.once)
             self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
         if mine.error is not None:
             raise mine.error
         return mine.first
+
+    def _append_at_once(self, log: Log, payload: bytes) -> int:
+        """Its seq; 0: the log is not as this process knows it, and nothing was done."""
+        try:
+            if not self._logs.lock_unchanged(log):
+                return 0
+            seq, outcome = writer.append_one(log, payload)
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing {log.key!r}") from error
+        finally:
+            fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+        if outcome is not None and outcome.error is not None:
+            self._settle(log, outcome)
+            if not seq:
+                raise outcome.failure(f"writing {log.key!r}")
+        elif log.warm:
+            self._logs.trim(log)
+        return seq
 
     def _lead(self, group: list[Pending]) -> None:
         """Write appends to one session in one go; each is finished, whatever happens."""
@@ -221,28 +252,13 @@ class JSONLStore:
             return True
         # Somebody else may have written it; it counts as stored when it is on the disk.
         try:
-            self._sync(log, log.end)
+            writer.sync(log)
         except OSError as error:
+            self._logs.discard(log)
             pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
         else:
             pending.finish(first=token.first)
         return True
-
-    def _sync(self, log: Log, end: int) -> None:
-        """Have this process know that the log is on the disk up to here. Raises OSError.
-
-        A sync that failed is not simply tried again: the log is then renewed before it is used.
-        """
-        if log.synced >= end:
-            return
-        try:
-            sync_file(log.descriptor)
-        except OSError:
-            self._logs.suspects.add(log.name)
-            self._logs.discard(log)
-            raise
-        with log.mutex:
-            log.synced = max(log.synced, end)
 
     def _settle(self, log: Log, outcome: Outcome) -> None:
         """After any error the file is read anew; an interruption goes on its way."""
@@ -250,8 +266,6 @@ class JSONLStore:
             self._logs.trim(log)
             return
         self._logs.discard(log)
-        if outcome.unknown:
-            self._logs.suspects.add(log.name)
         if not isinstance(outcome.error, OSError | StenologError):
             raise outcome.error
 
@@ -381,7 +395,7 @@ class JSONLStore:
             if decided is not None:
                 # It carries the result of all that came before, so that must be on the disk:
                 # another process may have died before it synced what it wrote.
-                self._sync(log, log.end)
+                writer.sync(log)
                 stored, outcome = writer.change(log, decided, payloads)
                 self._settle(log, outcome)
                 if not stored:
@@ -574,19 +588,20 @@ class JSONLStore:
         and give their seqs to others.
         """
 
-        def look(log: Log) -> tuple[Log, int, str, int, list[Message]]:
+        def look(log: Log) -> tuple[Log, str, int, list[Message]]:
             found = log.everything(after=after) if log.next_seq > after + 1 else []
-            return log, log.end, log.known_state().uid, log.next_seq - 1, found
+            return log, log.known_state().uid, log.next_seq - 1, found
 
         with self._uses:
             seen = self._logs.read(key, look)
             if seen is None:
                 return None
-            log, offset, uid, end, messages = seen
+            log, uid, end, messages = seen
             if messages:
                 try:
-                    self._sync(log, offset)
+                    writer.sync(log)
                 except OSError as error:
+                    self._logs.discard(log)
                     raise explained(error, f"syncing the log of {key!r}") from error
                 self._logs.trim(log)
         return uid, end, messages

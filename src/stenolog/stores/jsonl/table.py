@@ -21,6 +21,7 @@ from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.writer import now
 
+_AT_ONCE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
 _LOCK_POLL: Final = 0.0002
 _PATIENCE: Final = 0.25
 """How long to wait for another thread to let go of a descriptor when there are no more."""
@@ -44,6 +45,8 @@ class Logs:
         self._most_open = max(4, min(_MOST_OPEN, share))
         self._mutex = threading.Lock()
         self._open: OrderedDict[str, Log] = OrderedDict()
+        self.opened = self._open.get
+        """The log of a key, if it is open."""
         self._alive: weakref.WeakSet[Log] = weakref.WeakSet()
         self._locked: dict[str, Log] = {}
         self._entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -110,6 +113,8 @@ class Logs:
     def discard(self, log: Log) -> None:
         """Forget a log; its file is read anew when it is next needed."""
         with self._mutex:
+            if log.suspect:
+                self.suspects.add(log.name)
             if self._open.get(log.key) is log:
                 del self._open[log.key]
 
@@ -180,9 +185,29 @@ class Logs:
                     self._entries.popitem(last=False)
             return log
 
+    def lock_unchanged(self, log: Log) -> bool:
+        """Lock an open log, if that is possible at once and the file is as it was left.
+
+        Whatever happens, it must be unlocked afterwards. Raises OSError.
+        """
+        try:
+            fcntl.flock(log.descriptor, _AT_ONCE)
+        except BlockingIOError:
+            return False
+        found = os.stat(log.name, dir_fd=self.directory.descriptor, follow_symlinks=False)
+        return (
+            found.st_size == log.size
+            and found.st_ino == log.inode
+            and found.st_dev == log.device
+            and not self.suspects
+            and self._entries.get(log.name) == (log.inode, log.device)
+        )
+
     def unlock(self, key: str) -> None:
         """Let other processes in. Harmless where nothing was locked."""
         log = self._locked.pop(key, None)
+        if log is not None and log.suspect:
+            self.discard(log)
         if log is not None and log.descriptor >= 0:
             try:
                 fcntl.flock(log.descriptor, fcntl.LOCK_UN)
@@ -243,7 +268,7 @@ def flock(descriptor: int, deadline: float, what: str) -> None:
     """Wait for the lock of a file, looking often: backing off starves. Raises StoreBusy."""
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, _AT_ONCE)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise StoreBusy(f"{what} is held by another process; try again") from None

@@ -31,7 +31,9 @@ class Uses:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave()
+        self._inside.pop()
+        if self.ended and not self._inside:
+            self._release()
 
     def _leave(self) -> None:
         self._inside.pop()

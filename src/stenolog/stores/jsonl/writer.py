@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from msgspec import Raw, Struct
 
-from stenolog.codec import control_line, message_line
+from stenolog.codec import control_line, message_line, plain_line
 from stenolog.errors import MaybeStored, NotStored, ReadOnly
 from stenolog.records import (
     FORMAT,
@@ -83,7 +83,7 @@ def begin(log: Log, at: str) -> Opening:
         )
     if tail is not None:
         # The void proves all that stands before it, so that must be on the disk first.
-        sync_file(log.descriptor)
+        sync(log)
         _report.warning(
             "%s: %d bytes of an interrupted write are set aside; they stay in the file and do not "
             "count",
@@ -99,10 +99,28 @@ def begin(log: Log, at: str) -> Opening:
     if not due:
         return Opening(offset, b"", seq, joined, ())
     if joined:
-        sync_file(log.descriptor)
+        sync(log)
     text = control_line("state", seq, at, state)
     log.state_bytes = len(text)
     return Opening(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=state)])
+
+
+def sync(log: Log) -> None:
+    """Have all that others wrote on the disk. Raises OSError, and then the log is suspect.
+
+    A sync that failed is not tried again, because it would say yes to what it has lost.
+    """
+    with log.mutex:
+        end = log.end
+    if log.synced >= end and log.tail is None:
+        return
+    try:
+        sync_file(log.descriptor)
+    except OSError:
+        log.suspect = True
+        raise
+    with log.mutex:
+        log.synced = max(log.synced, end)
 
 
 def _first_states(key: str, at: str) -> bytes:
@@ -180,6 +198,7 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
     try:
         renew(log, before, now())
     except OSError:
+        log.suspect = True
         return Outcome(0, error, unknown=True)
     return Outcome(0, error)
 
@@ -225,6 +244,39 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
         return firsts, _taken_in(log, opening, records, length)
     whole = [first if outcome.holds(end) else 0 for first, end in zip(firsts, ends, strict=True)]
     return whole, outcome
+
+
+def append_one(log: Log, payload: bytes) -> tuple[int, Outcome | None]:
+    """One message behind a log that is as it should be: the usual append, in its fewest steps.
+
+    0 and None where it is not that simple: then nothing was done, and `append` does it.
+    """
+    at = now()
+    with log.mutex:
+        before, seq = log.size, log.next_seq
+        if (
+            log.synced != before
+            or log.end != before
+            or log.tail is not None
+            or not log.terminated
+            or log.unknown is not None
+            or log.lines_since_state >= STATE_EVERY_LINES
+            or log.bytes_since_state >= _STATE_EVERY_BYTES
+        ):
+            return 0, None
+    line = plain_line(seq, at, payload)
+    outcome = put(log, before, line)
+    if outcome.error is not None:
+        return (seq if outcome.holds(len(line)) else 0), outcome
+    try:
+        with log.mutex:
+            if log.warm or log.end != before:
+                log.grew(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
+            else:
+                log.passed(seq, at, before + len(line), len(line))
+    except BaseException as error:  # noqa: BLE001  it is stored; the caller raises it
+        return seq, Outcome(len(line), error)
+    return seq, outcome
 
 
 def _taken_in(log: Log, opening: Opening, records: list[Record], length: int) -> Outcome:

@@ -1,0 +1,151 @@
+"""Every row of the table: what it measures, the number to reach, and how to measure it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from appends import many_sessions, many_tasks, many_writers, one_append, one_change
+from footprint import start_up, touched_keys, touched_sessions
+from measure import Figure, Place
+from reads import full_read, last_messages, warm_read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The number to reach."""
+
+    sense: Literal["≤", "≥"]
+    number: float
+    unit: Literal["×", "ms", "MB"]
+
+    def reached(self, measured: float) -> bool:
+        """Whether a number is on the right side."""
+        return measured <= self.number if self.sense == "≤" else measured >= self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    what: str
+    target: Target
+    beside: str
+    """What stands in the column of the raw limit."""
+    run: Callable[[Place], Figure]
+    times: int = 3
+
+
+def _times(sense: Literal["≤", "≥"], number: float) -> Target:
+    return Target(sense=sense, number=number, unit="×")
+
+
+def rows(peer_python: Path) -> list[Row]:
+    """All of them, in the order of the table."""
+    return [
+        *(
+            Row(
+                name=f"append-{history}",
+                what=f"durable append, one writer, history {history:,}",
+                target=_times("≤", 1.3),
+                beside="bare write + fdatasync",
+                run=partial(one_append, history=history),
+            )
+            for history in (0, 1000, 100_000)
+        ),
+        Row(
+            name="sessions-64",
+            what="durable appends, 64 sessions on 64 threads",
+            target=_times("≥", 0.35),
+            beside="64 threads on bare files",
+            run=partial(many_sessions, count=64),
+        ),
+        Row(
+            name="writers-16",
+            what="one session, 16 threads",
+            target=_times("≥", 3),
+            beside="one writer",
+            run=partial(many_writers, count=16),
+        ),
+        Row(
+            name="tasks-16",
+            what="one session, 16 asyncio tasks",
+            target=_times("≥", 3),
+            beside="one writer",
+            run=partial(many_tasks, count=16),
+        ),
+        *(
+            Row(
+                name=f"read-{count}",
+                what=f"cold read of all {count:,} messages, every field touched: times faster",
+                target=_times("≥", number),
+                beside="the peer, cold",
+                run=partial(full_read, count=count, peer_python=peer_python),
+            )
+            for count, number in ((100, 3), (1000, 2))
+        ),
+        Row(
+            name="warm-1000",
+            what="warm read of 1,000 messages, the call alone: times faster",
+            target=_times("≥", 50),
+            beside="the peer, object ready",
+            run=partial(warm_read, count=1000, peer_python=peer_python),
+        ),
+        *(
+            Row(
+                name=f"last-20-{name}",
+                what=f"cold read of the last 20 in a session of 100,000{against}",
+                target=target,
+                beside="in a session of 100",
+                run=partial(last_messages, short=100, long=100_000, ratio=name == "ratio"),
+            )
+            for name, against, target in (
+                ("time", "", Target(sense="≤", number=2, unit="ms")),
+                ("ratio", " ÷ in one of 100", _times("≤", 3)),
+            )
+        ),
+        *(
+            Row(
+                name=operation,
+                what=f"{operation} ÷ append",
+                # "The cost of one append", give or take what two runs of the same differ by.
+                target=_times("≤", 1.1),
+                beside="one append",
+                run=partial(one_change, operation=operation),
+            )
+            for operation in ("truncate", "checkpoint", "set_summary", "hide", "undo")
+        ),
+        Row(
+            name="memory-10000",
+            what="10,000 sessions touched by one process, resident",
+            target=Target(sense="≤", number=150, unit="MB"),
+            beside="before the first",
+            run=partial(touched_sessions, count=10_000),
+            times=1,
+        ),
+        Row(
+            name="memory-100000",
+            what="100,000 keys: growth from 20,000 read to all read",
+            # Flat: less than any table entry per key would take (about 50 bytes each).
+            target=Target(sense="≤", number=4, unit="MB"),
+            beside="after 20,000",
+            run=partial(touched_keys, count=100_000),
+            times=1,
+        ),
+        Row(
+            name="import",
+            what="`import stenolog`, whole process",
+            target=Target(sense="≤", number=60, unit="ms"),
+            beside="`python -c pass`",
+            run=partial(start_up, command="python"),
+        ),
+        Row(
+            name="version",
+            what="`steno --version`, whole process",
+            target=Target(sense="≤", number=150, unit="ms"),
+            beside="`python -c pass`",
+            run=partial(start_up, command="steno"),
+        ),
+    ]

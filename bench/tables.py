@@ -1,0 +1,156 @@
+"""The numbers of bench/results/latest.json as tables, in the terminal and in docs/benchmarks.md.
+
+`--check` changes nothing and says whether the text between the markers of that page is out of date.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LATEST = ROOT / "bench" / "results" / "latest.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+_BEGIN = "<!-- begin {}: written by bench/tables.py -->"
+_END = "<!-- end {} -->"
+
+
+def main() -> None:
+    """Renew the page, or look whether it needs it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    parser.add_argument("--results", type=Path, default=LATEST)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    asked = parser.parse_args()
+    before = asked.page.read_text()
+    after = renew(before, json.loads(asked.results.read_text()))
+    if asked.check:
+        if before != after:
+            sys.exit(f"{asked.page.name} is out of date: run `python bench/tables.py`")
+    else:
+        asked.page.write_text(after)
+
+
+def renew(page: str, results: dict[str, Any]) -> str:
+    """The page with the text between its markers made anew."""
+    parts = {
+        "conditions": _conditions(results),
+        "rows": _markdown(_HEAD, _lines(results)),
+        "percentiles": _markdown(_PERCENTILE_HEAD, _percentile_lines(results)),
+    }
+    for name, text in parts.items():
+        begin, end = _BEGIN.format(name), _END.format(name)
+        if page.count(begin) != 1 or page.count(end) != 1:
+            sys.exit(f"the page lacks the markers of {name!r}, or has them twice")
+        head, rest = page.split(begin)
+        page = f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+    return page
+
+
+def text_table(results: dict[str, Any]) -> str:
+    """The rows for a terminal, with the conditions below."""
+    lines = [_HEAD, *_lines(results)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
+    shown = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    return "\n".join([shown[0], "-" * sum(widths), *shown[1:], "", _conditions(results)])
+
+
+_HEAD = ("row", "what", "to reach", "measured", "spread", "reached", "ours", "beside it")
+_PERCENTILE_HEAD = ("row", "side", "p50", "p90", "p99", "worst", "calls")
+
+
+def _lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = []
+    for row in results["rows"]:
+        target = row["target"]
+        unit = target["unit"]
+        goal = f"{target['sense']} {target['number']:g} {unit}"
+        if "not_run" in row:
+            lines.append((row["name"], row["what"], goal, "NOT RUN", "", "", row["not_run"], ""))
+            continue
+        figure = _middle(row)
+        low, high = row["spread"]
+        lines.append(
+            (
+                row["name"],
+                row["what"],
+                goal,
+                f"{_short(row['measured'])} {unit}",
+                f"{_short(low)}–{_short(high)}",
+                "yes" if row["reached"] else "**no**",
+                _side(figure["ours"]),
+                f"{row['beside']}: {_side(figure['raw'])}",
+            )
+        )
+    return lines
+
+
+def _percentile_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    lines = []
+    for row in results["rows"]:
+        if "not_run" in row:
+            continue
+        figure = _middle(row)
+        for name, side in (("ours", figure["ours"]), (row["beside"], figure["raw"])):
+            if "p50_us" in side:
+                times = [_time(side[at]) for at in ("p50_us", "p90_us", "p99_us", "max_us")]
+                lines.append((row["name"], name, *times, f"{side['n']:,}"))
+    return lines
+
+
+def _middle(row: dict[str, Any]) -> dict[str, Any]:
+    """The repetition whose number is the one in the table."""
+    ordered = sorted(row["repetitions"], key=lambda figure: float(figure["measured"]))
+    figure: dict[str, Any] = ordered[len(ordered) // 2]
+    return figure
+
+
+def _conditions(results: dict[str, Any]) -> str:
+    machine, peer = results["machine"], results["peer"]
+    beside = peer.get("not_run") or f"{peer['name']} {peer['version']}, SQLite {peer['sqlite']}"
+    before, after = results["load"]["before"][0], results["load"]["after"][0]
+    length = "a quick run, once" if results["quick"] else "three repetitions, the middle one shown"
+    busy = ""
+    if before > machine["cpus"] / 2:
+        # Beside other work each sync also waits for its turn on a CPU, and ratios lose their sense.
+        busy = " **The machine was busy with other work: run it again.**"
+    return (
+        f"Commit {results['commit']}; {results['when']}; {length}, {results['seconds']:.0f} s. "
+        f"Python {machine['python']}, msgspec {machine['msgspec']}, Linux {machine['kernel']}, "
+        f"{machine['file_system']}, {machine['cpus']} CPUs ({machine['architecture']}), "
+        f"load {before} before and {after} after. Peer: {beside}.{busy}"
+    )
+
+
+def _side(side: dict[str, float]) -> str:
+    if "per_second" in side:
+        return f"{side['per_second']:,.0f}/s"
+    if "mb" in side:
+        return f"{side['mb']:,.0f} MB"
+    return _time(side["p50_us"])
+
+
+def _time(microseconds: float) -> str:
+    if microseconds >= 1000:
+        return f"{_short(microseconds / 1000)} ms"
+    return f"{_short(microseconds)} µs"
+
+
+def _short(number: float) -> str:
+    """Three digits are all that such a measurement can mean."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] * len(head)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+
+
+if __name__ == "__main__":
+    main()

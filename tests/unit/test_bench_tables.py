@@ -1,0 +1,72 @@
+"""The page of numbers says what the last full run found, and one can tell when it does not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LATEST = _ROOT / "bench" / "results" / "latest.json"
+_PAGE = _ROOT / "docs" / "benchmarks.md"
+
+
+def _tables(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, _ROOT / "bench" / "tables.py", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A copy of the page that may be changed."""
+    copy = tmp_path / "benchmarks.md"
+    copy.write_text(_PAGE.read_text())
+    return copy
+
+
+def test_the_page_shows_the_numbers_of_the_last_full_run() -> None:
+    ended = _tables("--check")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_other_numbers_make_the_page_out_of_date_until_it_is_renewed(
+    page: Path, tmp_path: Path
+) -> None:
+    results: dict[str, Any] = json.loads(_LATEST.read_text())
+    results["rows"][0]["measured"] = 77.7
+    results["rows"][0]["reached"] = False
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(results))
+
+    assert _tables("--check", "--results", other, "--page", page).returncode == 1
+    assert _tables("--results", other, "--page", page).returncode == 0
+    assert "77.7" in page.read_text()
+    assert "**no**" in page.read_text()
+    assert _tables("--check", "--results", other, "--page", page).returncode == 0
+
+
+def test_a_row_that_could_not_run_is_shown_with_its_reason(page: Path, tmp_path: Path) -> None:
+    results: dict[str, Any] = json.loads(_LATEST.read_text())
+    row = results["rows"][0]
+    kept = {name: row[name] for name in ("name", "what", "target", "beside")}
+    results["rows"][0] = {**kept, "not_run": "pip could not install it"}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(results))
+
+    assert _tables("--results", other, "--page", page).returncode == 0
+    assert "| NOT RUN |" in page.read_text()
+    assert "pip could not install it" in page.read_text()
+
+
+def test_a_page_without_its_markers_is_refused_with_a_sentence(page: Path) -> None:
+    page.write_text("# Speed\n")
+    ended = _tables("--page", page)
+    assert ended.returncode == 1
+    assert "markers" in ended.stderr
+    assert page.read_text() == "# Speed\n"
