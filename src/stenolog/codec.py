@@ -7,9 +7,10 @@ compared; only where the two differ is the object walked to name the field that 
 
 import json
 import math
+import re
 import sys
 from binascii import crc32
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from msgspec import Raw
 
 from stenolog.errors import InvalidKey, RefusedMessage, UsageError
 from stenolog.records import (
+    FORMAT,
     ChangeRecord,
     Message,
     Record,
@@ -176,6 +178,7 @@ def check_once(token: str | None) -> None:
         raise UsageError("a once token is non-empty text")
     if len(token.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
         raise UsageError(f"a once token has at most {MAX_TOKEN_BYTES} bytes of UTF-8")
+    _check_text(token, "once")
 
 
 # --- a line of a log -------------------------------------------------------------------------
@@ -183,6 +186,7 @@ def check_once(token: str | None) -> None:
 LINE_START: Final = b'{"kind":"'
 _TAIL: Final = 18  # ,"crc":"0123abcd"}
 _TAIL_FORMAT: Final = b',"crc":"%08x"}'
+_CRC_TAIL: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 
 _decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode
 decode_lines = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode_lines
@@ -264,31 +268,40 @@ def parse_line(line: bytes) -> Record | None:
         record: Record = _decode_record(line)
     except msgspec.ValidationError:
         return _unknown(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_escaped(line)
     return record
 
 
 def salvage(line: bytes) -> list[Record]:
-    """Intact records inside a damaged line: where a newline was lost, two stand in one."""
+    """Intact records inside a damaged line: where a newline was lost, two stand in one.
+
+    What a caller stored is never taken for a record: inside a text its quotes are escaped, and an
+    object inside another follows a colon, a comma or a bracket.
+    """
     found: list[Record] = []
+    end = 0
+    for start in _starts(line):
+        if start < end:
+            continue
+        crc, begun = 0, start
+        for tail in _CRC_TAIL.finditer(line, start):
+            crc, begun = crc32(line[begun : tail.start()], crc), tail.start()
+            if int(tail[1], 16) == crc:
+                record = parse_line(line[start : tail.end()])
+                if record is not None:
+                    found.append(record)
+                    end = tail.end()
+                    break
+    return found
+
+
+def _starts(line: bytes) -> Iterator[int]:
     start = line.find(LINE_START)
     while start >= 0:
-        following = line.find(LINE_START, start + 1)
-        end = line.find(b'"}', start)
-        record = None
-        while end >= 0:
-            candidate = line[start : end + 2]
-            if len(candidate) > _TAIL and candidate[-_TAIL:-10] == b',"crc":"':
-                record = parse_line(candidate)
-                if record is not None:
-                    break
-            end = line.find(b'"}', end + 1)
-        if record is not None:
-            found.append(record)
-            following = line.find(LINE_START, end)
-        start = following
-    return found
+        if line[start - 1 : start] not in (b":", b",", b"["):
+            yield start
+        start = line.find(LINE_START, start + 1)
 
 
 def re_sign(line: bytes) -> bytes | None:
@@ -310,23 +323,16 @@ def _parse_escaped(line: bytes) -> Record | None:
     """
     envelope = _envelope(line)
     kind = envelope.get("kind")
-    if kind == "message":
-        start = line.find(b',"body":') + len(b',"body":')
-        part = envelope.get("part")
-        return Message(
-            seq=envelope["seq"],
-            _at=envelope["at"],
-            _body=Raw(line[start:-_TAIL]),
-            _joined=envelope.get("joined", False),
-            _part=None if part is None else (part[0], part[1]),
-            _once=envelope.get("once"),
-        )
-    if kind not in ("state", "change", "void"):
-        return _unknown(line)
     try:
-        return msgspec.convert(envelope, StateRecord | ChangeRecord | VoidRecord)
+        if kind == "message":
+            start = line.find(b',"body":') + len(b',"body":')
+            envelope["body"] = Raw(line[start:-_TAIL])
+            return msgspec.convert(envelope, Message)
+        if kind in ("state", "change", "void"):
+            return msgspec.convert(envelope, StateRecord | ChangeRecord | VoidRecord)
     except msgspec.ValidationError:
-        return _unknown(line)
+        pass
+    return _unknown(line)
 
 
 def _unknown(line: bytes) -> UnknownRecord | None:
@@ -335,7 +341,11 @@ def _unknown(line: bytes) -> UnknownRecord | None:
     if envelope.get("kind") == "state":
         body = envelope.get("body")
         version = body.get("format") if isinstance(body, dict) else None
+        if not isinstance(version, int) or version <= FORMAT:
+            return None
         envelope["kind"] = f"state of format {version}"
+    elif envelope.get("kind") in ("message", "change", "void"):
+        return None
     try:
         return msgspec.convert(envelope, UnknownRecord)
     except msgspec.ValidationError:
@@ -343,5 +353,8 @@ def _unknown(line: bytes) -> UnknownRecord | None:
 
 
 def _envelope(line: bytes) -> dict[str, Any]:
-    found: Any = json.loads(line)
+    try:
+        found: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
     return found if isinstance(found, dict) else {}

@@ -27,7 +27,7 @@ from stenolog.testing.calls import picture
 from stenolog.testing.contract.opened import say, shown, user
 from stenolog.testing.crash import KEY, SCRIPT
 
-PATIENCE = 60
+PATIENCE = 20
 
 
 @pytest.fixture(params=["in memory", "jsonl"])
@@ -190,15 +190,20 @@ def test_while_a_group_is_under_way_the_next_one_gathers() -> None:
 def test_tasks_that_append_again_at_once_stay_together() -> None:
     async def main() -> None:
         store = Grouped()
-        store.gate.set()
 
         async def write(mine: AsyncStore, writer: int) -> None:
             for number in range(10):
                 await mine.add_message("a", "user", [writer, number])
 
         async with AsyncStore(store) as mine:
-            await asyncio.gather(*(write(mine, writer) for writer in range(16)))
-        assert [len(group) for group in store.groups] == [16] * 10
+            first = asyncio.create_task(write(mine, 0))
+            await store.somebody_waits()
+            others = [asyncio.create_task(write(mine, writer)) for writer in range(1, 16)]
+            await asyncio.sleep(0)
+            store.gate.set()
+            await asyncio.gather(first, *others)
+        # The first one finds its way into the group of the others, and stays there.
+        assert [len(group) for group in store.groups] == [1, *[16] * 9, 15]
 
     run(main)
 

@@ -6,6 +6,7 @@ what damage left, judges batches with a missing line by what follows them, and s
 writer has to set aside. docs/format.md, "Reading", has the rules by number.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ from stenolog.stores.jsonl import spans
 
 _SHORTEST_LINE = 100
 _CRC_FIELD = b',"crc":"'
+_OURS = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
+"""Not a message, whatever else is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,9 +369,8 @@ def _tail(
             lost = spans.union(lost, [(expected, opened[0].seq - 1)])
         changes += [r.body.number for r in opened if isinstance(r, ChangeRecord)]
         next_seq = max([next_seq, *(last + 1 for _, last in seqs)])
-    damaged = b"\n".join(piece.bad for piece in pieces if not piece.records)
-    if damaged:
-        count = max(1, damaged.count(_CRC_FIELD), damaged.count(0) // _SHORTEST_LINE)
+    count = _messages_in([piece.bad for piece in pieces if not piece.records])
+    if count:
         lost = spans.union(lost, [(next_seq, next_seq + count - 1)])
         next_seq += count
     left = len(buffer) - consumed
@@ -382,6 +384,19 @@ def _tail(
         lost=lost,
         changes=changes,
     )
+
+
+def _messages_in(damaged: list[bytes]) -> int:
+    """How many messages damaged lines may have held, at the most.
+
+    A line may have become several by a byte that turned into a newline, and several may have
+    become one where a block reads as NUL.
+    """
+    unsure = [text for text in damaged if not _OURS.match(text)]
+    if not unsure:
+        return 0
+    text = b"\n".join(unsure)
+    return max(1, text.count(_CRC_FIELD), text.count(0) // _SHORTEST_LINE)
 
 
 def lines_of(text: bytes) -> list[bytes]:

@@ -3,7 +3,6 @@
 The order of locks: gate (this process) → flock (all processes) → mutex (memory).
 """
 
-import fcntl
 import os
 import threading
 import time
@@ -176,7 +175,7 @@ class JSONLStore:
         except OSError as error:
             raise Outcome(0, error).failure(f"writing {log.key!r}") from error
         finally:
-            fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+            self._logs.release(log)
         if outcome is not None and outcome.error is not None:
             self._settle(log, outcome)
             if not seq:

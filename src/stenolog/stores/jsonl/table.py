@@ -206,9 +206,14 @@ class Logs:
     def unlock(self, key: str) -> None:
         """Let other processes in. Harmless where nothing was locked."""
         log = self._locked.pop(key, None)
-        if log is not None and log.suspect:
+        if log is not None:
+            self.release(log)
+
+    def release(self, log: Log) -> None:
+        """Let other processes at this log."""
+        if log.suspect:
             self.discard(log)
-        if log is not None and log.descriptor >= 0:
+        if log.descriptor >= 0:
             try:
                 fcntl.flock(log.descriptor, fcntl.LOCK_UN)
             except OSError:
