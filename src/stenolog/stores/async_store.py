@@ -256,11 +256,10 @@ class _Waiting(Generic[T]):
             try:
                 await self._wake
             except asyncio.CancelledError as error:
+                if withdraw():
+                    raise
                 cancelled = error
-                if not self._outcome:
-                    if withdraw():
-                        raise
-                    self._wake = asyncio.get_running_loop().create_future()
+                self._wake = asyncio.get_running_loop().create_future()
         if cancelled is not None:
             raise cancelled
         outcome = self._outcome[0]

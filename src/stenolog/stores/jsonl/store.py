@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from stenolog.codec import check_key, check_once, digest, encode_message, encode_object, parse_line
+from stenolog.codec import check_key, check_once, digest, encode_message, encode_object
 from stenolog.errors import (
     DamagedStore,
     MaybeStored,
@@ -20,7 +20,6 @@ from stenolog.errors import (
     NothingToUndo,
     OnceConflict,
     ReadOnly,
-    SessionDeleted,
     StenologError,
     StoreClosed,
     UsageError,
@@ -31,18 +30,18 @@ from stenolog.records import (
     Compacted,
     Health,
     Message,
-    Record,
     SessionInfo,
     State,
-    StateRecord,
     Undo,
     Undone,
 )
 from stenolog.stores.base import Append
-from stenolog.stores.jsonl import archive, compaction, names, spans, writer
+from stenolog.stores.jsonl import archive, compaction, spans, writer
 from stenolog.stores.jsonl import state as states
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
+from stenolog.stores.jsonl.follow import News, follow, news
 from stenolog.stores.jsonl.group import GATES, Gate, Pending
+from stenolog.stores.jsonl.listing import keys
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, T, flock
@@ -51,9 +50,6 @@ from stenolog.stores.jsonl.writer import Batch, Outcome
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT: Final = 5.0
-
-_FOLLOW_POLL: Final = 0.02
-_HEAD: Final = 4 * 1024
 
 _stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
 
@@ -501,54 +497,7 @@ class JSONLStore:
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         with self._uses:
-            return self._list(prefix, limit, after)
-
-    def _list(self, prefix: str, limit: int | None, after: str | None) -> list[str]:
-        candidates = []
-        for name in self._directory.names():
-            key = names.key_of(name)
-            if key is None and names.is_long(name):
-                key = self._key_inside(name)
-            if key is not None and key.startswith(prefix):
-                candidates.append((key.encode(), name))
-        candidates.sort()
-        start = b"" if after is None else after.encode("utf-8", "surrogatepass")
-        found: list[str] = []
-        for raw, name in candidates:
-            if limit is not None and len(found) >= limit:
-                break
-            if raw > start and self._key_inside(name) == raw.decode():
-                found.append(raw.decode())
-        return found
-
-    def _key_inside(self, name: str) -> str | None:
-        """The key of a file that holds a session of ours; None for any other."""
-        try:
-            descriptor = self._directory.open(name)
-        except StenologError:
-            return None
-        if descriptor is None:
-            return None
-        try:
-            length = _HEAD
-            while True:
-                text = os.pread(descriptor, length, 0)
-                first = parse_line(text[: text.find(b"\n")]) if len(text) == length else None
-                if isinstance(first, StateRecord):
-                    return first.body.key
-                records, _ = gather(text, offset=0)
-                if len(text) < length and all(_is_first_state(record) for record in records):
-                    return None
-                for record in records:
-                    if isinstance(record, StateRecord):
-                        return record.body.key
-                if len(text) < length:
-                    return names.key_of(name)
-                length *= 16
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
+            return keys(self._directory, prefix=prefix, limit=limit, after=after)
 
     def follow(
         self, key: str, *, after: int = 0, timeout: float | None = None
@@ -557,53 +506,13 @@ class JSONLStore:
         check_key(key)
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
-        return self._follow(key, after, timeout)
+        return follow(
+            lambda seen: self._news(key, seen), self._closed, key, after=after, timeout=timeout
+        )
 
-    def _follow(self, key: str, after: int, timeout: float | None) -> Iterator[Message]:
-        uid: str | None = None
-        idle_since = time.monotonic()
-        while not self._closed.is_set():
-            try:
-                found = self._news(key, after)
-            except StoreClosed:
-                return
-            if uid is not None and (found is None or found[0] != uid):
-                raise SessionDeleted(key)
-            if found is not None:
-                uid, end, messages = found
-                yield from messages
-                if end > after:
-                    after = end
-                    idle_since = time.monotonic()
-                    continue
-            if timeout is not None and time.monotonic() - idle_since >= timeout:
-                return
-            self._closed.wait(_FOLLOW_POLL)
-
-    def _news(self, key: str, after: int) -> tuple[str, int, list[Message]] | None:
-        """The uid, the last seq, and the messages past `after`; None where there is no session.
-
-        They are on the disk before anybody acts on them: else a power cut could take them back
-        and give their seqs to others.
-        """
-
-        def look(log: Log) -> tuple[Log, str, int, list[Message]]:
-            found = log.everything(after=after) if log.next_seq > after + 1 else []
-            return log, log.known_state().uid, log.next_seq - 1, found
-
+    def _news(self, key: str, after: int) -> News | None:
         with self._uses:
-            seen = self._logs.read(key, look)
-            if seen is None:
-                return None
-            log, uid, end, messages = seen
-            if messages:
-                try:
-                    writer.sync(log)
-                except OSError as error:
-                    self._logs.discard(log)
-                    raise explained(error, f"syncing the log of {key!r}") from error
-                self._logs.trim(log)
-        return uid, end, messages
+            return news(self._logs, key, after)
 
     # --- health and end ----------------------------------------------------------------------
 
@@ -667,11 +576,6 @@ class JSONLStore:
     def _after_fork(self) -> None:
         self._logs.close()
         self._begin()
-
-
-def _is_first_state(record: Record) -> bool:
-    """Whether it is what a creator that was killed may have left, and nothing more."""
-    return isinstance(record, StateRecord) and record.seq == 1 and record.body.number == 0
 
 
 def _empty(key: str) -> State:

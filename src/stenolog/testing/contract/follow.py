@@ -1,34 +1,44 @@
 """P7: `follow` gives each message once, in order, as it arrives."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
-from threading import Event
+from threading import Semaphore, Thread
 
-from stenolog.records import Message
 from stenolog.stores.base import Store
 from stenolog.testing.contract.opened import Opened, say, user
 
-PATIENCE = 60
+PATIENCE = 20
 """Seconds until a follower that gives nothing is taken for hanging."""
 
 
-@contextmanager
-def _following(store: Store, key: str, count: int, after: int = 0) -> Iterator[Future[list[int]]]:
-    """A thread that takes this many messages; it has started to wait where there are none."""
-    started = Event()
+class _Follower:
+    """A thread that takes messages until there are enough of them, or no more.
 
-    def take() -> list[int]:
-        messages = store.follow(key, after=after, timeout=PATIENCE)
-        started.set()
-        return [message.seq for message in islice(messages, count)]
+    A daemon, so that one that hangs fails its test and not the whole run.
+    """
 
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(take)
-        assert started.wait(PATIENCE)
-        yield future
+    def __init__(self, store: Store, key: str, count: int | None = None, *, after: int = 0) -> None:
+        self._messages = store.follow(key, after=after)
+        self._seqs: list[int] = []
+        self._got = Semaphore(0)
+        self._thread = Thread(target=self._take, args=[count], daemon=True)
+        self._thread.start()
+
+    def _take(self, count: int | None) -> None:
+        for message in islice(self._messages, count):
+            self._seqs.append(message.seq)
+            self._got.release()
+
+    def has_got(self, count: int) -> None:
+        """Wait until it got so many."""
+        for _ in range(count):
+            assert self._got.acquire(timeout=PATIENCE), "nothing came"
+
+    def seqs(self) -> list[int]:
+        """What it got, when it is done."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it is still waiting"
+        return self._seqs
 
 
 class Following(Opened):
@@ -57,62 +67,48 @@ class Following(Opened):
 
     def test_it_gives_what_others_append_while_it_waits(self, store: Store) -> None:
         say(store, "a", "1")
-        with _following(store, "a", 4, after=1) as following:
-            say(store, "a", "2")
-            store.add_messages("a", [user("3"), user("4")])
-            store.set_history("a", [user("5")])
-            assert following.result(PATIENCE) == [2, 3, 4, 5]
+        follower = _Follower(store, "a", 4, after=1)
+        say(store, "a", "2")
+        store.add_messages("a", [user("3"), user("4")])
+        store.set_history("a", [user("5")])
+        assert follower.seqs() == [2, 3, 4, 5]
 
     def test_a_missing_session_is_waited_for(self, store: Store) -> None:
-        with _following(store, "later", 1) as following:
-            say(store, "other", "not this one")
-            say(store, "later", "1")
-            assert following.result(PATIENCE) == [1]
+        follower = _Follower(store, "later", 1)
+        say(store, "other", "not this one")
+        say(store, "later", "1")
+        assert follower.seqs() == [1]
 
     def test_a_session_without_messages_is_waited_for(self, store: Store) -> None:
         store.set_summary("a", "nothing was said yet")
-        with _following(store, "a", 1) as following:
-            say(store, "a", "1")
-            assert following.result(PATIENCE) == [1]
+        follower = _Follower(store, "a", 1)
+        say(store, "a", "1")
+        assert follower.seqs() == [1]
 
     def test_several_followers_get_everything(self, store: Store) -> None:
-        with _following(store, "a", 3) as one, _following(store, "a", 3) as two:
-            say(store, "a", "1", "2", "3")
-            assert one.result(PATIENCE) == two.result(PATIENCE) == [1, 2, 3]
+        followers = [_Follower(store, "a", 3) for _ in range(3)]
+        say(store, "a", "1", "2", "3")
+        assert [follower.seqs() for follower in followers] == [[1, 2, 3]] * 3
 
     def test_p7_each_message_comes_once_across_compaction(self, store: Store) -> None:
-        def write() -> None:
-            for number in range(100):
-                seq = store.add_message("a", "user", number)
-                if seq % 9 == 0:
-                    store.truncate_history("a", 2)
-                    store.compact("a")
-                if seq % 25 == 0:
-                    store.undo("a")
+        follower = _Follower(store, "a", 100)
+        for number in range(1, 101):
+            store.add_message("a", "user", number)
+            if number % 9 == 0:
+                store.truncate_history("a", 2)
+                store.compact("a")
+            if number % 25 == 0:
+                store.undo("a")
+        assert follower.seqs() == list(range(1, 101))
 
-        with _following(store, "a", 100) as following, ThreadPoolExecutor(1) as pool:
-            pool.submit(write).result(PATIENCE)
-            assert following.result(PATIENCE) == list(range(1, 101))
-
-    def test_close_ends_it(self, store: Store) -> None:
+    def test_close_ends_every_follow(self, store: Store) -> None:
         say(store, "a", "1")
-        with _following(store, "a", 2) as following:
-            store.close()
-            assert following.result(PATIENCE) in ([], [1])
-
-    def test_close_ends_one_that_waits_without_limit(self, store: Store) -> None:
-        waiting = Event()
-
-        def take() -> list[Message]:
-            messages = store.follow("nobody")
-            waiting.set()
-            return list(messages)
-
-        with ThreadPoolExecutor(1) as pool:
-            following = pool.submit(take)
-            assert waiting.wait(PATIENCE)
-            store.close()
-            assert following.result(PATIENCE) == []
+        followers = [_Follower(store, "a", after=1), _Follower(store, "nobody")]
+        listening = _Follower(store, "a")
+        listening.has_got(1)
+        store.close()
+        assert [follower.seqs() for follower in followers] == [[], []]
+        assert listening.seqs() == [1]
 
     def test_nothing_is_lost_by_a_reader_that_stops_half_way(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
