@@ -4,6 +4,7 @@ It is the model that every other store is compared with, so it says what an oper
 the plainest way and shares nothing with them but the ground. Nothing outlives the process.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ from itertools import count
 from math import inf
 from time import monotonic
 from typing import Any, Final, Self
-from uuid import uuid4
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -39,7 +39,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Session:
-    uid: str = field(default_factory=lambda: uuid4().hex)
+    uid: str = field(default_factory=lambda: os.urandom(8).hex())
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
     updated: datetime | None = None
     messages: dict[int, Message] = field(default_factory=dict)

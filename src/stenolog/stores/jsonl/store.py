@@ -12,13 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from stenolog.codec import check_key, check_once, digest, encode_message, encode_object
+from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import (
     DamagedStore,
-    MaybeStored,
     NoSuchSession,
     NothingToUndo,
-    OnceConflict,
     ReadOnly,
     StenologError,
     StoreClosed,
@@ -40,11 +38,11 @@ from stenolog.stores.jsonl import archive, compaction, spans, writer
 from stenolog.stores.jsonl import state as states
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import News, follow, news
-from stenolog.stores.jsonl.group import GATES, Gate, Pending
 from stenolog.stores.jsonl.listing import keys
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, T, flock
+from stenolog.stores.jsonl.turns import Turns
 from stenolog.stores.jsonl.uses import Uses
 from stenolog.stores.jsonl.writer import Batch, Outcome
 
@@ -86,10 +84,10 @@ class JSONLStore:
     def _begin(self) -> None:
         """Locks and tables as a process begins with them, a forked child included."""
         self._uses = Uses(self._release)
-        self._gates = [Gate() for _ in range(GATES)]
         self._logs = Logs(
             self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
         )
+        self._turns = Turns(self._logs, busy_timeout=self._busy_timeout)
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -122,7 +120,7 @@ class JSONLStore:
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """The appends of several callers in one write; for each its seqs, or what went wrong."""
         results: list[list[int] | StenologError] = [[] for _ in appends]
-        group: list[tuple[int, Pending]] = []
+        group: list[tuple[int, Batch]] = []
         for index, one in enumerate(appends):
             try:
                 check_once(one.once)
@@ -131,138 +129,30 @@ class JSONLStore:
                 results[index] = error
             else:
                 if payloads:
-                    group.append((index, Pending(key, Batch(payloads, one.once))))
-        if group:
-            self._alone(key, lambda: self._lead([pending for _, pending in group]))
-        for index, pending in group:
-            if isinstance(pending.error, StenologError):
-                results[index] = pending.error
-            elif pending.batch is not None:
-                results[index] = [pending.first + i for i in range(len(pending.batch.payloads))]
+                    group.append((index, Batch(payloads, one.once)))
+        with self._uses:
+            self._check(key, None)
+            found = self._turns.append_group(key, [batch for _, batch in group])
+        for (index, batch), first in zip(group, found, strict=True):
+            if isinstance(first, StenologError):
+                results[index] = first
+            else:
+                results[index] = list(range(first, first + len(batch.payloads)))
         return results
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
         """One message: at once where nobody is in the way, else like any batch."""
-        if once is None:
-            log, gate = self._logs.opened(key), self._gates[hash(key) % GATES]
-            if log is not None and not (gate.lock.locked() or gate.waiting or self._read_only):
-                with self._uses, gate.lock:
-                    seq = self._append_at_once(log, payload)
-                gate.call_next()
-                if seq:
-                    return seq
+        if once is None and type(key) is str and not self._read_only:
+            with self._uses:
+                seq = self._turns.append_at_once(key, payload)
+            if seq:
+                return seq
         return self._append_batch(key, Batch((payload,), once))
 
     def _append_batch(self, key: str, batch: Batch) -> int:
-        mine = Pending(key, batch)
         with self._uses:
             self._check(key, batch.once)
-            self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
-        if mine.error is not None:
-            raise mine.error
-        return mine.first
-
-    def _append_at_once(self, log: Log, payload: bytes) -> int:
-        """Its seq; 0: the log is not as this process knows it, and nothing was done."""
-        try:
-            if not self._logs.lock_unchanged(log):
-                return 0
-            seq, outcome = writer.append_one(log, payload)
-        except OSError as error:
-            raise Outcome(0, error).failure(f"writing {log.key!r}") from error
-        finally:
-            self._logs.release(log)
-        if outcome is not None and outcome.error is not None:
-            self._settle(log, outcome)
-            if not seq:
-                raise outcome.failure(f"writing {log.key!r}")
-        elif log.warm:
-            self._logs.trim(log)
-        return seq
-
-    def _lead(self, group: list[Pending]) -> None:
-        """Write appends to one session in one go; each is finished, whatever happens."""
-        key = group[0].key
-        try:
-            log = self._logs.lock(key, create=True)
-            if log is not None:
-                self._write(log, group)
-        except StenologError as error:
-            for pending in group:
-                if not pending.done:
-                    pending.finish(error=_twin(error))
-        except OSError as error:
-            for pending in group:
-                if not pending.done:
-                    pending.finish(error=Outcome(0, error).failure(f"writing {key!r}"))
-        finally:
-            self._logs.unlock(key)
-            for pending in group:
-                if not pending.done:
-                    # Only an interruption leads here, and what it left behind is not known.
-                    pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
-
-    def _write(self, log: Log, group: list[Pending]) -> None:
-        tokens: set[str] = set()
-        chosen: list[Pending] = []
-        batches: list[Batch] = []
-        later: list[Pending] = []
-        for pending in group:
-            batch = pending.batch
-            if batch is None:
-                continue
-            if batch.once is not None:
-                if batch.once in tokens:
-                    # The same token twice in one group: the second waits for the first.
-                    later.append(pending)
-                    continue
-                tokens.add(batch.once)
-                if self._known(log, pending, batch, batch.once):
-                    continue
-            chosen.append(pending)
-            batches.append(batch)
-        if batches:
-            firsts, outcome = writer.append(log, batches)
-            for pending, first in zip(chosen, firsts, strict=True):
-                if first:
-                    pending.finish(first=first)
-                else:
-                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
-            self._settle(log, outcome)
-            if outcome.error is not None:
-                for pending in later:
-                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
-                return
-        if later:
-            self._write(log, later)
-
-    def _known(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
-        """Whether the session has the token; then the append is finished."""
-        with log.mutex:
-            token = log.token(once) if log.state is not None else None
-        if token is None:
-            return False
-        if token.count != len(batch.payloads) or token.digest != digest(batch.payloads):
-            pending.finish(error=OnceConflict(log.key, once, token.first))
-            return True
-        # Somebody else may have written it; it counts as stored when it is on the disk.
-        try:
-            writer.sync(log)
-        except OSError as error:
-            self._logs.discard(log)
-            pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
-        else:
-            pending.finish(first=token.first)
-        return True
-
-    def _settle(self, log: Log, outcome: Outcome) -> None:
-        """After any error the file is read anew; an interruption goes on its way."""
-        if outcome.error is None:
-            self._logs.trim(log)
-            return
-        self._logs.discard(log)
-        if not isinstance(outcome.error, OSError | StenologError):
-            raise outcome.error
+            return self._turns.append(key, batch)
 
     # --- changing what is in sight -----------------------------------------------------------
 
@@ -392,27 +282,13 @@ class JSONLStore:
                 # another process may have died before it synced what it wrote.
                 writer.sync(log)
                 stored, outcome = writer.change(log, decided, payloads)
-                self._settle(log, outcome)
+                self._turns.settle(log, outcome)
                 if not stored:
                     raise outcome.failure(f"writing {key!r}")
 
-        self._alone(key, work)
-
-    def _alone(self, key: str, work: Callable[[], None]) -> None:
-        """Run something while no other writer of this process touches the session."""
-
-        def lead(group: list[Pending]) -> None:
-            try:
-                work()
-            except OSError as error:
-                raise Outcome(0, error).failure(f"writing {key!r}") from error
-            finally:
-                self._logs.unlock(key)
-                group[0].finish()
-
         with self._uses:
             self._check(key, None)
-            self._gate(key).enter(Pending(key), lead, time.monotonic() + self._busy_timeout)
+            self._turns.alone(key, work)
 
     # --- compaction --------------------------------------------------------------------------
 
@@ -450,7 +326,9 @@ class JSONLStore:
                 finally:
                     self._logs.discard(log)
 
-        self._alone(key, work)
+        with self._uses:
+            self._check(key, None)
+            self._turns.alone(key, work)
         return done[0]
 
     # --- reading -----------------------------------------------------------------------------
@@ -559,9 +437,6 @@ class JSONLStore:
     ) -> None:
         self.close()
 
-    def _gate(self, key: str) -> Gate:
-        return self._gates[hash(key) % GATES]
-
     def _read(self, key: str, look: Callable[[Log], T]) -> T | None:
         check_key(key)
         with self._uses:
@@ -597,13 +472,6 @@ def _looked_up(log: Log, state: State, entry: Undo) -> Undo:
     raise DamagedStore(
         f"{log.key!r}: what change {entry.number} did is damaged and cannot be taken back"
     )
-
-
-def _twin(error: StenologError) -> StenologError:
-    """The same error for one more caller: an object is not raised in two threads."""
-    twin: StenologError = type(error)(*error.args)
-    twin.__cause__ = error
-    return twin
 
 
 def _after_fork() -> None:

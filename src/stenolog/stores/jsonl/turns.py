@@ -1,0 +1,184 @@
+"""Whose turn it is to write to a session, and what becomes of each caller's append.
+
+One thread of this process at a time holds the gate of a session and the lock of its log; what
+waits behind it goes into the same write where it can.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from stenolog.codec import digest
+from stenolog.errors import MaybeStored, OnceConflict, StenologError
+from stenolog.stores.jsonl import writer
+from stenolog.stores.jsonl.group import GATES, Gate, Pending
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.table import Logs
+from stenolog.stores.jsonl.writer import Batch, Outcome
+
+
+class Turns:
+    """The writers of one store in this process."""
+
+    def __init__(self, logs: Logs, *, busy_timeout: float) -> None:
+        self._logs = logs
+        self._busy_timeout = busy_timeout
+        self._gates = [Gate() for _ in range(GATES)]
+
+    def append_at_once(self, key: str, payload: bytes) -> int:
+        """The usual append: the log is open and nobody is in the way; its seq.
+
+        0: it is not that simple, and nothing was done. Raises NotStored, MaybeStored.
+        """
+        log, gate = self._logs.opened(key), self._gates[hash(key) % GATES]
+        if log is None or gate.lock.locked() or gate.waiting:
+            return 0
+        with gate.lock:
+            seq = self._append_at_once(log, payload)
+        if gate.waiting:
+            gate.call_next()
+        return seq
+
+    def _append_at_once(self, log: Log, payload: bytes) -> int:
+        """Its seq; 0: the log is not as this process knows it, and nothing was done."""
+        try:
+            if not self._logs.lock_unchanged(log):
+                return 0
+            seq, outcome = writer.append_one(log, payload)
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing {log.key!r}") from error
+        finally:
+            self._logs.release(log)
+        if outcome is not None and outcome.error is not None:
+            self.settle(log, outcome)
+            if not seq:
+                raise outcome.failure(f"writing {log.key!r}")
+        elif log.warm:
+            self._logs.trim(log)
+        return seq
+
+    def append(self, key: str, batch: Batch) -> int:
+        """Append messages of one caller; the first seq. Raises whatever became of it."""
+        mine = Pending(key, batch)
+        self._enter(mine, self._lead)
+        if mine.error is not None:
+            raise mine.error
+        return mine.first
+
+    def append_group(self, key: str, batches: Sequence[Batch]) -> list[int | StenologError]:
+        """Append messages of several callers; for each the first seq, or what became of it."""
+        group = [Pending(key, batch) for batch in batches]
+        if group:
+            self.alone(key, lambda: self._lead(group))
+        return [
+            pending.error if isinstance(pending.error, StenologError) else pending.first
+            for pending in group
+        ]
+
+    def alone(self, key: str, work: Callable[[], None]) -> None:
+        """Run something while no other writer of this process touches the session."""
+
+        def lead(group: list[Pending]) -> None:
+            try:
+                work()
+            except OSError as error:
+                raise Outcome(0, error).failure(f"writing {key!r}") from error
+            finally:
+                self._logs.unlock(key)
+                group[0].finish()
+
+        self._enter(Pending(key), lead)
+
+    def _enter(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
+        gate = self._gates[hash(mine.key) % GATES]
+        gate.enter(mine, lead, time.monotonic() + self._busy_timeout)
+
+    def _lead(self, group: list[Pending]) -> None:
+        """Write appends to one session in one go; each is finished, whatever happens."""
+        key = group[0].key
+        try:
+            log = self._logs.lock(key, create=True)
+            if log is not None:
+                self._write(log, group)
+        except StenologError as error:
+            for pending in group:
+                if not pending.done:
+                    pending.finish(error=_twin(error))
+        except OSError as error:
+            for pending in group:
+                if not pending.done:
+                    pending.finish(error=Outcome(0, error).failure(f"writing {key!r}"))
+        finally:
+            self._logs.unlock(key)
+            for pending in group:
+                if not pending.done:
+                    # Only an interruption leads here, and what it left behind is not known.
+                    pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
+
+    def _write(self, log: Log, group: list[Pending]) -> None:
+        tokens: set[str] = set()
+        chosen: list[Pending] = []
+        batches: list[Batch] = []
+        later: list[Pending] = []
+        for pending in group:
+            batch = pending.batch
+            if batch is None:
+                continue
+            if batch.once is not None:
+                if batch.once in tokens:
+                    # The same token twice in one group: the second waits for the first.
+                    later.append(pending)
+                    continue
+                tokens.add(batch.once)
+                if self._known(log, pending, batch, batch.once):
+                    continue
+            chosen.append(pending)
+            batches.append(batch)
+        if batches:
+            firsts, outcome = writer.append(log, batches)
+            for pending, first in zip(chosen, firsts, strict=True):
+                if first:
+                    pending.finish(first=first)
+                else:
+                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+            self.settle(log, outcome)
+            if outcome.error is not None:
+                for pending in later:
+                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+                return
+        if later:
+            self._write(log, later)
+
+    def _known(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
+        """Whether the session has the token; then the append is finished."""
+        with log.mutex:
+            token = log.token(once) if log.state is not None else None
+        if token is None:
+            return False
+        if token.count != len(batch.payloads) or token.digest != digest(batch.payloads):
+            pending.finish(error=OnceConflict(log.key, once, token.first))
+            return True
+        # Somebody else may have written it; it counts as stored when it is on the disk.
+        try:
+            writer.sync(log)
+        except OSError as error:
+            self._logs.discard(log)
+            pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
+        else:
+            pending.finish(first=token.first)
+        return True
+
+    def settle(self, log: Log, outcome: Outcome) -> None:
+        """After any error the file is read anew; an interruption goes on its way."""
+        if outcome.error is None:
+            self._logs.trim(log)
+            return
+        self._logs.discard(log)
+        if not isinstance(outcome.error, OSError | StenologError):
+            raise outcome.error
+
+
+def _twin(error: StenologError) -> StenologError:
+    """The same error for one more caller: an object is not raised in two threads."""
+    twin: StenologError = type(error)(*error.args)
+    twin.__cause__ = error
+    return twin
