@@ -14,6 +14,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
+_decode = msgspec.json.Decoder().decode
+
 FORMAT: Final = 1
 """The version of the log that this code writes."""
 
@@ -74,7 +76,11 @@ class Message(
 
     def to_dict(self) -> dict[str, Any]:
         """The caller's object, as a fresh copy."""
-        return decode_object(self._body)
+        try:
+            found: dict[str, Any] = _decode(self._body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return decode_object(self._body)
+        return found
 
     def to_json(self) -> bytes:
         """The caller's object as it stands in the store: compact JSON."""
@@ -246,9 +252,6 @@ def decode_object(payload: bytes | Raw) -> dict[str, Any]:
         # A lone surrogate is written as an escape, which only the slower decoder takes.
         found = decode_escaped(bytes(payload))
     return found
-
-
-_decode = msgspec.json.Decoder().decode
 
 
 def timestamp(moment: datetime) -> str:

@@ -95,11 +95,17 @@ class Scan:
     tail: Tail | None = None
 
 
-def read_run(buffer: bytes, next_seq: int | None = None) -> list[Record] | None:
-    """All records of a buffer of whole lines, where all is as it should be; else None.
+def read_run(buffer: bytes, next_seq: int) -> list[Record] | None:
+    """All records of whole lines that reach the end of a log, if all is as it should be."""
+    records = _intact_run(buffer, next_seq)
+    if not records:
+        return records
+    part = part_of(records[-1])
+    return records if part is None or part[0] == part[1] else None
 
-    `next_seq`: the seq that must come next, where it is known.
-    """
+
+def _intact_run(buffer: bytes, next_seq: int | None) -> list[Record] | None:
+    """All records of a buffer of whole lines; None where one is damaged, void or out of order."""
     lines = buffer.split(b"\n")
     if lines.pop() or not all_intact(lines):
         return None
@@ -107,27 +113,19 @@ def read_run(buffer: bytes, next_seq: int | None = None) -> list[Record] | None:
         records: list[Record] = list(decode_lines(buffer))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if len(records) != len(lines):
-        return None
-    return records if _regular(records, next_seq) else None
-
-
-def _regular(records: list[Record], next_seq: int | None) -> bool:
-    """No void, no batch left open, no seq missing or repeated."""
-    if not records:
-        return True
+    if len(records) != len(lines) or not records:
+        return None if lines else []
     expected = records[0].seq if next_seq is None else next_seq
     messages = [record.seq for record in records if type(record) is Message]
     if messages != list(range(expected, expected + len(messages))):
-        return False
+        return None
     if len(messages) < len(records):
         for record in records:
             if record.seq != expected or type(record) is VoidRecord:
-                return False
+                return None
             if type(record) is Message:
                 expected += 1
-    part = part_of(records[-1])
-    return part is None or part[0] == part[1]
+    return records
 
 
 def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
@@ -135,7 +133,8 @@ def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
 
     Which of them count is known from the state that stands behind the stretch.
     """
-    run = read_run(buffer)
+    # A batch may reach beyond either end of the stretch.
+    run = _intact_run(buffer, None)
     if run is not None:
         return run, []
     pieces, rest = _pieces(buffer)
