@@ -143,10 +143,11 @@ def _result(row: Row, found: list[dict[str, Any]], refusal: str | None) -> dict[
     if refusal is not None or not found:
         return {**result, "not_run": refusal or "no repetition"}
     measured = [figure["measured"] for figure in found]
-    middle = median(measured)
+    # Three digits are shown, and these are judged.
+    middle = float(f"{median(measured):.3g}")
     return {
         **result,
-        "measured": round(middle, 4),
+        "measured": middle,
         "spread": [round(min(measured), 4), round(max(measured), 4)],
         "reached": row.target.reached(middle),
         "repetitions": found,

@@ -115,7 +115,9 @@ def _conditions(results: dict[str, Any]) -> str:
     machine, peer = results["machine"], results["peer"]
     beside = peer.get("not_run") or f"{peer['name']} {peer['version']}, SQLite {peer['sqlite']}"
     before, after = results["load"]["before"][0], results["load"]["after"][0]
-    length = "a quick run, once" if results["quick"] else "three repetitions, the middle one shown"
+    length = "three repetitions, the middle one shown"
+    if results["quick"]:
+        length = "a quick run, once, with a quarter of the calls and sessions"
     busy = ""
     if before > machine["cpus"] / 2:
         # Beside other work each sync also waits for its turn on a CPU, and ratios lose their sense.

@@ -50,7 +50,11 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
         return message.to_json()
     if not isinstance(message, Mapping):
         raise RefusedMessage("", f"a message is a mapping, not {type(message).__name__}")
-    return encode_object(dict(message))
+    try:
+        fields = dict(message)
+    except Exception as error:
+        raise RefusedMessage("", f"it cannot be read: {error!r}") from error
+    return encode_object(fields)
 
 
 def encode_object(fields: dict[str, Any]) -> bytes:
@@ -58,10 +62,13 @@ def encode_object(fields: dict[str, Any]) -> bytes:
     try:
         payload = _encode(fields)
         same = _decode(payload) == fields
-    except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
+    except (TypeError, ValueError, RuntimeError, OverflowError, msgspec.MsgspecError):
         payload, same = b"", False
     if not same:
-        payload = _encode_slowly(fields)
+        try:
+            payload = _encode_slowly(fields)
+        except RuntimeError as error:
+            raise RefusedMessage("", f"it changed while it was being read: {error}") from error
     if len(payload) > MAX_MESSAGE_BYTES:
         raise RefusedMessage(
             "", f"{len(payload):,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}"
@@ -186,6 +193,8 @@ def check_once(token: str | None) -> None:
 LINE_START: Final = b'{"kind":"'
 _TAIL: Final = 18  # ,"crc":"0123abcd"}
 _TAIL_FORMAT: Final = b',"crc":"%08x"}'
+_HIGHEST_SEQ: Final = 1 << 63
+_MOST_STARTS: Final = 64
 _CRC_TAIL: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 
 _decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode
@@ -233,7 +242,8 @@ def control_line(
     """The line of a record of ours, newline included."""
     try:
         payload = _encode(body)
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, TypeError):
+        # Lone surrogates, and subclasses of text.
         payload = json.dumps(msgspec.to_builtins(body), separators=(",", ":")).encode()
     extra = b',"joined":true' if joined else b""
     if part is not None:
@@ -270,7 +280,7 @@ def parse_line(line: bytes) -> Record | None:
         return _unknown(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_escaped(line)
-    return record
+    return record if 0 < record.seq < _HIGHEST_SEQ else None
 
 
 def salvage(line: bytes) -> list[Record]:
@@ -280,10 +290,13 @@ def salvage(line: bytes) -> list[Record]:
     object inside another follows a colon, a comma or a bracket.
     """
     found: list[Record] = []
-    end = 0
+    end = tried = 0
     for start in _starts(line):
         if start < end:
             continue
+        tried += 1
+        if tried > _MOST_STARTS + 2 * len(found):
+            break  # junk that looks like us
         crc, begun = 0, start
         for tail in _CRC_TAIL.finditer(line, start):
             crc, begun = crc32(line[begun : tail.start()], crc), tail.start()
@@ -311,9 +324,13 @@ def re_sign(line: bytes) -> bytes | None:
         return None
     signed = text + _TAIL_FORMAT % crc32(text)
     try:
-        return signed if parse_line(signed) is not None else None
+        record = parse_line(signed)
+        signed.decode()
+        if isinstance(record, Message):
+            record.to_dict()
     except ValueError:
         return None
+    return signed if record is not None else None
 
 
 def _parse_escaped(line: bytes) -> Record | None:

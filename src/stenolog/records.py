@@ -37,7 +37,6 @@ class Message(
         "_part": "part",
         "_once": "once",
         "_body": "body",
-        "_object": "-object",
         "hidden": "-hidden",
     },
 ):
@@ -56,7 +55,6 @@ class Message(
     _once: str | None = None
     hidden: bool = False
     """Whether it was out of sight, as of the read that returned it."""
-    _object: dict[str, Any] | None = None
 
     @property
     def at(self) -> datetime:
@@ -92,12 +90,9 @@ class Message(
         return self._field(name)
 
     def _field(self, name: str) -> Any:
-        fields = self._object
-        if fields is None:
-            fields = decode_object(self._body)
-            msgspec.structs.force_setattr(self, "_object", fields)
+        # Decoded for each access: what the caller does with a list must not reach the next reader.
         try:
-            return fields[name]
+            return self.to_dict()[name]
         except KeyError:
             raise AttributeError(f"message {self.seq} has no field {name!r}") from None
 

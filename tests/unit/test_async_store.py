@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -262,6 +263,28 @@ def test_p8_in_a_group_each_caller_gets_its_own_outcome(store: Store) -> None:
                 5,
             ]
             assert shown(store, "a") == ["first", "fine", "x", "y", "last"]
+
+    run(main)
+
+
+def test_p8_an_object_that_cannot_even_be_read_fails_its_own_caller_only(store: Store) -> None:
+    class Unreadable(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError("read it elsewhere")
+
+        def keys(self) -> Any:
+            raise RuntimeError("read it elsewhere")
+
+    async def main() -> None:
+        async with AsyncStore(store) as mine:
+            results = await asyncio.gather(
+                mine.add_message("a", "user", "before"),
+                mine.add_full_message("a", MappingProxyType(Unreadable(a=1))),
+                mine.add_message("a", "user", "after"),
+                return_exceptions=True,
+            )
+            assert (results[0], results[2]) == (1, 2)
+            assert isinstance(results[1], Exception)
 
     run(main)
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,6 +44,12 @@ def list_command(ctx: click.Context, directory: str | None, workspace: str) -> N
             else:
                 rows.append(_row(info))
                 trouble += _damage(info, place)
+    left_out = _files(place) - len(rows)
+    if left_out > 0:
+        trouble.append(
+            f"{left_out} of the files there {'is' if left_out == 1 else 'are'} no session that "
+            f"can be read; steno doctor {place} says more."
+        )
     if not rows:
         click.echo(f"There are no sessions in {place} yet.", err=True)
     elif sys.stdout.isatty():
@@ -53,6 +60,11 @@ def list_command(ctx: click.Context, directory: str | None, workspace: str) -> N
     for words in trouble:
         click.echo(words, err=True)
     ctx.exit(1 if unreadable else 0)
+
+
+def _files(place: str) -> int:
+    """How many files in a workspace look like logs."""
+    return len(list((Path(place) / "sessions").glob("*.jsonl")))
 
 
 @click.command("show")

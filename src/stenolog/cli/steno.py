@@ -45,6 +45,10 @@ class Steno(click.Group):
             return super().invoke(ctx)
         except StenologError as error:
             raise click.ClickException(sentence(str(error))) from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise click.ClickException(sentence(f"cannot write the output: {error}")) from error
 
 
 @click.group(cls=Steno, context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,7 +57,8 @@ class Steno(click.Group):
 def main(ctx: click.Context) -> None:
     """Look at the conversations of agents, and after their health.
 
-    A workspace is the folder that holds them: ./workspace, or the one that -w names.
+    A workspace is the folder that holds them: ./workspace, or the one that
+    -w names (after the command).
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False

@@ -7,6 +7,7 @@ import click
 
 from stenolog.sessions.verify import holds_sessions
 from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import open_store
 
 DEFAULT: Final = "./workspace"
@@ -38,4 +39,4 @@ def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
 def open_to_read(workspace: str) -> Store:
     """The store, opened so that nothing is written. Raises UsageError, StoreUnavailable."""
     # Where nothing was ever stored there is no folder to open, but an empty store says the same.
-    return open_store(workspace if holds_sessions(workspace) else "memory:", read_only=True)
+    return open_store(workspace, read_only=True) if holds_sessions(workspace) else InMemoryStore()

@@ -367,7 +367,7 @@ def _kind_of_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
             Kind.INCOMPLETE_BATCH,
             f"Records that belong together are not all there; so none of them counts. {told}",
         )
-    if tail.lost:
+    if tail.lost or tail.damaged:
         return Kind.DAMAGED_LINE, f"The last line is damaged. {lost_in_words(tail.lost)}"
     return Kind.TORN_TAIL, "The last write was cut off, and never acknowledged."
 

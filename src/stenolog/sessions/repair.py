@@ -25,8 +25,8 @@ from stenolog.sessions.verify import (
     spare_archives,
     standing_still,
 )
-from stenolog.stores.jsonl import archive, rewrite, scan, spans, writer
-from stenolog.stores.jsonl.directory import Directory, explained, sync_file, sync_folder
+from stenolog.stores.jsonl import rewrite, scan, spans, writer
+from stenolog.stores.jsonl.directory import Directory, explained, sync_file, sync_folder, write_all
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.table import Logs
 
@@ -203,7 +203,7 @@ def _copy(directory: Directory, name: str, text: bytes) -> str:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(target, flags, 0o600, dir_fd=aside)
         try:
-            archive.write_all(descriptor, text)
+            write_all(descriptor, text)
             sync_file(descriptor)
         finally:
             os.close(descriptor)
@@ -249,7 +249,9 @@ def _without(record: StateRecord | VoidRecord, back: list[Span]) -> bytes | None
         lost = spans.minus(record.body.lost, back)
         if lost == record.body.lost:
             return None
-        body = msgspec.structs.replace(record.body, lost=lost, changes=[])
+        body = msgspec.structs.replace(
+            record.body, lost=lost, changes=record.body.changes if lost else []
+        )
     kind = "state" if isinstance(record, StateRecord) else "void"
     line = control_line(kind, record.seq, record.at, body, joined=record.joined, part=record.part)
     return line.removesuffix(b"\n")

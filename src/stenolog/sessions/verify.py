@@ -222,16 +222,15 @@ def archives_of(
                 key=state.key,
                 path=path,
                 where="",
-                meaning=f"The session's hidden beginning was here. {lost_in_words(lost)} "
-                "What is visible is whole.",
+                meaning=f"The session's beginning was here. {lost_in_words(lost)}",
                 advice="Put the file back from a backup.",
                 lost=tuple(lost),
             )
             return
-        if opened.bad or lost:
+        if any(not piece.known for piece in opened.bad) or lost:
             meaning = f"Part of it cannot be unpacked or read. {lost_in_words(lost)}"
             yield _damaged_archive(state.key, path, meaning, lost)
-        named = opened.before
+        named = opened.before if archive.is_before(opened.before, named) else None
 
 
 def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) -> Finding:
@@ -241,7 +240,7 @@ def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) ->
         path=path,
         where="",
         meaning=meaning,
-        advice="Put the file back from a backup. What is visible is whole.",
+        advice="Put the file back from a backup.",
         lost=tuple(lost),
     )
 

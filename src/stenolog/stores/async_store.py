@@ -127,7 +127,7 @@ class AsyncStore:
             partial(self._store.list_sessions, prefix=prefix, limit=limit, after=after)
         )
 
-    async def set_meta(self, key: str, **fields: Any) -> None:
+    async def set_meta(self, key: str, /, **fields: Any) -> None:
         """As Store.set_meta."""
         await self._call(partial(self._store.set_meta, key, **fields))
 
@@ -145,11 +145,9 @@ class AsyncStore:
         """As Store.close, for the store and the threads."""
         if self._closed:
             return
+        await self._call(self._store.close)
         self._closed = True
-        try:
-            await self._call(self._store.close)
-        finally:
-            self._pool.shutdown(wait=False)
+        self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -138,7 +138,7 @@ class Store(Protocol):
         """Keys in the order of their bytes; `after` is the last key of the page before."""
         ...
 
-    def set_meta(self, key: str, **fields: Any) -> None:
+    def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of the session's own data (title, tags …); None removes one."""
         ...
 

@@ -61,7 +61,7 @@ class _Session:
 
     def read(self, seq: int) -> Message:
         """A value of its own for each reader, marked as of now."""
-        return replace(self.messages[seq], hidden=seq in self.hidden, _object=None)
+        return replace(self.messages[seq], hidden=seq in self.hidden)
 
     def live_bytes(self) -> int:
         return sum(len(m.to_json()) for seq, m in self.messages.items() if seq > self.archived)
@@ -271,7 +271,7 @@ class InMemoryStore:
             keys = sorted(key for key in self._sessions if key.startswith(prefix))
             return [key for key in keys if after is None or key > after][:limit]
 
-    def set_meta(self, key: str, **fields: Any) -> None:
+    def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of the session's own data; None removes one."""
         with self._using(key) as session:
             merged = records.decode_object(session.meta) | fields

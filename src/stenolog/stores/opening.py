@@ -16,12 +16,17 @@ def open_store(
 
     Raises StoreUnavailable where it cannot be opened, UsageError where no engine takes it.
     """
-    place = os.fspath(where)
-    scheme, colon, rest = place.partition(":")
+    if not isinstance(where, str):
+        return JSONLStore(where, namespace=namespace, read_only=read_only)
+    scheme, colon, rest = where.partition(":")
     if colon and scheme == "memory":
+        if rest or read_only:
+            raise UsageError("memory: is empty at first; it takes no name and is not read-only")
         return InMemoryStore()
     if colon and scheme == "jsonl":
-        return JSONLStore(Path(rest), namespace=namespace, read_only=read_only)
+        return JSONLStore(rest, namespace=namespace, read_only=read_only)
     if colon and scheme in ("sqlite", "postgresql", "postgres"):
         raise UsageError(f"{scheme}: this version has no such engine yet; use a folder")
-    return JSONLStore(Path(place), namespace=namespace, read_only=read_only)
+    if not where or "://" in where:
+        raise UsageError(f"{where!r}: no engine takes that; name a folder")
+    return JSONLStore(Path(where).expanduser(), namespace=namespace, read_only=read_only)

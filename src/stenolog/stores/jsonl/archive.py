@@ -4,14 +4,23 @@ The first line of each names the one before it, so the chain is found from the n
 state names.
 """
 
+import errno
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from stenolog.records import Archive, Change, ChangeRecord, Message, State, StateRecord
-from stenolog.stores.jsonl.directory import Directory, explained, sync_file, sync_folder
+from stenolog.stores.jsonl.directory import (
+    Directory,
+    create_anew,
+    explained,
+    sync_file,
+    sync_folder,
+    write_all,
+)
 from stenolog.stores.jsonl.scan import Bad, gather
 
 FOLDER: Final = "archive"
@@ -38,7 +47,12 @@ def chain(directory: Directory, state: State, low: int) -> Iterator[Opened]:
     while named is not None and named.last >= low:
         opened = read(directory, state.uid, named)
         yield opened
-        named = opened.before
+        named = opened.before if is_before(opened.before, named) else None
+
+
+def is_before(named: Archive | None, other: Archive) -> bool:
+    """Whether it may stand before the other one: a wrong file must not close a ring."""
+    return named is not None and named.last < other.first
 
 
 def read(directory: Directory, uid: str, named: Archive) -> Opened:
@@ -69,12 +83,15 @@ def _load(directory: Directory, uid: str, name: str) -> bytes | None:
     if folder is None:
         return None
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(name, flags, dir_fd=folder)
     except FileNotFoundError:
         return None
     finally:
         os.close(folder)
     with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, "not a regular file", name)
         return file.read()
 
 
@@ -95,12 +112,7 @@ def write(folder: int, name: str, text: bytes) -> None:
     """Put an archive into its folder, durably, before anything else relies on it."""
     packer = zlib.compressobj(6, wbits=_GZIP)
     temporary = f".{name}.new"
-    descriptor = os.open(
-        temporary,
-        os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
-        0o600,
-        dir_fd=folder,
-    )
+    descriptor = create_anew(folder, temporary)
     try:
         for start in range(0, len(text), _BLOCK):
             write_all(descriptor, packer.compress(text[start : start + _BLOCK]))
@@ -110,10 +122,3 @@ def write(folder: int, name: str, text: bytes) -> None:
         os.close(descriptor)
     os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
-
-
-def write_all(descriptor: int, text: bytes) -> None:
-    """Write all of it, however many calls that takes. Raises OSError."""
-    view = memoryview(text)
-    while view:
-        view = view[os.write(descriptor, view) :]

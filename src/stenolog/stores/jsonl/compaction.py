@@ -8,11 +8,11 @@ to, and the log as it was.
 import os
 from dataclasses import dataclass
 
-from stenolog.codec import parse_line
+from stenolog.codec import control_line, parse_line
 from stenolog.records import Archive, Compacted, Message
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.rewrite import Replayed, composed, replay, swap
+from stenolog.stores.jsonl.rewrite import Replayed, composed, replay, states_in, swap
 from stenolog.stores.jsonl.scan import lines_of, part_of
 from stenolog.stores.jsonl.state import copy
 
@@ -34,7 +34,7 @@ class Prepared:
 
 def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
     """Where the lines up to the floor end, the last seq before that, and how many messages."""
-    offset = cut = last = count = seen = 0
+    offset = cut = last = count = seen = newest = 0
     for line in lines_of(text):
         offset += len(line)
         record = parse_line(line.removesuffix(b"\n"))
@@ -42,6 +42,9 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
             continue
         if record.seq > floor:
             break
+        if record.seq <= newest:
+            continue  # it stands there twice
+        newest = record.seq
         seen += 1
         part = part_of(record)
         if part is None or part[0] == part[1]:
@@ -51,6 +54,7 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
 
 def prepare(log: Log, folder: int) -> Prepared | None:
     """Make the archive, in its folder; None where there is nothing to move. Raises OSError."""
+    log.check_known()
     with log.mutex:
         state, size = copy(log.known_state()), log.end
         first = log.first_live()
@@ -61,8 +65,14 @@ def prepare(log: Log, folder: int) -> Prepared | None:
     if cut == 0:
         return None
     named = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    archive.write(folder, named.name, text[:cut])
-    return Prepared(state.uid, state.generation, cut, named, replay(text[:cut], state), count)
+    # Hidden by a change, which was not written before all that it hides was synced.
+    as_of_cut = replay(text[:cut], state, proven=True)
+    moved = text[:cut]
+    if not any(found.body.archive == state.archive for found in states_in(moved)):
+        # The states that name the archive before this one are damaged; the chain must hold.
+        moved = control_line("state", first, state.created, as_of_cut.head) + moved
+    archive.write(folder, named.name, moved)
+    return Prepared(state.uid, state.generation, cut, named, as_of_cut, count)
 
 
 def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
@@ -70,6 +80,7 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
 
     The caller holds the append lock and drops the log afterwards.
     """
+    log.check_known()
     with log.mutex:
         end, next_seq, tail, size = copy(log.known_state()), log.next_seq, log.tail, log.size
         tokens = log.tokens_upto(prepared.named.last)

@@ -62,12 +62,15 @@ class Directory:
             raise UsageError("JSONL stores need flock and fsync of folders; Windows has neither")
         self.path = path
         self.read_only = read_only
+        self._settled = False
         self.problems: tuple[str, ...] = ()
         try:
             if not read_only:
                 make_private(path.parent)
                 make_private(path)
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _BASE)
+        except FileNotFoundError as error:
+            raise StoreUnavailable(f"opening {path}: there is no such folder") from error
         except OSError as error:
             raise explained(error, f"opening {path}") from error
         self.problems = tuple(self._look())
@@ -136,6 +139,11 @@ class Directory:
 
     def sync(self) -> None:
         """Return only when the entries of this folder are on the disk. Raises OSError."""
+        if not self._settled:
+            # Who made this folder, or the one above, may have died before syncing its entry.
+            for above in (self.path.parent, self.path.parent.parent):
+                _sync_entries(above)
+            self._settled = True
         sync_folder(self.descriptor)
 
     def subfolder(self, *names: str, create: bool) -> int | None:
@@ -152,8 +160,8 @@ class Directory:
                     below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=above)
                 except FileNotFoundError:
                     return None
-                os.close(above)
-                above = below
+                done, above = above, below
+                os.close(done)
             found, above = above, -1
             return found
         finally:
@@ -167,15 +175,32 @@ class Directory:
 
     def close(self) -> None:
         """Let go of the folder."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def create_anew(folder: int, name: str) -> int:
+    """A descriptor of a new file that only its owner may read, whatever stood there before."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o600, dir_fd=folder)
+
+
+def write_all(descriptor: int, text: bytes) -> None:
+    """Write all of it, however many calls that takes. Raises OSError."""
+    view = memoryview(text)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def sync_folder(descriptor: int) -> None:
     """Return only when a folder's entries are on the disk. Raises OSError."""
     try:
         os.fsync(descriptor)
+        if sys.platform == "darwin":
+            sync_file(descriptor)
     except OSError as error:
         # Some file systems cannot sync a folder and say so; they keep entries in order anyway.
         if error.errno != errno.EINVAL:
@@ -184,20 +209,38 @@ def sync_folder(descriptor: int) -> None:
 
 def make_private(path: Path) -> None:
     """Make a folder (and those above it) that only its owner may enter, durably."""
-    if not path.is_dir():
-        make_private(path.parent)
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-    # Also one that was there: who made it may have died before syncing this.
-    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if path.is_dir():
+        return
+    make_private(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    _sync_entries(path.parent)
+
+
+def _sync_entries(path: Path) -> None:
     try:
-        sync_folder(above)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # somebody else's folder, and they saw to what is in it
+    try:
+        sync_folder(folder)
     finally:
-        os.close(above)
+        os.close(folder)
+
+
+_file_systems: dict[int, str] = {}
+"""The kind by device: it takes longer to find out than to open a store."""
 
 
 def _file_system(path: Path) -> str:
     """The kind of file system a path is on, as far as the system tells."""
+    device = path.stat().st_dev
+    if device not in _file_systems:
+        _file_systems[device] = _look_up_file_system(path)
+    return _file_systems[device]
+
+
+def _look_up_file_system(path: Path) -> str:
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
         real = str(path.resolve())

@@ -8,7 +8,7 @@ from typing import Final
 from stenolog.errors import SessionDeleted, StoreClosed
 from stenolog.records import Message
 from stenolog.stores.jsonl.directory import explained
-from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.log import Found, Log
 from stenolog.stores.jsonl.table import Logs
 from stenolog.stores.jsonl.writer import sync
 
@@ -25,21 +25,21 @@ def news(logs: Logs, key: str, after: int) -> News | None:
     give their seqs to others.
     """
 
-    def look(log: Log) -> tuple[Log, str, int, list[Message]]:
-        found = log.everything(after=after) if log.next_seq > after + 1 else []
+    def look(log: Log) -> tuple[Log, str, int, Found]:
+        found = log.everything(after=after) if log.next_seq > after + 1 else Found([])
         return log, log.known_state().uid, log.next_seq - 1, found
 
     seen = logs.read(key, look)
     if seen is None:
         return None
-    log, uid, end, messages = seen
+    log, uid, end, found = seen
+    messages = logs.completed(log, found)
     if messages:
         try:
             sync(log)
         except OSError as error:
             logs.discard(log)
             raise explained(error, f"syncing the log of {key!r}") from error
-        logs.trim(log)
     return uid, end, messages
 
 

@@ -15,8 +15,8 @@ from typing import Final
 from stenolog.errors import MaybeStored, StoreBusy
 from stenolog.stores.jsonl.writer import Batch
 
-GATES: Final = 64
-"""A fixed number, whatever the number of sessions."""
+GATES: Final = 1024
+"""At most so many, whatever the number of sessions; each is made when it is first needed."""
 
 _LOOK_AGAIN: Final = 0.02
 _UNDER_WAY: Final = 30.0
@@ -71,7 +71,8 @@ class Gate:
         self.waiting.append(mine)
         try:
             while not mine.done:
-                if not self.lock.locked():
+                # In the order in which they came, or one who comes back at once is always first.
+                if self.waiting[:1] == [mine] and not self.lock.locked():
                     with self.lock:
                         if not mine.done:
                             lead(self._take(mine))

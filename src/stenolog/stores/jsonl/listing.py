@@ -70,4 +70,6 @@ def _read_key(descriptor: int, name: str) -> str | None:
 
 def _is_first_state(record: Record) -> bool:
     """Whether it is what a creator that was killed may have left, and nothing more."""
-    return isinstance(record, StateRecord) and record.seq == 1 and record.body.number == 0
+    if not isinstance(record, StateRecord):
+        return False
+    return record.seq == 1 and record.body.number == 0 and record.body.generation == 1

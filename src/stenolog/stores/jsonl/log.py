@@ -11,6 +11,7 @@ process or for the disk to sync. All methods expect it to be held.
 import fcntl
 import logging
 import os
+import re
 import threading
 from bisect import bisect_left, bisect_right
 from copy import deepcopy
@@ -19,15 +20,17 @@ from operator import attrgetter
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from stenolog.codec import digest
-from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, ReadOnly
 from stenolog.records import (
     FORMAT,
     ChangeRecord,
     Message,
     Record,
     SessionInfo,
+    Span,
     State,
     StateRecord,
     Token,
@@ -48,10 +51,10 @@ from stenolog.stores.jsonl.scan import (
     read_run,
 )
 from stenolog.stores.jsonl.state import (
-    apply_change,
     apply_void,
     blank,
     copy,
+    fold,
     missing,
     visible,
 )
@@ -64,8 +67,19 @@ REMEMBERED: Final = 1_000
 
 _FIRST_CHUNK: Final = 64 * 1024
 _LARGEST_CHUNK: Final = 8 * 1024 * 1024
+_UID: Final = re.compile(r"[0-9a-f]{1,64}")  # it names a folder
 _seq_of = attrgetter("seq")
 _report = logging.getLogger("stenolog")
+
+
+class Found(Struct, frozen=True):
+    """Messages of the live log, and where those begin that archives have to add."""
+
+    messages: list[Message]
+    low: int = 0
+    """The first seq to be looked for in archives; 0: none."""
+    wanted: list[Span] | None = None
+    """Which of them; None: all, the hidden ones marked."""
 
 
 class Log:
@@ -112,6 +126,8 @@ class Log:
         """The first seq of that stretch."""
         self.messages: list[Message] = []
         self._in_sight: list[Message] | None = None
+        self._away: list[Span] = []
+        """Seqs that were looked for in archives and not found."""
         self._tokens: dict[str, Token] | None = None
         self._carried: dict[str, Token] = {}
         self._bad: dict[tuple[str, int], Bad] = {}
@@ -139,7 +155,7 @@ class Log:
     def refresh(self) -> bool:
         """Take in what others wrote. False: the path names another file, or none, by now."""
         found = self.directory.stat(self.name)
-        if found is None or found.st_ino != self.inode or found.st_dev != self.device:
+        if found is None or not self.is_at(found):
             return False
         if found.st_size != self.size:
             self.catch_up(found.st_size)
@@ -171,6 +187,12 @@ class Log:
         self.start = self.end = start
         self.next_seq = self.covers = next_seq
         self._consume(buffer)
+        self.state_bytes = buffer.find(b"\n") + 1
+        self.bytes_since_state = len(buffer) - self.state_bytes
+        if not _UID.fullmatch(self.known_state().uid):
+            raise DamagedStore(
+                f"{self.directory.path / self.name}: the uid of the session is not one of ours"
+            )
         if self.known_state().key != self.key:
             raise DamagedStore(
                 f"{self.directory.path / self.name} holds another session "
@@ -210,6 +232,7 @@ class Log:
                 seqs=[],
                 lost=[],
                 changes=[],
+                damaged=False,
             )
             return
         uid = digest([buffer[: scan.consumed]])
@@ -225,7 +248,7 @@ class Log:
             self.end += len(buffer)
             return
         scan = examine(buffer, offset=self.end, next_seq=self.next_seq)
-        if scan.tail is not None and scan.tail.lost:
+        if scan.tail is not None and (scan.tail.damaged or scan.tail.lost):
             # It may have been read while it was being written: look a second time.
             again = self.read(self.end, self.end + len(buffer))
             scan = examine(again, offset=self.end, next_seq=self.next_seq)
@@ -268,15 +291,11 @@ class Log:
             case StateRecord():
                 if record.body.format > FORMAT:
                     raise self._newer(f"format {record.body.format}")
-                known = self.state.lost if self.state is not None else []
-                self.state = copy(record.body)
-                self.state.lost = spans.union(known, record.body.lost)
+                self.state = fold(self.state or record.body, record)
                 self._carry(record)
                 self.lines_since_state, self.bytes_since_state = following, length
-            case ChangeRecord():
-                apply_change(self.known_state(), record.body)
-            case VoidRecord():
-                apply_void(self.known_state(), record.body)
+            case ChangeRecord() | VoidRecord():
+                self.state = fold(self.known_state(), record)
             case UnknownRecord() if record.kind.startswith("state"):
                 raise self._newer(record.kind)
             case UnknownRecord() if not record.optional:
@@ -331,6 +350,18 @@ class Log:
         if self.messages:
             self.messages = []
 
+    def check_known(self) -> None:
+        """Raise ReadOnly where the log holds what only a newer version understands."""
+        if self.unknown is not None:
+            raise ReadOnly(
+                f"{self.key!r}: the log holds a record of the kind {self.unknown!r}, which this "
+                "version does not know; upgrade stenolog to write to this session"
+            )
+
+    def is_at(self, found: os.stat_result | None) -> bool:
+        """Whether this is what the log's name stands for."""
+        return found is not None and found.st_ino == self.inode and found.st_dev == self.device
+
     def _newer(self, what: str) -> NewerFormat:
         return NewerFormat(
             f"{self.directory.path / self.name} was written by a newer stenolog ({what}); "
@@ -378,34 +409,70 @@ class Log:
     # --- messages ----------------------------------------------------------------------------
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """The visible messages past `after`, of these the last."""
+        """The visible messages past `after`, of these the last, archived ones included."""
+        found = self.in_sight(last=last, after=after)
+        return self.complete(found, self.archives_from(found.low)) if found.low else found.messages
+
+    def in_sight(self, *, last: int | None, after: int | None) -> "Found":
+        """The visible messages past `after`, of these the last, as far as the live log has them."""
         self.warm = True
         if last is None and after is None and self._in_sight is not None:
-            return self._in_sight.copy()
-        while True:
+            return Found(self._in_sight.copy())
+        wanted = self._wanted(last, after)
+        while wanted and self._reach(wanted[0][0]):
             wanted = self._wanted(last, after)
-            low = wanted[0][0] if wanted else self.next_seq
-            if not self._reach(low):
-                break
-        found: list[Message] = []
-        if low < self.covers:
-            found = [m for m in self._archived(low) if spans.contains(wanted, m.seq)]
-        for first, final in wanted:
-            found += self._slice(first, final)
-        if last is None and after is None and not (found and found[0].seq < self.covers):
+        found = [message for span in wanted for message in self._slice(*span)]
+        if wanted and wanted[0][0] < self.first_live():
+            return Found(found, wanted[0][0], wanted)
+        if last is None and after is None:
             self._in_sight = found.copy()
-        return found
+        return Found(found)
 
-    def everything(self, *, after: int) -> list[Message]:
-        """Every message past `after` that can be read, hidden and archived ones marked."""
-        state = self.known_state()
+    def everything(self, *, after: int) -> "Found":
+        """Every message past `after` that the live log has, hidden ones marked."""
         self.warm = True
         self._reach(after + 1)
-        found = self._archived(after + 1) if after + 1 < self.covers else []
-        found += self._slice(after + 1, self.next_seq)
-        sight = visible(state, self.next_seq - 1)
-        shown: set[int] = set(spans.seqs(sight))
-        return [m if m.seq in shown else msgspec.structs.replace(m, hidden=True) for m in found]
+        found = self._marked(self._slice(after + 1, self.next_seq))
+        return Found(found, after + 1) if after + 1 < self.first_live() else Found(found)
+
+    def archives_from(self, low: int) -> list[archive.Opened]:
+        """The archives that hold messages from this seq on, newest first.
+
+        The only method that may be called without the mutex: it can take long, and archives do
+        not change.
+        """
+        return list(archive.chain(self.directory, self.known_state(), low))
+
+    def complete(self, found: "Found", archives: list[archive.Opened]) -> list[Message]:
+        """What was found in the live log, with what lies in archives before it."""
+        state = self.known_state()
+        older: list[Message] = []
+        for opened in archives:
+            self._note(opened.bad, opened.path)
+            older = opened.messages + older
+        gone = missing(state)
+        by_seq = {m.seq: m for m in older if m.seq >= found.low}
+        older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(gone, seq)]
+        held = spans.union(((m.seq, m.seq) for m in older), gone)
+        # Not written down: an archive that is missing may be put back.
+        self._away = spans.minus([(found.low, self.first_live() - 1)], held)
+        if self._away:
+            _report.warning(
+                "%s: %d messages lie in archives that are missing or damaged; `steno doctor` says "
+                "more",
+                self.directory.path / self.name,
+                spans.size(self._away),
+            )
+        if found.wanted is None:
+            return self._marked(older) + found.messages
+        return [m for m in older if spans.contains(found.wanted, m.seq)] + found.messages
+
+    def _marked(self, messages: list[Message]) -> list[Message]:
+        sight = visible(self.known_state(), self.next_seq - 1)
+        return [
+            m if spans.contains(sight, m.seq) else msgspec.structs.replace(m, hidden=True)
+            for m in messages
+        ]
 
     def _wanted(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
         end = self.next_seq - 1
@@ -481,20 +548,6 @@ class Log:
         state = self.known_state()
         return state.archive.last + 1 if state.archive is not None else 1
 
-    def _archived(self, low: int) -> list[Message]:
-        """Messages from this seq on that lie in archives, oldest first."""
-        state = self.known_state()
-        if state.archive is None or low > state.archive.last:
-            return []
-        found: list[Message] = []
-        for opened in archive.chain(self.directory, state, low):
-            self._note(opened.bad, opened.path)
-            found = [m for m in opened.messages if m.seq >= low] + found
-        held = spans.union(((m.seq, m.seq) for m in found), missing(state))
-        self._lose(spans.minus([(low, state.archive.last)], held))
-        gone = missing(state)
-        return [m for m in found if not spans.contains(gone, m.seq)] if gone else found
-
     @property
     def weight(self) -> int:
         """About how many bytes the messages in memory hold."""
@@ -545,8 +598,8 @@ class Log:
             last_seq=end,
             floor=state.floor,
             visible=spans.size(visible(state, end)),
-            count=end - spans.size(missing(state)),
-            lost=spans.size(state.lost),
+            count=end - spans.size(spans.union(missing(state), self._away)),
+            lost=spans.size(spans.union(state.lost, self._away)),
             damaged=len(self._bad),
             void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
             archived=state.archive.last if state.archive is not None else 0,
@@ -568,10 +621,15 @@ def _tokens_of(records: list[Record] | list[Message]) -> dict[str, Token]:
     found = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:
-            part = part_of(record)
-            count = part[1] if part is not None else 1
-            members = [m for m in records[index : index + count] if isinstance(m, Message)]
-            found[record._once] = Token(
-                record._once, record.seq, count, digest([m.to_json() for m in members])
-            )
+            count = (part_of(record) or (1, 1))[1]
+            members = [
+                member.to_json()
+                for place, member in enumerate(records[index : index + count], 1)
+                if isinstance(member, Message)
+                and (part_of(member) or (1, 1)) == (place, count)
+                and member.seq == record.seq + place - 1
+            ]
+            # What a damaged one said is not known; then the count must do.
+            told = digest(members) if len(members) == count else ""
+            found[record._once] = Token(record._once, record.seq, count, told)
     return found

@@ -12,10 +12,10 @@ from typing import Final
 from stenolog.codec import LINE_START, control_line, intact, parse_line
 from stenolog.records import ChangeRecord, State, StateRecord, VoidRecord
 from stenolog.stores.jsonl import spans
-from stenolog.stores.jsonl.archive import write_all
+from stenolog.stores.jsonl.directory import create_anew, sync_file, write_all
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import Tail, examine, gather, lines_of, void_line
-from stenolog.stores.jsonl.state import apply_change, apply_void, blank, copy
+from stenolog.stores.jsonl.state import apply_void, blank, copy, fold
 
 _STATE: Final = LINE_START + b'state"'
 
@@ -33,35 +33,34 @@ class Replayed:
     tail: Tail | None
 
 
-def replay(text: bytes, known: State) -> Replayed:
+def replay(text: bytes, known: State, *, proven: bool = False) -> Replayed:
     """The state as of the end of these bytes, which begin where the log begins.
 
-    `known`: the state as of now, for a log whose first states were lost with its first write.
+    `known`: the state as of now, for a log whose first states are damaged. `proven`: something
+    that stands behind these bytes shows that all of them were synced.
     """
     first = next(iter(gather(text, offset=0)[0]), None)
-    head = next(_states(text), None)
+    head = next(states_in(text), None)
     if head is None or first is None or first.seq < head.seq:
-        body = blank(known.key, known.uid, known.generation, known.created)
-        head = StateRecord(seq=1, at=known.created, body=body)
-    scan = examine(text, offset=0, next_seq=head.seq)
+        head = _first_state(known)
+    scan = examine(text, offset=0, next_seq=head.seq, proven=proven)
     state = copy(head.body)
     for record in scan.records:
-        match record:
-            case StateRecord():
-                lost = spans.union(state.lost, record.body.lost)
-                state = copy(record.body)
-                state.lost = lost
-            case ChangeRecord():
-                apply_change(state, record.body)
-            case VoidRecord():
-                apply_void(state, record.body)
-            case _:
-                pass
+        if isinstance(record, StateRecord | ChangeRecord | VoidRecord):
+            state = fold(state, record)
     state.lost = spans.union(state.lost, scan.lost, scan.tail.lost if scan.tail else [])
     return Replayed(copy(head.body), head.seq, state, scan.next_seq, scan.tail)
 
 
-def _states(text: bytes) -> Iterator[StateRecord]:
+def _first_state(known: State) -> StateRecord:
+    """What a log must have begun with, as far as that can be told from what it is now."""
+    state = blank(known.key, known.uid, known.generation, known.created)
+    state.archive, state.purged, state.forked_from = known.archive, known.purged, known.forked_from
+    state.floor = known.archive.last if known.archive is not None else 0
+    return StateRecord(seq=state.floor + 1, at=known.created, body=state)
+
+
+def states_in(text: bytes) -> Iterator[StateRecord]:
     """The intact states, from the first on."""
     start = text.find(_STATE)
     while start >= 0:
@@ -86,8 +85,8 @@ def without_states(text: bytes) -> bytes:
 def renew(log: Log, upto: int, at: str) -> None:
     """Put all that stands before this offset into a fresh file. Raises OSError."""
     text = log.read(0, upto)
-    if not text:
-        swap(log, b"")
+    if log.state is None or not gather(text, offset=0)[0]:
+        swap(log, text)
         return
     found = replay(text, log.known_state())
     whole = composed(
@@ -137,18 +136,15 @@ def swap(log: Log, text: bytes) -> None:
     """
     folder = log.directory.descriptor
     temporary = f".{log.name}.new"
-    descriptor = os.open(
-        temporary,
-        os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC,
-        0o600,
-        dir_fd=folder,
-    )
+    descriptor = create_anew(folder, temporary)
     try:
         write_all(descriptor, text)
-        os.fsync(descriptor)
+        sync_file(descriptor)
         # Locked before it has the name: nobody appends to it before the name is on the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, log.name, src_dir_fd=folder, dst_dir_fd=folder)
         log.directory.sync()
     finally:
+        # By name, because a child forked meanwhile has the same descriptor, and would keep it.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

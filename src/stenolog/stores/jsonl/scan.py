@@ -62,6 +62,8 @@ class Tail:
     seqs: list[Span]
     lost: list[Span]
     changes: list[int]
+    damaged: bool
+    """Whether whole lines are among the bytes: those may have been acknowledged."""
 
     def as_void(self) -> Void:
         """The body of the record that sets it aside."""
@@ -139,11 +141,7 @@ def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
         return run, []
     pieces, rest = _pieces(buffer)
     records = [record for piece in pieces for record in piece.records]
-    bad = [
-        Bad(offset + piece.start, len(piece.bad), _covered(piece, pieces), piece.bad)
-        for piece in pieces
-        if piece.bad
-    ]
+    bad = _bad(pieces, pieces, offset)
     if rest < len(buffer):
         bad.append(Bad(offset + rest, len(buffer) - rest, False, buffer[rest:]))
     return records, bad
@@ -170,23 +168,28 @@ class _Piece:
     """The text, where it is not exactly one intact record."""
 
 
-def examine(buffer: bytes, *, offset: int, next_seq: int) -> Scan:
+def examine(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
     """What a stretch that begins at a line and reaches the end of the log holds.
 
-    `offset` is where it begins, `next_seq` the seq expected next.
+    `offset` is where it begins, `next_seq` the seq expected next; `proven`: it is the beginning
+    of a log that goes on behind it, so all of it was synced.
     """
     pieces, _ = _pieces(buffer)
     voids = [r.body for piece in pieces for r in piece.records if isinstance(r, VoidRecord)]
     void_seqs = spans.union(*(void.seqs + void.lost for void in voids)) if voids else []
     void_changes = {number for void in voids for number in void.changes}
     last_good = max((i for i, piece in enumerate(pieces) if piece.records), default=-1)
-    proof = max(
-        (
-            i
-            for i, piece in enumerate(pieces)
-            if any(not is_joined(record) for record in piece.records)
-        ),
-        default=-1,
+    proof = (
+        len(pieces)
+        if proven
+        else max(
+            (
+                i
+                for i, piece in enumerate(pieces)
+                if any(not is_joined(record) for record in piece.records)
+            ),
+            default=-1,
+        )
     )
     batches = _Batches(void_seqs, void_changes)
     for index, piece in enumerate(pieces[: last_good + 1]):
@@ -194,27 +197,25 @@ def examine(buffer: bytes, *, offset: int, next_seq: int) -> Scan:
             batches.hole()
         for record in piece.records:
             batches.take(record, index, proven=index < proof)
-    batches.end(broken=last_good + 1 < len(pieces), proven=False)
+    batches.end(broken=last_good + 1 < len(pieces), proven=proven)
 
     kept, dropped, open_from = batches.kept, batches.dropped, batches.open_from
     if open_from is not None:
         last_good = open_from - 1
     expected, lost, repeated = _missing(kept + dropped, next_seq, void_seqs)
+    again = {index for index, record in kept if id(record) in repeated}
     kept = [(index, record) for index, record in kept if id(record) not in repeated]
     kept.sort(key=lambda pair: pair[0])
     consumed = pieces[last_good].stop if last_good >= 0 else 0
-    bad = [
-        Bad(offset + p.start, len(p.bad), _covered(p, pieces), p.bad)
-        for p in pieces[: last_good + 1]
-        if p.bad
+    bad = _bad(pieces[: last_good + 1], pieces, offset)
+    # A message that stands there twice counts once, and is not passed over in silence.
+    bad += [
+        Bad(offset + p.start, p.stop - p.start, False, buffer[p.start : p.stop])
+        for p in (pieces[index] for index in sorted(again))
     ]
     tail = _tail(buffer, pieces[last_good + 1 :], consumed, expected, batches)
     if tail is not None:
-        bad += [
-            Bad(offset + p.start, len(p.bad), False, p.bad)
-            for p in pieces[last_good + 1 :]
-            if p.bad
-        ]
+        bad += _bad(pieces[last_good + 1 :], [], offset)
     return Scan(
         records=[record for _, record in kept],
         consumed=consumed,
@@ -334,14 +335,19 @@ def _missing(
     return expected, spans.minus(spans.union(gaps), void_seqs), repeated
 
 
-def _covered(piece: _Piece, pieces: list[_Piece]) -> bool:
-    """Whether a void record says that these bytes do not count."""
-    return any(
-        other.start - record.body.bytes <= piece.start < other.start
+def _bad(wrong: list[_Piece], pieces: list[_Piece], offset: int) -> list[Bad]:
+    """The pieces that are not a record, and whether a void among the others says so already."""
+    covered = spans.union(
+        (other.start - record.body.bytes, other.start - 1)
         for other in pieces
         for record in other.records
-        if isinstance(record, VoidRecord)
+        if isinstance(record, VoidRecord) and record.body.bytes
     )
+    return [
+        Bad(offset + p.start, len(p.bad), spans.contains(covered, p.start), p.bad)
+        for p in wrong
+        if p.bad
+    ]
 
 
 def _tail(
@@ -382,6 +388,7 @@ def _tail(
         seqs=seqs,
         lost=lost,
         changes=changes,
+        damaged=any(piece.bad and not piece.records for piece in pieces),
     )
 
 

@@ -1,6 +1,8 @@
 """Sets of seqs as sorted, disjoint spans `(first, last)`. Pure."""
 
-from collections.abc import Iterable, Iterator
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from stenolog.records import Span
@@ -22,14 +24,17 @@ def minus(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
     """Every seq of `spans` that is in none of `holes`. Both sorted and disjoint."""
     result: list[Span] = []
     gaps = list(holes)
+    place = 0
     for first, last in spans:
         start = first
-        for hole_first, hole_last in gaps:
-            if hole_last < start or hole_first > last:
-                continue
-            if hole_first > start:
-                result.append((start, hole_first - 1))
-            start = hole_last + 1
+        while place < len(gaps) and gaps[place][1] < start:
+            place += 1
+        index = place
+        while index < len(gaps) and gaps[index][0] <= last:
+            if gaps[index][0] > start:
+                result.append((start, gaps[index][0] - 1))
+            start = gaps[index][1] + 1
+            index += 1
         if start <= last:
             result.append((start, last))
     return result
@@ -40,14 +45,10 @@ def size(spans: Iterable[Span]) -> int:
     return sum(last - first + 1 for first, last in spans)
 
 
-def contains(spans: Iterable[Span], seq: int) -> bool:
-    """Whether the seq is in one of them."""
-    return any(first <= seq <= last for first, last in spans)
-
-
-def seqs(spans: Iterable[Span]) -> Iterator[int]:
-    """Each seq, ascending."""
-    return chain.from_iterable(range(first, last + 1) for first, last in spans)
+def contains(spans: Sequence[Span], seq: int) -> bool:
+    """Whether the seq is in one of them. Sorted and disjoint."""
+    place = bisect_right(spans, (seq, sys.maxsize)) - 1
+    return place >= 0 and seq <= spans[place][1]
 
 
 def clipped(spans: Iterable[Span], low: int, high: int) -> list[Span]:

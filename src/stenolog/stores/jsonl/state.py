@@ -11,7 +11,17 @@ import msgspec
 
 from stenolog.codec import encode_object
 from stenolog.errors import NothingToUndo, RefusedMessage, StaleCheckpoint, UsageError
-from stenolog.records import FORMAT, Change, Span, State, Undo, Void
+from stenolog.records import (
+    FORMAT,
+    Change,
+    ChangeRecord,
+    Span,
+    State,
+    StateRecord,
+    Undo,
+    Void,
+    VoidRecord,
+)
 from stenolog.stores.jsonl import spans
 
 UNDO_DEPTH: Final = 8
@@ -50,6 +60,20 @@ def apply_void(state: State, void: Void) -> None:
         state.number = max(state.number, *void.changes)
 
 
+def fold(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State:
+    """The state after one more record of ours."""
+    match record:
+        case StateRecord():
+            # Damage that was met on the way is known for good.
+            lost, state = state.lost, copy(record.body)
+            state.lost = spans.union(lost, state.lost)
+        case ChangeRecord():
+            apply_change(state, record.body)
+        case VoidRecord():
+            apply_void(state, record.body)
+    return state
+
+
 def entry_of(change: Change) -> Undo:
     """All that taking this change back needs."""
     return Undo(
@@ -63,7 +87,7 @@ def entry_of(change: Change) -> Undo:
 
 def _entry(change: Change) -> Undo:
     entry = entry_of(change)
-    texts = len(change.was or "") + 16 * len(change.newly)
+    texts = len((change.was or "").encode("utf-8", "surrogatepass")) + 16 * len(change.newly)
     if texts > _MAX_ENTRY_BYTES:
         return Undo(number=change.number, op=change.op, elsewhere=True)
     return entry
@@ -119,10 +143,8 @@ def decide_hide(
     added: Span | None = None,
 ) -> Change | None:
     """Take these seqs out of sight, and replace the summary where one is given."""
-    if summary is not None:
-        check_summary(summary)
-        if summary == state.summary:
-            summary = None
+    if summary is not None and summary == state.summary:
+        summary = None
     before = _all_hidden(state)
     after = spans.union(before, spans.clipped(wanted, 1, end))
     newly = spans.minus(spans.minus(after, before), missing(state))

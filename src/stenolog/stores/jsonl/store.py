@@ -3,11 +3,12 @@
 The order of locks: gate (this process) → flock (all processes) → mutex (memory).
 """
 
+import fcntl
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -39,7 +40,7 @@ from stenolog.stores.jsonl import state as states
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import News, follow, news
 from stenolog.stores.jsonl.listing import keys
-from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.log import Found, Log
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, T, flock
 from stenolog.stores.jsonl.turns import Turns
@@ -109,7 +110,7 @@ class JSONLStore:
         once: str | None = None,
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
-        payloads = [encode_message(message) for message in messages]
+        payloads = _encoded(messages)
         if not payloads:
             with self._uses:
                 self._check(key, once)
@@ -124,7 +125,7 @@ class JSONLStore:
         for index, one in enumerate(appends):
             try:
                 check_once(one.once)
-                payloads = [encode_message(message) for message in one.messages]
+                payloads = _encoded(one.messages)
             except StenologError as error:
                 results[index] = error
             else:
@@ -165,6 +166,7 @@ class JSONLStore:
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all but the last visible ones."""
+        _check_whole(keep_last=keep_last)
         self._change(key, lambda _, state, end: states.decide_truncate(state, end, keep_last))
 
     def clear(self, key: str) -> None:
@@ -178,6 +180,7 @@ class JSONLStore:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages with these seqs."""
+        _check_whole(first=first, last=last)
         if first > last:
             raise UsageError(f"hide from {first} to {last}: the first comes after the last")
         self._change(key, lambda _, state, end: states.decide_hide(state, end, [(first, last)]))
@@ -187,6 +190,7 @@ class JSONLStore:
     ) -> None:
         """Replace the summary and hide everything up to this seq."""
         states.check_summary(summary)
+        _check_whole(upto=upto, expect_floor=expect_floor)
 
         def decide(_: Log | None, state: State, end: int) -> Change | None:
             return states.decide_checkpoint(
@@ -194,11 +198,11 @@ class JSONLStore:
             )
 
         # A call that must fail on an empty session does so before a file is made for it.
-        if self._read(key, lambda _: True) is None:
+        if self._logs.opened(key) is None and self._read(key, lambda _: True) is None:
             decide(None, _empty(key), 0)
         self._change(key, decide, create=bool(summary))
 
-    def set_meta(self, key: str, **fields: Any) -> None:
+    def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of the session's own data; None removes one."""
         given = {name: value for name, value in fields.items() if value is not None}
         encode_object(given)
@@ -219,7 +223,7 @@ class JSONLStore:
 
     def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
         """Make exactly these messages visible."""
-        payloads = [encode_message(message) for message in messages]
+        payloads = _encoded(messages)
         added: list[bytes] = []
 
         def decide(log: Log, state: State, end: int) -> Change | None:
@@ -311,6 +315,7 @@ class JSONLStore:
                 prepared = compaction.prepare(log, folder) if log is not None else None
                 return self._finish(key, prepared) if prepared is not None else compaction.NOTHING
             finally:
+                fcntl.flock(folder, fcntl.LOCK_UN)
                 os.close(folder)
         except OSError as error:
             raise Outcome(0, error).failure(f"archiving {key!r}") from error
@@ -342,20 +347,19 @@ class JSONLStore:
         full: bool = False,
     ) -> list[Message]:
         """The visible messages by seq, or with `full` every one."""
+        _check_whole(last=last, after=after)
         if last is not None and last < 0:
             raise UsageError(f"last={last}: how many messages, 0 or more")
 
-        def look(log: Log) -> tuple[Log, list[Message]]:
-            if not full:
-                return log, log.history(last=last, after=after)
-            found = log.everything(after=max(0, after or 0))
-            return log, found if last is None else found[max(0, len(found) - last) :]
+        def look(log: Log) -> tuple[Log, Found]:
+            if full:
+                return log, log.everything(after=max(0, after or 0))
+            return log, log.in_sight(last=last, after=after)
 
-        found = self._read(key, look)
-        if found is None:
-            return []
-        self._logs.trim(found[0])
-        return found[1]
+        with self._uses:
+            seen = self._read(key, look)
+            messages = self._logs.completed(*seen) if seen is not None else []
+        return messages if last is None or not full else messages[max(0, len(messages) - last) :]
 
     def get_summary(self, key: str) -> str:
         """The summary; empty where there is none."""
@@ -372,6 +376,7 @@ class JSONLStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Keys in the order of their bytes."""
+        _check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         with self._uses:
@@ -382,10 +387,15 @@ class JSONLStore:
     ) -> Iterator[Message]:
         """Each message past `after` once, by seq, as it arrives."""
         check_key(key)
+        _check_whole(after=after)
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
         return follow(
-            lambda seen: self._news(key, seen), self._closed, key, after=after, timeout=timeout
+            lambda seen: self._news(key, seen),
+            self._closed,
+            key,
+            after=max(0, after),
+            timeout=timeout,
         )
 
     def _news(self, key: str, after: int) -> News | None:
@@ -450,7 +460,23 @@ class JSONLStore:
 
     def _after_fork(self) -> None:
         self._logs.close()
+        # A thread of the parent may have held what is inside of it.
+        self._closed = threading.Event()
         self._begin()
+
+
+def _check_whole(**numbers: int | None) -> None:
+    """Raise UsageError unless each is a whole number, or none."""
+    for name, number in numbers.items():
+        if number is not None and (type(number) is bool or not isinstance(number, int)):
+            raise UsageError(f"{name}={number!r}: a whole number is wanted")
+
+
+def _encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
+    """The payloads of a list of messages. Raises RefusedMessage, UsageError."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}")
+    return [encode_message(message) for message in messages]
 
 
 def _empty(key: str) -> State:

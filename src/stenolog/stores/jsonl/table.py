@@ -5,6 +5,7 @@ A log is thrown away whenever the file is no longer the one that was read.
 
 import errno
 import fcntl
+import gc
 import os
 import resource
 import threading
@@ -14,10 +15,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from stenolog.errors import ForeignLog, StoreBusy, StoreUnavailable
+from stenolog.errors import ForeignLog, StenologError, StoreBusy, StoreUnavailable
+from stenolog.records import Message
 from stenolog.stores.jsonl import names
 from stenolog.stores.jsonl.directory import Directory, explained
-from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.log import Found, Log
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.writer import now
 
@@ -86,6 +88,8 @@ class Logs:
                 scarce = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
                 if not scarce or time.monotonic() > deadline:
                     raise
+            # What an old traceback still refers to holds a descriptor, too.
+            gc.collect()
             with self._mutex:
                 idle = len(self._open)
                 for _ in range(max(1, idle // 2)):
@@ -99,7 +103,7 @@ class Logs:
         for name in names.reference_names(key):
             try:
                 descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
-            except (StoreUnavailable, ValueError):
+            except (StenologError, ValueError):
                 continue
             if descriptor is None:
                 continue
@@ -109,6 +113,12 @@ class Logs:
                     f"{key!r}: another program has kept this session in "
                     f"{self.directory.path / name}; `steno import` takes it in"
                 )
+
+    def touch(self, log: Log) -> None:
+        """It is in use: others are let go of first."""
+        with self._mutex:
+            if self._open.get(log.key) is log:
+                self._open.move_to_end(log.key)
 
     def discard(self, log: Log) -> None:
         """Forget a log; its file is read anew when it is next needed."""
@@ -142,6 +152,19 @@ class Logs:
                 return None
             _check_time(deadline, key)
 
+    def completed(self, log: Log, found: Found) -> list[Message]:
+        """What was found, with what archives add: these are read while nobody has to wait."""
+        messages = found.messages
+        if found.low:
+            try:
+                archives = log.archives_from(found.low)
+            except OSError as error:
+                raise explained(error, f"reading the archives of {log.key!r}") from error
+            with log.mutex:
+                messages = log.complete(found, archives)
+        self.trim(log)
+        return messages
+
     # --- locking -----------------------------------------------------------------------------
 
     def lock(self, key: str, *, create: bool) -> Log | None:
@@ -161,7 +184,7 @@ class Logs:
             self._locked[key] = log
             flock(log.descriptor, deadline, f"the log of {key!r}")
             found = self.directory.stat(log.name)
-            if found is None or found.st_ino != log.inode or found.st_dev != log.device:
+            if found is None or not log.is_at(found):
                 # Replaced while we waited: what is locked is not what the name stands for.
                 self.discard(log)
                 self.unlock(key)
@@ -194,9 +217,10 @@ class Logs:
             fcntl.flock(log.descriptor, _AT_ONCE)
         except BlockingIOError:
             return False
-        found = os.stat(log.name, dir_fd=self.directory.descriptor, follow_symlinks=False)
+        found = self.directory.stat(log.name)
         return (
-            found.st_size == log.size
+            found is not None
+            and found.st_size == log.size
             and found.st_ino == log.inode
             and found.st_dev == log.device
             and not self.suspects

@@ -6,14 +6,23 @@ waits behind it goes into the same write where it can.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from stenolog.codec import digest
-from stenolog.errors import MaybeStored, OnceConflict, StenologError
+from stenolog.errors import (
+    MaybeStored,
+    NotStored,
+    OnceConflict,
+    StenologError,
+    StoreUnavailable,
+)
 from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.group import GATES, Gate, Pending
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.table import Logs
 from stenolog.stores.jsonl.writer import Batch, Outcome
+
+_TOUCH_EVERY: Final = 63  # a mask
 
 
 class Turns:
@@ -22,15 +31,15 @@ class Turns:
     def __init__(self, logs: Logs, *, busy_timeout: float) -> None:
         self._logs = logs
         self._busy_timeout = busy_timeout
-        self._gates = [Gate() for _ in range(GATES)]
+        self._gates: dict[int, Gate] = {}
 
     def append_at_once(self, key: str, payload: bytes) -> int:
         """The usual append: the log is open and nobody is in the way; its seq.
 
         0: it is not that simple, and nothing was done. Raises NotStored, MaybeStored.
         """
-        log, gate = self._logs.opened(key), self._gates[hash(key) % GATES]
-        if log is None or gate.lock.locked() or gate.waiting:
+        log, gate = self._logs.opened(key), self._gates.get(hash(key) % GATES)
+        if log is None or gate is None or gate.lock.locked() or gate.waiting:
             return 0
         with gate.lock:
             seq = self._append_at_once(log, payload)
@@ -45,9 +54,12 @@ class Turns:
                 return 0
             seq, outcome = writer.append_one(log, payload)
         except OSError as error:
+            self._logs.discard(log)
             raise Outcome(0, error).failure(f"writing {log.key!r}") from error
         finally:
             self._logs.release(log)
+        if not seq & _TOUCH_EVERY:
+            self._logs.touch(log)
         if outcome is not None and outcome.error is not None:
             self.settle(log, outcome)
             if not seq:
@@ -80,6 +92,8 @@ class Turns:
         def lead(group: list[Pending]) -> None:
             try:
                 work()
+            except StoreUnavailable as error:
+                raise _not_stored(error) from error
             except OSError as error:
                 raise Outcome(0, error).failure(f"writing {key!r}") from error
             finally:
@@ -89,12 +103,14 @@ class Turns:
         self._enter(Pending(key), lead)
 
     def _enter(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
-        gate = self._gates[hash(mine.key) % GATES]
+        place = hash(mine.key) % GATES
+        gate = self._gates.get(place) or self._gates.setdefault(place, Gate())
         gate.enter(mine, lead, time.monotonic() + self._busy_timeout)
 
     def _lead(self, group: list[Pending]) -> None:
         """Write appends to one session in one go; each is finished, whatever happens."""
         key = group[0].key
+        log = None
         try:
             log = self._logs.lock(key, create=True)
             if log is not None:
@@ -102,7 +118,7 @@ class Turns:
         except StenologError as error:
             for pending in group:
                 if not pending.done:
-                    pending.finish(error=_twin(error))
+                    pending.finish(error=_not_stored(error))
         except OSError as error:
             for pending in group:
                 if not pending.done:
@@ -113,6 +129,8 @@ class Turns:
                 if not pending.done:
                     # Only an interruption leads here, and what it left behind is not known.
                     pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
+        if log is not None:
+            self._logs.trim(log)
 
     def _write(self, log: Log, group: list[Pending]) -> None:
         tokens: set[str] = set()
@@ -154,31 +172,35 @@ class Turns:
             token = log.token(once) if log.state is not None else None
         if token is None:
             return False
-        if token.count != len(batch.payloads) or token.digest != digest(batch.payloads):
+        other = token.digest not in ("", digest(batch.payloads))
+        if other or token.count != len(batch.payloads):
             pending.finish(error=OnceConflict(log.key, once, token.first))
             return True
         # Somebody else may have written it; it counts as stored when it is on the disk.
         try:
             writer.sync(log)
         except OSError as error:
-            self._logs.discard(log)
+            # Nothing more goes into a log whose sync has failed.
             pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
-        else:
-            pending.finish(first=token.first)
+            raise
+        pending.finish(first=token.first)
         return True
 
     def settle(self, log: Log, outcome: Outcome) -> None:
         """After any error the file is read anew; an interruption goes on its way."""
         if outcome.error is None:
-            self._logs.trim(log)
             return
         self._logs.discard(log)
         if not isinstance(outcome.error, OSError | StenologError):
             raise outcome.error
 
 
-def _twin(error: StenologError) -> StenologError:
-    """The same error for one more caller: an object is not raised in two threads."""
-    twin: StenologError = type(error)(*error.args)
+def _not_stored(error: StenologError) -> StenologError:
+    """The same error for one more caller, because an object is not raised in two threads.
+
+    Nothing was written: where the store could not even be opened, that is what it comes to.
+    """
+    plain = type(error) is StoreUnavailable
+    twin = NotStored(*error.args) if plain else type(error)(*error.args)
     twin.__cause__ = error
     return twin

@@ -14,7 +14,7 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from stenolog.codec import control_line, message_line, plain_line
-from stenolog.errors import MaybeStored, NotStored, ReadOnly
+from stenolog.errors import MaybeStored, NotStored
 from stenolog.records import (
     FORMAT,
     Change,
@@ -25,8 +25,7 @@ from stenolog.records import (
     StateRecord,
     timestamp,
 )
-from stenolog.stores.jsonl.archive import write_all
-from stenolog.stores.jsonl.directory import explained, sync_file
+from stenolog.stores.jsonl.directory import explained, sync_file, write_all
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.scan import void_line
@@ -76,11 +75,7 @@ def begin(log: Log, at: str) -> Opening:
         joined = log.synced < log.end
         terminated = log.terminated
         due = state is not None and _state_is_due(log)
-    if log.unknown is not None:
-        raise ReadOnly(
-            f"{log.key!r}: the log holds a record of the kind {log.unknown!r}, which this version "
-            "does not know; upgrade stenolog to write to this session"
-        )
+    log.check_known()
     if tail is not None:
         # The void proves all that stands before it, so that must be on the disk first.
         sync(log)
@@ -195,11 +190,12 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
 
     What the old file holds on the disk nobody can say, and syncing it again would lie.
     """
+    log.suspect = True
     try:
         renew(log, before, now())
     except OSError:
-        log.suspect = True
         return Outcome(0, error, unknown=True)
+    log.suspect = False
     return Outcome(0, error)
 
 
@@ -270,7 +266,8 @@ def append_one(log: Log, payload: bytes) -> tuple[int, Outcome | None]:
         return (seq if outcome.holds(len(line)) else 0), outcome
     try:
         with log.mutex:
-            if log.warm or log.end != before:
+            if log.warm or not before == log.end == log.size or log.tail is not None:
+                # To be kept, or a reader of this process has looked while it was being written.
                 log.grew(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
             else:
                 log.passed(seq, at, before + len(line), len(line))

@@ -66,6 +66,10 @@ class Sessions(Opened):
         store.compact("a")
         assert store.info("a").meta == {"title": "y", "pinned": True}
 
+    def test_meta_may_have_a_field_named_key(self, store: Store) -> None:
+        store.set_meta("a", key="x", name="y")
+        assert store.info("a").meta == {"key": "x", "name": "y"}
+
     def test_what_a_reader_does_with_meta_changes_nothing(self, store: Store) -> None:
         store.set_meta("a", tags=["x"])
         store.info("a").meta["tags"].append("y")

@@ -188,7 +188,7 @@ def test_the_archive_is_on_the_disk_before_the_log_lets_go_of_it(
         "fdatasync .1-5.jsonl.gz.new",
         "rename .1-5.jsonl.gz.new",
         f"fsync {uid}",
-        "fsync .a.jsonl.new",
+        "fdatasync .a.jsonl.new",
         "rename .a.jsonl.new",
         "fsync sessions",
     ]

@@ -237,7 +237,7 @@ print(json.dumps(said))
     assert said["read"] == ("ok", 1)
     assert said["append"][0] == "NotStored"
     assert "permissions" in said["append"][1]
-    assert said["create"][0] == "StoreUnavailable"
+    assert said["create"][0] == "NotStored"
     assert "permissions" in said["create"][1]
     assert said["open"][0] == "StoreUnavailable"
     assert (fast_path / "sessions" / "a.jsonl").read_bytes() == before
