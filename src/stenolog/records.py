@@ -6,7 +6,6 @@ private names, because the caller's object may use any name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from json import loads as decode_escaped
 from typing import Any, Final
@@ -254,8 +253,7 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionInfo:
+class SessionInfo(Struct, frozen=True, kw_only=True):
     """What is known of a session without reading all of it."""
 
     key: str
@@ -288,8 +286,7 @@ class SessionInfo:
     forked_from: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Undone:
+class Undone(Struct, frozen=True, kw_only=True):
     """What `undo` took back."""
 
     op: str
@@ -301,8 +298,7 @@ class Undone:
     summary_restored: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compacted:
+class Compacted(Struct, frozen=True, kw_only=True):
     """What `compact` moved out of the live log."""
 
     archived: int
@@ -311,8 +307,7 @@ class Compacted:
     bytes_after: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class Health(Struct, frozen=True, kw_only=True):
     """Whether a store can be relied on right now."""
 
     ok: bool

@@ -5,9 +5,10 @@ A loop must go on talking; so what failed is logged, counted and shown in `healt
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+
+from msgspec import Struct
 
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Health, Message
@@ -20,8 +21,7 @@ _logger = logging.getLogger("stenolog")
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionHealth:
+class SessionHealth(Struct, frozen=True, kw_only=True):
     """Whether writes can be expected to be kept, and what went wrong so far."""
 
     ok: bool

@@ -1,9 +1,10 @@
 """What every store promises: the protocol, its promises by number, and the values it speaks in."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
+
+from msgspec import Struct
 
 from stenolog.errors import StenologError
 from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
@@ -170,8 +171,7 @@ class Store(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
+class Append(Struct, frozen=True, kw_only=True):
     """One caller's append, as a group of them is handed over."""
 
     messages: Sequence[Message | Mapping[str, Any]]

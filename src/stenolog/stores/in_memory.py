@@ -9,14 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from math import inf
 from time import monotonic
 from typing import Any, Final, Self
 
-from msgspec import Raw
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from stenolog import codec, errors, records
@@ -27,8 +26,7 @@ MAX_HIDDEN_RANGES: Final = 1_000
 MAX_META_BYTES: Final = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """What taking back one operation needs."""
 
     op: str
@@ -37,18 +35,17 @@ class _Step:
     was: str | None
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(Struct):
     uid: str = field(default_factory=lambda: os.urandom(8).hex())
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
     updated: datetime | None = None
-    messages: dict[int, Message] = field(default_factory=dict)
+    messages: dict[int, Message] = {}
     last_seq: int = 0
-    hidden: set[int] = field(default_factory=set)
+    hidden: set[int] = set()
     summary: str = ""
     meta: bytes = b"{}"
     steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=UNDO_DEPTH))
-    tokens: dict[str, tuple[list[int], list[bytes]]] = field(default_factory=dict)
+    tokens: dict[str, tuple[list[int], list[bytes]]] = {}
     archived: int = 0
     generation: int = 1
 

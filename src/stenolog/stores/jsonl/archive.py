@@ -9,8 +9,9 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from stenolog.records import Archive, Change, ChangeRecord, Message, State, StateRecord
 from stenolog.stores.jsonl.directory import (
@@ -29,16 +30,15 @@ _GZIP: Final = 31  # zlib's window bits for a gzip header and trailer
 _BLOCK: Final = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """What one archive holds."""
 
     path: str
-    messages: list[Message] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    messages: list[Message] = []
+    changes: list[Change] = []
     before: Archive | None = None
     """The archive before this one."""
-    bad: list[Bad] = field(default_factory=list)
+    bad: list[Bad] = []
 
 
 def chain(directory: Directory, state: State, low: int) -> Iterator[Opened]:

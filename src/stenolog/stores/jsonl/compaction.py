@@ -6,7 +6,8 @@ to, and the log as it was.
 """
 
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stenolog.codec import control_line, parse_line
 from stenolog.records import Archive, Compacted, Message
@@ -19,8 +20,7 @@ from stenolog.stores.jsonl.state import copy
 NOTHING = Compacted(archived=0, bytes_before=0, bytes_after=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A finished archive and all that is needed to let go of what it holds."""
 
     uid: str

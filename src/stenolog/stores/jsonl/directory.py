@@ -86,13 +86,17 @@ class Directory:
                     f"{folder} has mode {mode:04o}, so others may read your sessions; "
                     f"chmod 700 {folder}"
                 )
-        kind = _file_system(self.path)
-        if kind in _NETWORK:
-            found.append(
-                f"{self.path} is on a network file system ({kind}): its locks and syncs cannot be "
-                "relied on; use a local disk, or PostgreSQL for many machines"
-            )
         return found
+
+    def network(self) -> list[str]:
+        """A warning, where this is on a network file system. Asked when it begins to matter."""
+        kind = _file_system(self.path)
+        if kind not in _NETWORK:
+            return []
+        return [
+            f"{self.path} is on a network file system ({kind}): its locks and syncs cannot be "
+            "relied on; use a local disk, or PostgreSQL for many machines"
+        ]
 
     def open(self, name: str, *, create: bool = False) -> int | None:
         """A descriptor of a log, to be read and, where allowed, appended to; None: not there."""
@@ -143,6 +147,8 @@ class Directory:
             # Who made this folder, or the one above, may have died before syncing its entry.
             for above in (self.path.parent, self.path.parent.parent):
                 _sync_entries(above)
+            for problem in self.network():
+                _report.warning("%s", problem)
             self._settled = True
         sync_folder(self.descriptor)
 

@@ -505,7 +505,7 @@ class Log:
         """
         if seq <= self.first_live():
             seq = 0  # all of the log, so that damage to its first lines is met as well
-        length = _FIRST_CHUNK
+        length = _FIRST_CHUNK if seq else min(self.start, _LARGEST_CHUNK)
         read = False
         while self.start > 0 and self.covers > seq:
             start = max(0, self.start - length)
@@ -528,14 +528,19 @@ class Log:
         records, bad = gather(buffer, offset=start)
         self._note(bad)
         self.start = start
-        for record in records:
-            if type(record) is StateRecord:
-                self._carry(record)
         messages = [record for record in records if type(record) is Message]
-        first = min((record.seq for record in records), default=self.covers)
+        if len(messages) < len(records):
+            for record in records:
+                if type(record) is StateRecord:
+                    self._carry(record)
+        first = self.covers
+        if records:
+            first = min(record.seq for record in records) if bad else records[0].seq
         if start == 0:
             first = min(first, self.first_live())
-        if gone or [m.seq for m in messages] != list(range(first, self.covers)):
+        # Without damage they are known to follow each other: the ends tell the rest.
+        regular = not bad and not gone and len(messages) == self.covers - first
+        if not regular or (messages and messages[0].seq != first):
             kept = {m.seq: m for m in messages if m.seq < self.covers}
             messages = [kept[seq] for seq in sorted(kept) if not spans.contains(gone, seq)]
             held = spans.union(((m.seq, m.seq) for m in messages), gone)

@@ -6,8 +6,9 @@ The old file stays whole until the new one, synced and locked, takes its name.
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from stenolog.codec import LINE_START, control_line, intact, parse_line
 from stenolog.records import ChangeRecord, State, StateRecord, VoidRecord
@@ -20,8 +21,7 @@ from stenolog.stores.jsonl.state import apply_void, blank, copy, fold
 _STATE: Final = LINE_START + b'state"'
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(Struct, frozen=True):
     """What the records of a log amount to, from its first line on."""
 
     head: State

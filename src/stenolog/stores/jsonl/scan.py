@@ -8,9 +8,9 @@ writer has to set aside. docs/format.md, "Reading", has the rules by number.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct
 
 from stenolog.codec import (
     LINE_START,
@@ -38,19 +38,17 @@ _OURS = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
 """Not a message, whatever else is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bad:
+class Bad(Struct, frozen=True):
     """A piece of the log that is not a record."""
 
     offset: int
     length: int
     known: bool
     """A void record already says so."""
-    text: bytes = field(repr=False, compare=False)
+    text: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(Struct, frozen=True):
     """What the next writer has to set aside before it appends."""
 
     bytes: int
@@ -81,8 +79,7 @@ def void_line(tail: Tail, at: str) -> bytes:
     return line if tail.ends_line else b"\n" + line
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """What a stretch of a log holds."""
 
     records: list[Record]
@@ -92,8 +89,8 @@ class Scan:
     terminated: bool
     """Whether the consumed bytes end with a newline."""
     next_seq: int
-    lost: list[Span] = field(default_factory=list)
-    bad: list[Bad] = field(default_factory=list)
+    lost: list[Span] = []
+    bad: list[Bad] = []
     tail: Tail | None = None
 
 
@@ -157,8 +154,7 @@ def is_joined(record: Record) -> bool:
     return record._joined if isinstance(record, Message) else record.joined
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(Struct):
     """One stretch between newlines: a record, several, or none."""
 
     start: int

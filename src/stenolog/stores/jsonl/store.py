@@ -416,7 +416,7 @@ class JSONLStore:
             for name in sorted(self._logs.suspects)
         ]
         try:
-            self._directory.path.stat()
+            problems += self._directory.network()
             free: int | None = self._directory.free_bytes()
         except OSError as error:
             free = None

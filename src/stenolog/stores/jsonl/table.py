@@ -215,12 +215,11 @@ class Logs:
         """
         try:
             fcntl.flock(log.descriptor, _AT_ONCE)
-        except BlockingIOError:
+            found = os.stat(log.name, dir_fd=self.directory.descriptor, follow_symlinks=False)
+        except (BlockingIOError, FileNotFoundError):
             return False
-        found = self.directory.stat(log.name)
         return (
-            found is not None
-            and found.st_size == log.size
+            found.st_size == log.size
             and found.st_ino == log.inode
             and found.st_dev == log.device
             and not self.suspects

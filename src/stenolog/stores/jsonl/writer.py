@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
-from uuid import uuid4
 
 from msgspec import Raw, Struct
 
@@ -48,7 +47,7 @@ def now() -> str:
     return f"{text}.{micros:06d}Z"
 
 
-# Made once per append: structs, because a frozen dataclass takes ten times as long to make.
+# Made once per append.
 
 
 class Opening(Struct, frozen=True, gc=False):
@@ -120,7 +119,7 @@ def sync(log: Log) -> None:
 
 def _first_states(key: str, at: str) -> bytes:
     """A new log begins with its state twice, so that one damaged line loses nothing."""
-    state = State(format=FORMAT, key=key, uid=uuid4().hex[:16], generation=1, created=at)
+    state = State(format=FORMAT, key=key, uid=os.urandom(8).hex(), generation=1, created=at)
     return control_line("state", 1, at, state) + control_line("state", 1, at, state, joined=True)
 
 
