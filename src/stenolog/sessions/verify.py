@@ -4,6 +4,7 @@ sessions/damage.py judges the bytes of each log; here is what only the folder sh
 written; sessions/repair.py does that.
 """
 
+import fcntl
 import os
 import re
 import stat
@@ -187,6 +188,8 @@ def standing_still(directory: Directory, name: str) -> Iterator[int | None]:
                 yield descriptor
                 return
         finally:
+            # By name, because a child forked meanwhile has the same descriptor, and would keep it.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
@@ -284,7 +287,11 @@ def archives_standing_still(directory: Directory, uid: str) -> Iterator[int | No
         if folder is not None:
             what = f"the folder {directory.path / archive.FOLDER / uid}"
             flock(folder, time.monotonic() + BUSY_TIMEOUT, what)
-        yield folder
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                fcntl.flock(folder, fcntl.LOCK_UN)
 
 
 def _look_at_archives(
