@@ -281,10 +281,11 @@ class JSONLStore:
             with log.mutex:
                 state, end = log.settled() if log.state is not None else (_empty(key), 0)
                 decided = decide(log, state, end)
+            # A change carries the result of all that came before, so that must be on the disk:
+            # another process may have died before it synced what it wrote. And one that changes
+            # nothing is done only when what did it before is there to stay.
+            writer.sync(log)
             if decided is not None:
-                # It carries the result of all that came before, so that must be on the disk:
-                # another process may have died before it synced what it wrote.
-                writer.sync(log)
                 stored, outcome = writer.change(log, decided, payloads)
                 self._turns.settle(log, outcome)
                 if not stored:

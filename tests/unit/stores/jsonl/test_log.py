@@ -117,6 +117,12 @@ def test_p2_a_change_syncs_what_others_wrote_before_it_builds_on_it(
         del syncs[:]
         other.set_summary(KEY, "x")
         assert syncs == ["a.jsonl"]
+        del syncs[:]
+        one.clear(KEY)
+        one.set_summary(KEY, "x")
+        del syncs[:]
+        other.set_summary(KEY, "x")
+        assert syncs == ["a.jsonl"], "it is so already, and must stay so"
 
 
 def test_p12_a_known_token_is_synced_before_it_is_answered(
