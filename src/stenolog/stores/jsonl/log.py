@@ -220,18 +220,23 @@ class Log:
         """A torn beginning, a log whose every state is damaged, or no log of ours."""
         scan = examine(buffer, offset=0, next_seq=1)
         if not scan.records:
-            if not looks_torn(buffer):
+            ours = bool(gather(buffer, offset=0)[0])
+            if not ours and not looks_torn(buffer):
                 raise ForeignLog(
                     f"{self.directory.path / self.name} was not written by stenolog and is left "
                     "as it is; `steno import` takes such sessions in"
                 )
+            # Intact lines of a first write that was never finished must not count later on.
+            left = scan.tail if ours else None
+            next_seq = left.next_seq if left is not None else 1
+            seqs = left.seqs if left is not None else []
             self.tail = Tail(
                 bytes=len(buffer),
                 ends_line=buffer.endswith(b"\n"),
-                next_seq=1,
-                seqs=[],
-                lost=[],
-                changes=[],
+                next_seq=next_seq,
+                seqs=seqs,
+                lost=spans.minus([(1, next_seq - 1)], seqs) if next_seq > 1 else [],
+                changes=left.changes if left is not None else [],
                 damaged=False,
             )
             return

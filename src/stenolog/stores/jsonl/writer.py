@@ -15,19 +15,18 @@ from msgspec import Raw, Struct
 from stenolog.codec import control_line, message_line, plain_line
 from stenolog.errors import MaybeStored, NotStored
 from stenolog.records import (
-    FORMAT,
     Change,
     ChangeRecord,
     Message,
     Record,
-    State,
     StateRecord,
     timestamp,
 )
 from stenolog.stores.jsonl.directory import explained, sync_file, write_all
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log
 from stenolog.stores.jsonl.rewrite import renew
-from stenolog.stores.jsonl.scan import void_line
+from stenolog.stores.jsonl.scan import Tail, void_line
+from stenolog.stores.jsonl.state import apply_void, blank
 
 _STATE_EVERY_BYTES: Final = 1024 * 1024
 _report = logging.getLogger("stenolog")
@@ -84,7 +83,7 @@ def begin(log: Log, at: str) -> Opening:
             log.directory.path / log.name,
             tail.bytes,
         )
-        text = void_line(tail, at) + (_first_states(log.key, at) if state is None else b"")
+        text = void_line(tail, at) + (_first_states(log.key, at, tail) if state is None else b"")
         return Opening(offset, text, tail.next_seq, joined=True)
     if state is None:
         return Opening(offset, _first_states(log.key, at), 1, joined=True)
@@ -117,10 +116,16 @@ def sync(log: Log) -> None:
         log.synced = max(log.synced, end)
 
 
-def _first_states(key: str, at: str) -> bytes:
+def _first_states(key: str, at: str, tail: Tail | None = None) -> bytes:
     """A new log begins with its state twice, so that one damaged line loses nothing."""
-    state = State(format=FORMAT, key=key, uid=os.urandom(8).hex(), generation=1, created=at)
-    return control_line("state", 1, at, state) + control_line("state", 1, at, state, joined=True)
+    state = blank(key, os.urandom(8).hex(), 1, at)
+    seq = 1
+    if tail is not None:
+        apply_void(state, tail.as_void())
+        seq = tail.next_seq
+    return control_line("state", seq, at, state) + control_line(
+        "state", seq, at, state, joined=True
+    )
 
 
 def _state_is_due(log: Log) -> bool:
