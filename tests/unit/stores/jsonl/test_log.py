@@ -362,3 +362,11 @@ def test_p7_threads_at_one_gate_take_turns(tmp_path: Path, monkeypatch: pytest.M
         for thread in threads:
             thread.join()
         assert counts == {"a": 200, "b": 200}
+
+
+def test_p7_two_stores_on_one_folder_never_give_out_a_seq_twice(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
+        seqs = [
+            store.add_message(KEY, "user", "x") for _ in range(5) for store in (one, one, other)
+        ]
+        assert seqs == list(range(1, 16))
