@@ -33,6 +33,21 @@ class Fault:
         patch.setattr(os, name, call)
 
 
+def fill_up(patch: pytest.MonkeyPatch, room: Callable[[bytes], int]) -> None:
+    """Let the next write be cut short as if the disk were full then, and the one after it fail."""
+    real = os.write
+    calls = 0
+
+    def write(descriptor: int, text: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.ENOSPC, "full")
+        return real(descriptor, text[: room(text)])
+
+    patch.setattr(os, "write", write)
+
+
 def contents(path: Path) -> list[str]:
     with JSONLStore(path) as store:
         return [m.content for m in store.get_history(KEY)]
@@ -103,20 +118,10 @@ def test_p8_a_write_that_fails_at_once_leaves_nothing_behind(
 def test_p8_a_short_write_is_set_aside_and_not_glued_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.write
-    calls = 0
-
-    def short(descriptor: int, text: bytes) -> int:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise OSError(errno.ENOSPC, "full")
-        return real(descriptor, text[: len(text) // 2])
-
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "kept")
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", short)
+            fill_up(patch, lambda text: len(text) // 2)
             with pytest.raises(NotStored):
                 store.add_message(KEY, "user", "lost")
         assert store.add_message(KEY, "user", "next") == 2
@@ -127,20 +132,10 @@ def test_p8_a_short_write_is_set_aside_and_not_glued_to_the_next(
 def test_p2_a_short_write_of_a_batch_leaves_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.write
-    calls = 0
-
-    def short(descriptor: int, text: bytes) -> int:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise OSError(errno.ENOSPC, "full")
-        return real(descriptor, text[: text.index(b'"b"')])
-
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "kept")
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", short)
+            fill_up(patch, lambda text: text.index(b'"b"'))
             with pytest.raises(NotStored):
                 store.add_messages(KEY, [{"content": text} for text in "abc"])
         seq = store.add_message(KEY, "user", "next")
