@@ -8,7 +8,8 @@ from typing import Final
 
 from stenolog.codec import parse_line, re_sign, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
-from stenolog.stores.jsonl import names, scan, spans
+from stenolog.stores import spans
+from stenolog.stores.jsonl import names, scan
 
 ASIDE: Final = "aside"
 """The folder, beside the logs, that takes what a repair moves away."""

@@ -25,7 +25,8 @@ from stenolog.sessions.verify import (
     spare_archives,
     standing_still,
 )
-from stenolog.stores.jsonl import rewrite, scan, spans, writer
+from stenolog.stores import spans
+from stenolog.stores.jsonl import rewrite, scan, writer
 from stenolog.stores.jsonl.directory import Directory, explained, sync_file, sync_folder, write_all
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.table import Logs

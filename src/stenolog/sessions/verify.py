@@ -18,7 +18,8 @@ from typing import Final
 from stenolog.errors import StenologError, UsageError
 from stenolog.records import Span, State
 from stenolog.sessions.damage import ASIDE, Finding, Judged, Kind, judge, lost_in_words
-from stenolog.stores.jsonl import archive, names, spans
+from stenolog.stores import spans
+from stenolog.stores.jsonl import archive, names
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.table import flock
 

@@ -15,7 +15,7 @@ from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.rewrite import Replayed, composed, replay, states_in, swap
 from stenolog.stores.jsonl.scan import lines_of, part_of
-from stenolog.stores.jsonl.state import copy
+from stenolog.stores.state import copy
 
 NOTHING = Compacted(archived=0, bytes_before=0, bytes_after=0)
 

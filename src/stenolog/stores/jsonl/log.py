@@ -37,7 +37,8 @@ from stenolog.records import (
     UnknownRecord,
     VoidRecord,
 )
-from stenolog.stores.jsonl import archive, spans
+from stenolog.stores import spans
+from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.scan import (
     Bad,
@@ -50,7 +51,7 @@ from stenolog.stores.jsonl.scan import (
     part_of,
     read_run,
 )
-from stenolog.stores.jsonl.state import (
+from stenolog.stores.state import (
     apply_void,
     blank,
     copy,

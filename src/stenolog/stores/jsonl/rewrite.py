@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from stenolog.codec import LINE_START, control_line, intact, parse_line
 from stenolog.records import ChangeRecord, State, StateRecord, VoidRecord
-from stenolog.stores.jsonl import spans
+from stenolog.stores import spans
 from stenolog.stores.jsonl.directory import create_anew, sync_file, write_all
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import Tail, examine, gather, lines_of, void_line
-from stenolog.stores.jsonl.state import apply_void, blank, copy, fold
+from stenolog.stores.state import apply_void, blank, copy, fold
 
 _STATE: Final = LINE_START + b'state"'
 

@@ -30,7 +30,7 @@ from stenolog.records import (
     Void,
     VoidRecord,
 )
-from stenolog.stores.jsonl import spans
+from stenolog.stores import spans
 
 _SHORTEST_LINE = 100
 _CRC_FIELD = b',"crc":"'

@@ -34,9 +34,10 @@ from stenolog.records import (
     Undo,
     Undone,
 )
+from stenolog.stores import spans
+from stenolog.stores import state as states
 from stenolog.stores.base import Append
-from stenolog.stores.jsonl import archive, compaction, spans, writer
-from stenolog.stores.jsonl import state as states
+from stenolog.stores.jsonl import archive, compaction, writer
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import News, follow, news
 from stenolog.stores.jsonl.listing import keys

@@ -26,7 +26,7 @@ from stenolog.stores.jsonl.directory import explained, sync_file, write_all
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.scan import Tail, void_line
-from stenolog.stores.jsonl.state import apply_void, blank
+from stenolog.stores.state import apply_void, blank
 
 _STATE_EVERY_BYTES: Final = 1024 * 1024
 _report = logging.getLogger("stenolog")

@@ -22,7 +22,7 @@ from stenolog.records import (
     Void,
     VoidRecord,
 )
-from stenolog.stores.jsonl import spans
+from stenolog.stores import spans
 
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_SPANS: Final = 1_000
