@@ -1,5 +1,6 @@
 """Durable conversations for AI agents: every message is on disk before the model answers."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stenolog.errors import (
@@ -23,14 +24,14 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
-from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.opening import open_store
 
 if TYPE_CHECKING:
+    from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
     from stenolog.stores.async_store import AsyncStore
+    from stenolog.stores.in_memory import InMemoryStore
+    from stenolog.stores.jsonl import JSONLStore
 
 __all__ = [
     "AsyncStore",
@@ -67,13 +68,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    # asyncio takes as long to import as all the rest; who does not use it does not wait for it.
-    if name == "AsyncStore":
-        from stenolog.stores.async_store import AsyncStore
+# Who does not use an engine, or the face, does not wait for it: these come when they are asked for.
+_LATER = {
+    "AsyncStore": "stenolog.stores.async_store",
+    "InMemoryStore": "stenolog.stores.in_memory",
+    "JSONLBackend": "stenolog.sessions.session_store",
+    "JSONLStore": "stenolog.stores.jsonl",
+    "SessionHealth": "stenolog.sessions.session_store",
+    "SessionStore": "stenolog.sessions.session_store",
+}
 
-        return AsyncStore
-    raise AttributeError(f"module 'stenolog' has no attribute {name!r}")
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'stenolog' has no attribute {name!r}")
+    found: object = getattr(import_module(_LATER[name]), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
