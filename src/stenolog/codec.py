@@ -69,12 +69,11 @@ def encode_object(fields: dict[str, Any]) -> bytes:
             payload = _encode_slowly(fields)
         except RuntimeError as error:
             raise RefusedMessage("", f"it changed while it was being read: {error}") from error
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise RefusedMessage(
-            "", f"{len(payload):,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}"
-        )
+    size = len(payload)
+    if size > MAX_MESSAGE_BYTES:
+        raise RefusedMessage("", f"{size:,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}")
     # Counting brackets is an upper bound for the depth, and nearly always enough.
-    if payload.count(b"{") + payload.count(b"[") > MAX_DEPTH:
+    if size > 2 * MAX_DEPTH and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH:
         _check(fields, "", 1)
     return payload
 

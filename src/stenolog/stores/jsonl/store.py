@@ -101,7 +101,8 @@ class JSONLStore:
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
         """Append one message; its seq."""
-        return self._append(key, encode_message(message), once)
+        payload = encode_object(message) if type(message) is dict else encode_message(message)
+        return self._append(key, payload, once)
 
     def add_messages(
         self,

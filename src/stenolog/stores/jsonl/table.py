@@ -23,7 +23,9 @@ from stenolog.stores.jsonl.log import Found, Log
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.writer import now
 
-_AT_ONCE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+AT_ONCE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+"""How a lock is taken: a wait is ours to bound."""
+
 _LOCK_POLL: Final = 0.0002
 _PATIENCE: Final = 0.25
 """How long to wait for another thread to let go of a descriptor when there are no more."""
@@ -51,7 +53,7 @@ class Logs:
         """The log of a key, if it is open."""
         self._alive: weakref.WeakSet[Log] = weakref.WeakSet()
         self._locked: dict[str, Log] = {}
-        self._entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self.entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Files whose entry in the folder this process knows to be on the disk."""
         self._held = 0
 
@@ -201,30 +203,12 @@ class Logs:
                 self._make_good(log)
                 self.unlock(key)
                 continue
-            if self._entries.get(log.name) != (log.inode, log.device):
+            if self.entries.get(log.name) != (log.inode, log.device):
                 self.directory.sync()
-                self._entries[log.name] = (log.inode, log.device)
-                while len(self._entries) > _MOST_ENTRIES:
-                    self._entries.popitem(last=False)
+                self.entries[log.name] = (log.inode, log.device)
+                while len(self.entries) > _MOST_ENTRIES:
+                    self.entries.popitem(last=False)
             return log
-
-    def lock_unchanged(self, log: Log) -> bool:
-        """Lock an open log, if that is possible at once and the file is as it was left.
-
-        Whatever happens, it must be unlocked afterwards. Raises OSError.
-        """
-        try:
-            fcntl.flock(log.descriptor, _AT_ONCE)
-            found = os.stat(log.name, dir_fd=self.directory.descriptor, follow_symlinks=False)
-        except (BlockingIOError, FileNotFoundError):
-            return False
-        return (
-            found.st_size == log.size
-            and found.st_ino == log.inode
-            and found.st_dev == log.device
-            and not self.suspects
-            and self._entries.get(log.name) == (log.inode, log.device)
-        )
 
     def unlock(self, key: str) -> None:
         """Let other processes in. Harmless where nothing was locked."""
@@ -296,7 +280,7 @@ def flock(descriptor: int, deadline: float, what: str) -> None:
     """Wait for the lock of a file, looking often: backing off starves. Raises StoreBusy."""
     while True:
         try:
-            fcntl.flock(descriptor, _AT_ONCE)
+            fcntl.flock(descriptor, AT_ONCE)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise StoreBusy(f"{what} is held by another process; try again") from None

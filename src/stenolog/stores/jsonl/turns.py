@@ -20,7 +20,8 @@ from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.group import GATES, Gate, Pending
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.table import Logs
-from stenolog.stores.jsonl.writer import Batch, Outcome
+from stenolog.stores.jsonl.usual import append_at_once
+from stenolog.stores.jsonl.writer import STORED, Batch, Outcome
 
 _TOUCH_EVERY: Final = 63  # a mask
 
@@ -42,30 +43,17 @@ class Turns:
         if log is None or gate is None or gate.lock.locked() or gate.waiting:
             return 0
         with gate.lock:
-            seq = self._append_at_once(log, payload)
+            seq, outcome = append_at_once(self._logs, log, payload)
+            if outcome is not STORED and outcome is not None:
+                self.settle(log, outcome)
+                if not seq:
+                    raise outcome.failure(f"writing {key!r}")
+            elif log.warm:
+                self._logs.trim(log)
+            if not seq & _TOUCH_EVERY:
+                self._logs.touch(log)
         if gate.waiting:
             gate.call_next()
-        return seq
-
-    def _append_at_once(self, log: Log, payload: bytes) -> int:
-        """Its seq; 0: the log is not as this process knows it, and nothing was done."""
-        try:
-            if not self._logs.lock_unchanged(log):
-                return 0
-            seq, outcome = writer.append_one(log, payload)
-        except OSError as error:
-            self._logs.discard(log)
-            raise Outcome(0, error).failure(f"writing {log.key!r}") from error
-        finally:
-            self._logs.release(log)
-        if not seq & _TOUCH_EVERY:
-            self._logs.touch(log)
-        if outcome is not None and outcome.error is not None:
-            self.settle(log, outcome)
-            if not seq:
-                raise outcome.failure(f"writing {log.key!r}")
-        elif log.warm:
-            self._logs.trim(log)
         return seq
 
     def append(self, key: str, batch: Batch) -> int:

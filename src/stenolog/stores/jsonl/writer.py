@@ -5,14 +5,15 @@ Everything here runs with the log's lock held and with what others wrote taken i
 
 import logging
 import os
-import time
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from time import time_ns
 from typing import Final
 
 from msgspec import Raw, Struct
 
-from stenolog.codec import control_line, message_line, plain_line
+from stenolog.codec import control_line, message_line
 from stenolog.errors import MaybeStored, NotStored
 from stenolog.records import (
     Change,
@@ -28,22 +29,26 @@ from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.scan import Tail, void_line
 from stenolog.stores.state import apply_void, blank
 
-_STATE_EVERY_BYTES: Final = 1024 * 1024
+STATE_EVERY_BYTES: Final = 1024 * 1024
+"""After so many bytes a state is due, unless it would be much of what is written."""
+
 _report = logging.getLogger("stenolog")
 
 
-_second = (0, "")  # the second that was spelled out last: most appends fall into the same one
+_second = (0, "")  # when the second that was spelled out last began, and how it is written
 
 
 def now() -> str:
     """The present moment, as it is written."""
     global _second
-    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
-    known, text = _second
-    if known != seconds:
-        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
-        _second = (seconds, text)
-    return f"{text}.{micros:06d}Z"
+    micros = time_ns() // 1000
+    began, text = _second
+    micros -= began
+    if not 0 <= micros < 1_000_000:
+        seconds, micros = divmod(micros + began, 1_000_000)
+        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-7]
+        _second = (seconds * 1_000_000, text)
+    return f"{text}{micros:06d}Z"
 
 
 # Made once per append.
@@ -130,7 +135,7 @@ def _first_states(key: str, at: str, tail: Tail | None = None) -> bytes:
 
 def _state_is_due(log: Log) -> bool:
     return log.lines_since_state >= STATE_EVERY_LINES or (
-        log.bytes_since_state >= _STATE_EVERY_BYTES and log.bytes_since_state >= 4 * log.state_bytes
+        log.bytes_since_state >= STATE_EVERY_BYTES and log.bytes_since_state >= 4 * log.state_bytes
     )
 
 
@@ -161,6 +166,10 @@ class Outcome(Struct, frozen=True, gc=False):
         return failure
 
 
+STORED: Final = Outcome(sys.maxsize)
+"""All of it, and nothing went wrong."""
+
+
 def put(log: Log, before: int, text: bytes) -> Outcome:
     """Append these bytes, which begin at the offset `before`, and sync them.
 
@@ -186,7 +195,7 @@ def put(log: Log, before: int, text: bytes) -> Outcome:
         except BaseException as interruption:  # noqa: BLE001
             error = interruption
         else:
-            return Outcome(stored, error)
+            return STORED if error is None else Outcome(stored, error)
 
 
 def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
@@ -246,40 +255,6 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
     return whole, outcome
 
 
-def append_one(log: Log, payload: bytes) -> tuple[int, Outcome | None]:
-    """One message behind a log that is as it should be: the usual append, in its fewest steps.
-
-    0 and None where it is not that simple: then nothing was done, and `append` does it.
-    """
-    at = now()
-    with log.mutex:
-        before, seq = log.size, log.next_seq
-        if (
-            log.synced != before
-            or log.end != before
-            or log.tail is not None
-            or not log.terminated
-            or log.unknown is not None
-            or log.lines_since_state >= STATE_EVERY_LINES
-            or log.bytes_since_state >= _STATE_EVERY_BYTES
-        ):
-            return 0, None
-    line = plain_line(seq, at, payload)
-    outcome = put(log, before, line)
-    if outcome.error is not None:
-        return (seq if outcome.holds(len(line)) else 0), outcome
-    try:
-        with log.mutex:
-            if log.warm or not before == log.end == log.size or log.tail is not None:
-                # To be kept, or a reader of this process has looked while it was being written.
-                log.grew(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
-            else:
-                log.passed(seq, at, before + len(line), len(line))
-    except BaseException as error:  # noqa: BLE001  it is stored; the caller raises it
-        return seq, Outcome(len(line), error)
-    return seq, outcome
-
-
 def _taken_in(log: Log, opening: Opening, records: list[Record], length: int) -> Outcome:
     """What was just stored, in memory too. Whatever goes wrong with that, it is stored."""
     try:
@@ -287,7 +262,7 @@ def _taken_in(log: Log, opening: Opening, records: list[Record], length: int) ->
             log.grew(opening.offset, opening.followed_by(records), length)
     except BaseException as error:  # noqa: BLE001  raised by the caller when all are told
         return Outcome(length, error)
-    return Outcome(length)
+    return STORED
 
 
 def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> tuple[bool, Outcome]:
