@@ -266,8 +266,10 @@ def test_lines_decoded_together_are_the_lines_decoded_one_by_one() -> None:
     lines = [LINES[name] for name in ("message", "member", "void")]
     together = codec.decode_lines(b"".join(lines))
     assert together == [codec.parse_line(line[:-1]) for line in lines]
-    assert codec.all_intact([line[:-1] for line in lines])
-    assert not codec.all_intact([LINES["message"][:-1], LINES["void"][:-2]])
+    assert codec.count_intact(b"".join(lines)) == len(lines)
+    assert codec.count_intact(LINES["message"] + LINES["void"][:-2] + b"\n") is None
+    assert codec.count_intact(LINES["message"] + LINES["void"][:-1]) is None
+    assert codec.count_intact(b"") == 0
 
 
 def test_p13_an_unknown_kind_is_known_as_such() -> None:
@@ -292,7 +294,7 @@ def test_p3_every_flipped_bit_is_seen(name: str) -> None:
             damaged[position] ^= 1 << bit
             assert codec.parse_line(bytes(damaged)) is None, (position, bit)
             assert not codec.intact(bytes(damaged))
-            assert not codec.all_intact([bytes(damaged)])
+            assert codec.count_intact(bytes(damaged) + b"\n") is None
 
 
 @pytest.mark.parametrize("name", LINES)

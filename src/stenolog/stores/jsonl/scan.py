@@ -8,14 +8,16 @@ writer has to set aside. docs/format.md, "Reading", has the rules by number.
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import attrgetter
 
 import msgspec
 from msgspec import Struct
 
 from stenolog.codec import (
     LINE_START,
-    all_intact,
     control_line,
+    count_intact,
     decode_lines,
     parse_line,
     salvage,
@@ -32,6 +34,7 @@ from stenolog.records import (
 )
 from stenolog.stores import spans
 
+_seq_of = attrgetter("seq")
 _SHORTEST_LINE = 100
 _CRC_FIELD = b',"crc":"'
 _OURS = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
@@ -105,25 +108,22 @@ def read_run(buffer: bytes, next_seq: int) -> list[Record] | None:
 
 def _intact_run(buffer: bytes, next_seq: int | None) -> list[Record] | None:
     """All records of a buffer of whole lines; None where one is damaged, void or out of order."""
-    lines = buffer.split(b"\n")
-    if lines.pop() or not all_intact(lines):
-        return None
+    lines = count_intact(buffer)
+    if not lines:
+        return None if lines is None else []
     try:
-        records: list[Record] = list(decode_lines(buffer))
+        records: list[Record] = decode_lines(buffer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if len(records) != len(lines) or not records:
-        return None if lines else []
-    expected = records[0].seq if next_seq is None else next_seq
-    messages = [record.seq for record in records if type(record) is Message]
-    if messages != list(range(expected, expected + len(messages))):
+    if len(records) != lines:
         return None
-    if len(messages) < len(records):
-        for record in records:
-            if record.seq != expected or type(record) is VoidRecord:
-                return None
-            if type(record) is Message:
-                expected += 1
+    # Column by column: a message takes a seq, whatever else stands there names the next one.
+    kinds = list(map(type, records))
+    first = records[0].seq if next_seq is None else next_seq
+    expected = list(accumulate([kind is Message for kind in kinds], initial=first))
+    expected.pop()
+    if VoidRecord in kinds or list(map(_seq_of, records)) != expected:
+        return None
     return records
 
 
