@@ -31,9 +31,9 @@ def open_store(
         raise UsageError(f"{scheme}: this version has no such engine yet; use a folder")
     if not where or "://" in where:
         raise UsageError(f"{where!r}: no engine takes that; name a folder")
-    from pathlib import Path
-
-    return _folder(Path(where).expanduser(), namespace, read_only=read_only)
+    if where.startswith("~"):
+        where = os.path.expanduser(where)  # noqa: PTH111  pathlib takes a while to import
+    return _folder(where, namespace, read_only=read_only)
 
 
 def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -> Store:

@@ -64,11 +64,15 @@ class Directory:
         self.read_only = read_only
         self._settled = False
         self.problems: tuple[str, ...] = ()
+        folder = os.O_RDONLY | os.O_DIRECTORY | _BASE
         try:
-            if not read_only:
-                make_private(path.parent)
+            try:
+                self.descriptor = os.open(path, folder)
+            except FileNotFoundError:
+                if read_only:
+                    raise
                 make_private(path)
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _BASE)
+                self.descriptor = os.open(path, folder)
         except FileNotFoundError as error:
             raise StoreUnavailable(f"opening {path}: there is no such folder") from error
         except OSError as error:
@@ -79,8 +83,9 @@ class Directory:
 
     def _look(self) -> list[str]:
         found = []
-        for folder in (self.path.parent, self.path):
-            mode = stat.S_IMODE(folder.stat().st_mode)
+        above = self.path.parent
+        for folder, status in (above, above.stat()), (self.path, os.fstat(self.descriptor)):
+            mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
                 found.append(
                     f"{folder} has mode {mode:04o}, so others may read your sessions; "
@@ -100,19 +105,18 @@ class Directory:
 
     def open(self, name: str, *, create: bool = False) -> int | None:
         """A descriptor of a log, to be read and, where allowed, appended to; None: not there."""
-        doing = f"opening {self.path / name}"
         flags = _BASE | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
         try:
             descriptor = self._open(name, flags | (os.O_CREAT if create else 0))
         except FileNotFoundError as error:
             if create:
-                raise explained(error, doing) from error
+                raise explained(error, f"opening {self.path / name}") from error
             return None
         except OSError as error:
-            raise explained(error, doing) from error
+            raise explained(error, f"opening {self.path / name}") from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise DamagedStore(f"{doing}: it is not a regular file")
+            raise DamagedStore(f"opening {self.path / name}: it is not a regular file")
         return descriptor
 
     def _open(self, name: str, flags: int) -> int:
