@@ -59,7 +59,7 @@ class Turns:
     def append(self, key: str, batch: Batch) -> int:
         """Append messages of one caller; the first seq. Raises whatever became of it."""
         mine = Pending(key, batch)
-        self._enter(mine, self._lead)
+        self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
         if mine.error is not None:
             raise mine.error
         return mine.first
@@ -79,21 +79,33 @@ class Turns:
 
         def lead(group: list[Pending]) -> None:
             try:
-                work()
-            except StoreUnavailable as error:
-                raise _not_stored(error) from error
-            except OSError as error:
-                raise Outcome(0, error).failure(f"writing {key!r}") from error
+                self._work(key, work)
             finally:
-                self._logs.unlock(key)
                 group[0].finish()
 
-        self._enter(Pending(key), lead)
+        gate = self._gate(key)
+        if gate.waiting or gate.lock.locked():
+            gate.enter(Pending(key), lead, time.monotonic() + self._busy_timeout)
+            return
+        try:
+            with gate.lock:
+                self._work(key, work)
+        finally:
+            gate.call_next()
 
-    def _enter(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
-        place = hash(mine.key) % GATES
-        gate = self._gates.get(place) or self._gates.setdefault(place, Gate())
-        gate.enter(mine, lead, time.monotonic() + self._busy_timeout)
+    def _work(self, key: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except StoreUnavailable as error:
+            raise _not_stored(error) from error
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing {key!r}") from error
+        finally:
+            self._logs.unlock(key)
+
+    def _gate(self, key: str) -> Gate:
+        place = hash(key) % GATES
+        return self._gates.get(place) or self._gates.setdefault(place, Gate())
 
     def _lead(self, group: list[Pending]) -> None:
         """Write appends to one session in one go; each is finished, whatever happens."""
