@@ -44,6 +44,7 @@ from stenolog.stores.jsonl.scan import (
     Bad,
     Scan,
     Tail,
+    begins_well,
     examine,
     find_state,
     gather,
@@ -518,7 +519,7 @@ class Log:
             buffer = self.read(start, self.start)
             if start > 0:
                 cut = buffer.find(b"\n") + 1
-                if cut == 0 or cut == len(buffer):
+                if cut in (0, len(buffer)) or not begins_well(buffer, cut):
                     length *= 4
                     continue
                 start += cut

@@ -144,6 +144,15 @@ def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
     return records, bad
 
 
+def begins_well(buffer: bytes, start: int) -> bool:
+    """Whether a stretch may begin with the line that begins here.
+
+    Not with a void, nor with what it may speak of: these are judged together.
+    """
+    record = parse_line(buffer[start : buffer.find(b"\n", start)])
+    return record is not None and not isinstance(record, VoidRecord)
+
+
 def part_of(record: Record) -> Span | None:
     """Which line of which batch this is."""
     return record._part if isinstance(record, Message) else record.part

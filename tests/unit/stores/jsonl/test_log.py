@@ -370,3 +370,26 @@ def test_p7_two_stores_on_one_folder_never_give_out_a_seq_twice(tmp_path: Path) 
             store.add_message(KEY, "user", "x") for _ in range(5) for store in (one, one, other)
         ]
         assert seqs == list(range(1, 16))
+
+
+def test_p3_what_a_void_has_set_aside_is_no_damage_wherever_a_read_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_messages("a", [{"role": "user", "content": "x" * 40}] * 300)
+    file = tmp_path / "sessions" / "a.jsonl"
+    with file.open("ab") as log:
+        log.write(b'{"kind":"message","seq":301,"at"')
+    with JSONLStore(tmp_path) as store:
+        store.add_messages("a", [{"role": "user", "content": "y" * 40}] * 300)
+        store.add_message("a", "user", "behind a state")
+    caplog.clear()
+    found = set()
+    # However the stretches fall that are read backwards, one of them begins next to the void.
+    for length in range(150, 60_000, 97):
+        monkeypatch.setattr("stenolog.stores.jsonl.log._FIRST_CHUNK", length)
+        with JSONLStore(tmp_path, read_only=True) as store:
+            assert len(store.get_history("a", last=600)) == 600
+            found.add((store.info("a").damaged, store.info("a").lost))
+    assert found == {(0, 0)}
+    assert not caplog.records
