@@ -28,44 +28,51 @@ def test_p7_eight_writers_a_compactor_and_two_readers(tmp_path: Path, say: Say, 
             nursery.child("write", where=where, key=KEY, name=f"w{number}", count=500)
             for number in range(8)
         ]
-        beside = [
-            nursery.child("compact", where=where, key=KEY, seed=seed),
-            nursery.child("read", where=where, key=KEY),
-            nursery.child("read", where=where, key=KEY),
-        ]
-        with stenolog.open_store(str(where)) as store:
-            store.add_message(KEY, "user", message("first.0")["content"])
-        for child in [*beside, *writers]:
-            child.go()
-        for child in writers:
-            _ended_well(child)
-        for child in beside:
-            child.go()
-            _ended_well(child)
+        told = _beside_a_compactor_and_two_readers(nursery, where, writers, seed)
     counts = _all_there_once(where, writers, more={"first.0": 1})
     assert sum(counts.values()) == 4_000
-    (moves, *reads) = [child.lines()[-2].result for child in beside]
-    say(f"8 writers, 4,000 messages; rounds, archived, undone: {moves}; reads, longest: {reads}")
-    assert moves[0] > 0
-    assert moves[1] > 0
-    assert all(made > 0 for made, _ in reads)
+    say(f"8 writers, 4,000 messages; {told}")
 
 
-def test_p7_sixty_four_threads_in_two_processes(tmp_path: Path, say: Say) -> None:
+def test_p7_sixty_four_threads_a_compactor_and_two_readers(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
     where = tmp_path / "store"
     with Nursery() as nursery:
         writers = [
             nursery.child("write_by_threads", where=where, key=KEY, name=name, threads=32, count=25)
             for name in "ab"
         ]
-        for child in writers:
-            child.go()
-        for child in writers:
-            _ended_well(child)
-    counts = _all_there_once(where, writers)
-    say(f"64 threads in 2 processes: {sum(counts.values())} messages")
+        told = _beside_a_compactor_and_two_readers(nursery, where, writers, seed)
+    counts = _all_there_once(where, writers, more={"first.0": 1})
     assert len(counts) == 64
     assert set(counts.values()) == {25}
+    say(f"64 threads in 2 processes: {sum(counts.values())} messages; {told}")
+
+
+def _beside_a_compactor_and_two_readers(
+    nursery: Nursery, where: Path, writers: list[Child], seed: int
+) -> str:
+    """Let all of them go at once and wait for their end; what the others saw."""
+    beside = [
+        nursery.child("compact", where=where, key=KEY, seed=seed),
+        nursery.child("read", where=where, key=KEY),
+        nursery.child("read", where=where, key=KEY),
+    ]
+    with stenolog.open_store(str(where)) as store:
+        store.add_message(KEY, "user", message("first.0")["content"])
+    for child in [*beside, *writers]:
+        child.go()
+    for child in writers:
+        _ended_well(child)
+    for child in beside:
+        child.go()
+        _ended_well(child)
+    (moves, *reads) = [child.lines()[-2].result for child in beside]
+    assert moves[0] > 0
+    assert moves[1] > 0
+    assert all(made > 0 for made, _ in reads)
+    return f"rounds, archived, undone: {moves}; reads, longest: {reads}"
 
 
 def test_p7_a_process_that_forks_while_its_threads_append(tmp_path: Path, say: Say) -> None:
