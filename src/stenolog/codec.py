@@ -11,6 +11,7 @@ import re
 import sys
 from binascii import crc32
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -193,6 +194,21 @@ def check_once(token: str | None) -> None:
     if len(token.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
         raise UsageError(f"a once token has at most {MAX_TOKEN_BYTES} bytes of UTF-8")
     _check_text(token, "once")
+
+
+def check_times(at: Sequence[datetime], count: int) -> list[str]:
+    """The times of so many messages, as they are written. Raises UsageError."""
+    if not isinstance(at, Sequence) or len(at) != count:
+        raise UsageError(f"at: one time for each of {count:,} messages is wanted")
+    for moment in at:
+        if not isinstance(moment, datetime) or moment.utcoffset() is None:
+            raise UsageError(f"at: {moment!r} is no datetime that knows its offset from UTC")
+    try:
+        # strftime leaves the zeros of an early year out.
+        moments = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
+    except OverflowError as error:
+        raise UsageError(f"at: {error}") from error
+    return [f"{moment.isoformat(timespec='microseconds')}Z" for moment in moments]
 
 
 # --- a line of a log -------------------------------------------------------------------------

@@ -6,9 +6,11 @@ StenologError
 │   ├── RefusedMessage        it cannot be kept losslessly; names the field
 │   ├── NoSuchSession
 │   │   └── SessionDeleted        it was there while somebody followed it
+│   ├── SessionExists         the key is taken; name another
 │   ├── NothingToUndo
 │   ├── OnceConflict          same token, other content
 │   ├── StaleCheckpoint       the floor is not where the caller saw it
+│   ├── LeaseLost             somebody else has the turn now
 │   ├── ReadOnly
 │   └── StoreClosed
 ├── StoreUnavailable      time or the operator: disk, permissions, another process
@@ -61,6 +63,14 @@ class SessionDeleted(NoSuchSession):
         super().__init__(key, "the session was deleted")
 
 
+class SessionExists(UsageError):
+    """The key is taken; nothing was written."""
+
+    def __init__(self, key: str, reason: str = "there is such a session already") -> None:
+        self.key = key
+        super().__init__(f"{key!r}: {reason}")
+
+
 class NothingToUndo(UsageError):
     """No operation is left that could be taken back."""
 
@@ -87,6 +97,16 @@ class StaleCheckpoint(UsageError):
         self.expected = expected
         self.found = found
         super().__init__(f"{key!r}: expected floor {expected}, found {found}")
+
+
+class LeaseLost(UsageError):
+    """Somebody else has the turn by now; what was to be written through the lease was not."""
+
+    def __init__(self, key: str, epoch: int) -> None:
+        self.key = key
+        self.epoch = epoch
+        """Which lease it was that ran out."""
+        super().__init__(f"{key!r}: lease {epoch} has run out and another one was given")
 
 
 class ReadOnly(UsageError):

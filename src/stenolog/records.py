@@ -177,6 +177,7 @@ class State(Struct, omit_defaults=True):
     """Seqs that stood in a write that was never finished, nor acknowledged."""
     void_bytes: int = 0
     purged: list[Span] = []
+    """Seqs that are not here and are no damage: purged, or left out of a fork."""
     archive: Archive | None = None
     forked_from: str | None = None
     tokens: list[Token] = []
@@ -305,6 +306,30 @@ class Compacted(Struct, frozen=True, kw_only=True):
     """How many messages went into the archive; 0 where there was nothing to do."""
     bytes_before: int
     bytes_after: int
+
+
+class Trashed(Struct, frozen=True, kw_only=True):
+    """A deleted session: `restore` brings it back, `purge` does not."""
+
+    key: str
+    uid: str
+    """Which life of the key it was."""
+    deleted: datetime
+    count: int
+    """How many messages there are, hidden and archived ones included."""
+
+
+class Purged(Struct, frozen=True, kw_only=True):
+    """What `purge` deleted for good."""
+
+    messages: int
+    """How many messages are gone; 0 where there was nothing to do."""
+    first: int
+    """The lowest seq that is gone; 0 where there is none."""
+    last: int
+    """The highest seq that is gone; 0 where there is none."""
+    not_reached: tuple[str, ...]
+    """What may still tell of it, each as a sentence: forks, the summary, copies."""
 
 
 class Health(Struct, frozen=True, kw_only=True):

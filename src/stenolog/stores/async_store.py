@@ -9,25 +9,31 @@ in the loop and then go together, so that a store which can do so syncs once for
 """
 
 import asyncio
+import copy
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import Any, Final, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
-from stenolog.errors import NoSuchSession, SessionDeleted, StoreClosed
-from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
-from stenolog.stores.base import Append, GroupStore, Store
+from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.stores.base import Append, GroupStore, Lease, Store
+from stenolog.stores.state import check_lease
 
 THREADS: Final = 32
 LOOK_UP_SECONDS: Final = 0.5
 """How often the thread of a follower looks whether somebody still listens."""
 AHEAD: Final = 256
 """How many messages the thread of a follower may be ahead of its reader."""
+WAIT_SECONDS: Final = 5.0
+"""How long a lease is waited for, where that is not said."""
+LEASE_POLL_SECONDS: Final = 0.01
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
@@ -39,7 +45,7 @@ class AsyncStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stenolog")
-        self._closed = False
+        self._closed = threading.Event()
         # A key stands here while a group of its appends is under way, with those that wait.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_Appending]]] = WeakKeyDictionary()
 
@@ -56,10 +62,15 @@ class AsyncStore:
         return (await self._append(key, Append(messages=[message], once=once)))[0]
 
     async def add_messages(
-        self, key: str, messages: Sequence[Message | Mapping[str, Any]], *, once: str | None = None
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        once: str | None = None,
+        at: Sequence[datetime] | None = None,
     ) -> list[int]:
         """As Store.add_messages."""
-        return await self._append(key, Append(messages=messages, once=once))
+        return await self._append(key, Append(messages=messages, once=once, at=at))
 
     async def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
@@ -115,6 +126,55 @@ class AsyncStore:
         """As Store.compact."""
         return await self._call(partial(self._store.compact, key))
 
+    async def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
+        """As Store.fork."""
+        await self._call(partial(self._store.fork, key, new_key, at=at))
+
+    async def delete(self, key: str) -> Trashed:
+        """As Store.delete."""
+        return await self._call(partial(self._store.delete, key))
+
+    async def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
+        """As Store.restore."""
+        await self._call(partial(self._store.restore, key, uid=uid, as_key=as_key))
+
+    async def list_trash(self) -> list[Trashed]:
+        """As Store.list_trash."""
+        return await self._call(self._store.list_trash)
+
+    async def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """As Store.purge."""
+        return await self._call(partial(self._store.purge, key, before=before))
+
+    async def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "AsyncLease":
+        """As Store.lease; cancelled while it waits, it is not held.
+
+        Waiting takes no thread: or those who wait could keep the holder from ending its turn.
+        """
+        check_lease(ttl, wait)
+        deadline = monotonic() + (WAIT_SECONDS if wait is None else wait)
+        while True:
+            try:
+                return AsyncLease(self, await self._take_turn(key, ttl))
+            except StoreBusy:
+                if (left := deadline - monotonic()) <= 0:
+                    raise
+            await asyncio.sleep(min(left, LEASE_POLL_SECONDS))
+
+    async def _take_turn(self, key: str, ttl: float) -> Lease:
+        taken: list[Lease] = []
+        try:
+            await self._call(lambda: taken.append(self._store.lease(key, ttl=ttl, wait=0)))
+        except asyncio.CancelledError:
+            for lease in taken:
+                self._submit(lease.release)  # whoever waits for it may be cancelled again
+            raise
+        return taken[0]
+
+    async def stamps(self) -> dict[str, str]:
+        """As Store.stamps."""
+        return await self._call(self._store.stamps)
+
     async def info(self, key: str) -> SessionInfo:
         """As Store.info."""
         return await self._call(partial(self._store.info, key))
@@ -143,10 +203,10 @@ class AsyncStore:
 
     async def close(self) -> None:
         """As Store.close, for the store and the threads."""
-        if self._closed:
+        if self._closed.is_set():
             return
         await self._call(self._store.close)
-        self._closed = True
+        self._closed.set()
         self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -155,13 +215,21 @@ class AsyncStore:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def _behind(self, store: Store) -> "AsyncStore":
+        """The same threads for another face of the same store."""
+        if store is self._store:
+            return self
+        other = copy.copy(self)
+        other._store, other._queues = store, WeakKeyDictionary()
+        return other
+
     # --- one call, one thread ----------------------------------------------------------------
 
-    async def _call(self, call: Callable[[], T]) -> T:
+    async def _call(self, call: Callable[[], T], *, always: bool = False) -> T:
         waiting = _Waiting[T]()
         job = self._submit(call)
         job.add_done_callback(partial(_post_outcome, asyncio.get_running_loop(), waiting))
-        return await waiting.outcome(withdraw=job.cancel)
+        return await waiting.outcome(withdraw=(lambda: False) if always else job.cancel)
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
         try:
@@ -228,6 +296,49 @@ class AsyncStore:
             appending.settle(outcome)
         # Behind the tasks that were just woken, so that their next appends go along.
         loop.call_soon(self._hand_over, loop, key)
+
+
+class AsyncLease:
+    """A Lease whose methods are awaited; an async context manager that releases."""
+
+    def __init__(self, store: AsyncStore, lease: Lease) -> None:
+        self._lease = lease
+        self._calls = store
+        self.store = store._behind(lease.store)
+        """The store, whose writes raise LeaseLost once another holder took over."""
+
+    @property
+    def key(self) -> str:
+        """The session."""
+        return self._lease.key
+
+    @property
+    def epoch(self) -> int:
+        """As Lease.epoch."""
+        return self._lease.epoch
+
+    @property
+    def lost(self) -> bool:
+        """As Lease.lost: a short look, which is not awaited."""
+        return self._lease.lost
+
+    async def renew(self) -> None:
+        """As Lease.renew."""
+        await self._calls._call(self._lease.renew)
+
+    async def release(self) -> None:
+        """As Lease.release; also where the store was closed, which has let go of it.
+
+        Cancelled, it is released all the same.
+        """
+        with suppress(StoreClosed):
+            await self._calls._call(self._lease.release, always=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.release()
 
 
 class _Waiting(Generic[T]):
@@ -349,7 +460,7 @@ class _Follower:
 
 def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseException:
     try:
-        return store.add_messages(key, append.messages, once=append.once)
+        return store.add_messages(key, append.messages, once=append.once, at=append.at)
     except Exception as error:  # noqa: BLE001 - it belongs to one caller, who raises it
         return error
 

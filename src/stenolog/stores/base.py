@@ -1,13 +1,14 @@
 """What every store promises: the protocol, its promises by number, and the values it speaks in."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
 from stenolog.errors import StenologError
-from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
 
 
 @runtime_checkable
@@ -35,8 +36,9 @@ class Store(Protocol):
     P13  Readable for ever: every released format stays readable, a newer one is refused by name.
 
     Unknown key: reads give `[]` and `""`; `info` raises NoSuchSession, `undo` NothingToUndo;
-    truncate, clear, hide, compact do nothing and create nothing; `pop` gives None; add,
-    set_summary, set_history and set_meta create the session.
+    truncate, clear, hide, compact do nothing and create nothing; `pop` gives None; `delete`,
+    fork, restore, purge and lease raise NoSuchSession; add, set_summary, set_history and set_meta
+    create the session.
     """
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
@@ -59,8 +61,12 @@ class Store(Protocol):
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         once: str | None = None,
+        at: Sequence[datetime] | None = None,
     ) -> list[int]:
-        """Append a batch, whole or not at all; its seqs. Raises as add_full_message."""
+        """Append a batch, whole or not at all; its seqs. Raises as add_full_message.
+
+        `at`: when each was said, for messages that were first kept elsewhere; else it is now.
+        """
         ...
 
     def get_history(
@@ -129,6 +135,57 @@ class Store(Protocol):
         """Move what lies below the floor out of the live storage, into an archive."""
         ...
 
+    def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
+        """Make a session of its own from what is in sight, up to the seq `at`, that included.
+
+        It has the same seqs, times, summary and meta, and `forked_from`; it shares nothing: no
+        hidden messages, no undo steps, no tokens. Raises NoSuchSession; SessionExists; UsageError
+        where `at` is beyond the end or below the floor, whose summary would tell of more.
+        """
+        ...
+
+    def delete(self, key: str) -> Trashed:
+        """Put the session into the trash, in one step. Raises NoSuchSession."""
+        ...
+
+    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
+        """Bring back the last deleted session of this key, or the one of this uid.
+
+        Raises NoSuchSession where the trash has none, SessionExists where the key (or `as_key`)
+        is taken.
+        """
+        ...
+
+    def list_trash(self) -> list[Trashed]:
+        """The deleted sessions, the last deleted first."""
+        ...
+
+    def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """Delete for good: the only call that destroys. Raises NoSuchSession.
+
+        Without `before`, the session with its archives and every deleted session of this key: no
+        trace of the key stays. With `before`, the messages below this seq, in the live storage and
+        in archives, with their tokens, voids, and the undo steps that reach them; the session
+        stays, and keeps of them only which seqs they were. A call that was interrupted is made
+        again.
+        """
+        ...
+
+    def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "Lease":
+        """The turn in this session: one holder at a time, in all processes.
+
+        It guards turns, not appends: plain calls always work. Waits for the holder before it for
+        `wait` seconds, else the store's busy_timeout. Raises NoSuchSession, StoreBusy.
+        """
+        ...
+
+    def stamps(self) -> dict[str, str]:
+        """For each session a mark that is another one after every change, made anywhere.
+
+        What an index needs to know which sessions to look at again.
+        """
+        ...
+
     def info(self, key: str) -> SessionInfo:
         """What is known of the session. Raises NoSuchSession."""
         ...
@@ -171,11 +228,58 @@ class Store(Protocol):
     ) -> None: ...
 
 
+@runtime_checkable
+class Lease(Protocol):
+    """The turn in a session, until it is released, or ttl seconds passed without `renew`.
+
+    A context manager that releases. On the JSONL store the lock is gone with its holder and ttl
+    only tells doctor when to call the holder stalled.
+    """
+
+    @property
+    def key(self) -> str:
+        """The session."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each lease of the session: who writes elsewhere can fence by it."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """The store, whose writes raise LeaseLost once another holder took over."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has run out or somebody else took over."""
+        ...
+
+    def renew(self) -> None:
+        """Another ttl from now. Raises LeaseLost."""
+        ...
+
+    def release(self) -> None:
+        """Let the next one in; a second call does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
 class Append(Struct, frozen=True, kw_only=True):
     """One caller's append, as a group of them is handed over."""
 
     messages: Sequence[Message | Mapping[str, Any]]
     once: str | None = None
+    at: Sequence[datetime] | None = None
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ It is the model that every other store is compared with, so it says what an oper
 the plainest way and shares nothing with them but the ground. Nothing outlives the process.
 """
 
+import copy
 import os
 import threading
 from collections import deque
@@ -19,8 +20,9 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from stenolog import codec, errors, records
-from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
 
+BUSY_TIMEOUT: Final = 5.0
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_RANGES: Final = 1_000
 MAX_META_BYTES: Final = 64 * 1024
@@ -48,6 +50,8 @@ class _Session(Struct):
     tokens: dict[str, tuple[list[int], list[bytes]]] = {}
     archived: int = 0
     generation: int = 1
+    forked_from: str | None = None
+    version: int = 0
 
     def visible(self) -> list[int]:
         return [seq for seq in self.messages if seq not in self.hidden]
@@ -63,11 +67,11 @@ class _Session(Struct):
     def live_bytes(self) -> int:
         return sum(len(m.to_json()) for seq, m in self.messages.items() if seq > self.archived)
 
-    def append(self, payloads: Sequence[bytes]) -> list[int]:
+    def append(self, payloads: Sequence[bytes], times: Sequence[str] | None = None) -> list[int]:
         self.updated = datetime.now(UTC)
+        times = times or [records.timestamp(self.updated)] * len(payloads)
         seqs = list(range(self.last_seq + 1, self.last_seq + 1 + len(payloads)))
-        for seq, payload in zip(seqs, payloads, strict=True):
-            at = records.timestamp(self.updated)
+        for seq, payload, at in zip(seqs, payloads, times, strict=True):
             self.messages[seq] = Message(seq=seq, _at=at, _body=Raw(payload))
             self.last_seq = seq
         return seqs
@@ -93,14 +97,54 @@ class _Session(Struct):
         self.summary = self.summary if summary is None else summary
         self.steps.append(_Step(op, newly, set(self.append(append)), was))
 
+    def fork(self, key: str, upto: int) -> "_Session":
+        """A session of its own from what is in sight; it shares nothing that can change."""
+        if not self.floor() <= upto <= self.last_seq:
+            raise errors.UsageError(
+                f"at={upto}: from {self.floor()} to {self.last_seq} is possible"
+            )
+        now = datetime.now(UTC)
+        return _Session(
+            created=now,
+            updated=now,
+            messages={seq: self.messages[seq] for seq in self.visible() if seq <= upto},
+            last_seq=upto,
+            hidden=set(range(1, self.floor() + 1)),
+            summary=self.summary,
+            meta=self.meta,
+            forked_from=key,
+        )
+
+    def purge(self, before: int) -> list[int]:
+        """Let go of the messages below this seq, and of all that leads or tells of them."""
+        gone = {seq for seq in range(1, self.last_seq + 1) if seq < before}
+        if not gone:
+            return []
+        purged = sorted(gone.intersection(self.messages))
+        self.messages = {seq: m for seq, m in self.messages.items() if seq not in gone}
+        self.hidden = self.hidden | gone
+        steps, self.steps = self.steps, deque(maxlen=UNDO_DEPTH)
+        for step in steps:
+            self.steps.append(step)
+            if step.was or gone & (step.newly | step.added):
+                self.steps.clear()  # alone, those before it would lead to what never was
+        self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in gone}
+        self.archived = 0 if self.archived < before else self.archived
+        self.generation += 1
+        self.updated = datetime.now(UTC)
+        return purged
+
 
 class InMemoryStore:
     """A Store that keeps its promises for as long as the process lives."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
-        self._closed = False
+        self._trash: list[tuple[Trashed, _Session]] = []
+        self._leases: dict[str, InMemoryLease] = {}
+        self._closed = threading.Event()
         self._changed = threading.Condition()
+        self._lease: InMemoryLease | None = None
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
         """Append `{"role": role, "content": content}`; its seq."""
@@ -113,12 +157,18 @@ class InMemoryStore:
         return self.add_messages(key, [message], once=once)[0]
 
     def add_messages(
-        self, key: str, messages: Sequence[Message | Mapping[str, Any]], *, once: str | None = None
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        once: str | None = None,
+        at: Sequence[datetime] | None = None,
     ) -> list[int]:
         """Append a batch; its seqs."""
         codec.check_once(once)
         payloads = [codec.encode_message(message) for message in messages]
-        with self._using(key) as session:
+        times = None if at is None else codec.check_times(at, len(payloads))
+        with self._writing(key) as session:
             if not payloads:
                 return []
             if once is not None and once in session.tokens:
@@ -126,7 +176,7 @@ class InMemoryStore:
                 if stored != payloads:
                     raise errors.OnceConflict(key, once, seqs[0])
                 return list(seqs)
-            seqs = session.append(payloads)
+            seqs = session.append(payloads, times)
             if once is not None:
                 session.tokens[once] = (list(seqs), payloads)
             return seqs
@@ -150,26 +200,26 @@ class InMemoryStore:
 
     def set_summary(self, key: str, text: str) -> None:
         """Replace the summary and nothing else."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             session.change("summary", summary=_text(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all but the last visible ones."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             visible = session.visible()
             kept = visible[max(len(visible) - max(keep_last, 0), 0) :]
             session.change("truncate", hide=range(1, kept[0] if kept else session.last_seq + 1))
 
     def clear(self, key: str) -> None:
         """Hide all messages and empty the summary."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             everything = range(1, session.last_seq + 1)
             session.change("clear", hide=everything, summary="")
 
     def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
         """Make exactly these messages visible; the summary stays."""
         payloads = [codec.encode_message(message) for message in messages]
-        with self._using(key) as session:
+        with self._writing(key) as session:
             visible = session.visible()
             same = 0
             for seq, payload in zip(visible, payloads, strict=False):
@@ -183,13 +233,13 @@ class InMemoryStore:
         """Hide the messages with these seqs, both included."""
         if first > last:
             raise errors.UsageError(f"hide {first} to {last}: the first comes after the last")
-        with self._using(key) as session:
+        with self._writing(key) as session:
             wanted = range(max(first, 1), min(last, session.last_seq) + 1)
             session.change("hide", hide=wanted)
 
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it; None where there is none."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             newest = session.visible()[-1:]
             session.change("hide", hide=newest)
             return session.read(newest[0]) if newest else None
@@ -198,7 +248,7 @@ class InMemoryStore:
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
         """Replace the summary and hide everything up to this seq, in one step."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             if upto > session.last_seq:
                 raise errors.UsageError(f"upto={upto} is beyond the end, {session.last_seq}")
             if expect_floor is not None and expect_floor != session.floor():
@@ -207,7 +257,7 @@ class InMemoryStore:
 
     def undo(self, key: str) -> Undone:
         """Take back the newest step: show what it newly hid, hide what it appended."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             if not session.steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
             step = session.steps.pop()
@@ -225,12 +275,89 @@ class InMemoryStore:
 
     def compact(self, key: str) -> Compacted:
         """Mark what lies below the floor as archived; it stays where it is."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             before, live = session.archived, session.live_bytes()
             session.archived = max(before, session.floor())
             moved = sum(before < seq <= session.archived for seq in session.messages)
             session.generation += moved > 0
             return Compacted(archived=moved, bytes_before=live, bytes_after=session.live_bytes())
+
+    def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
+        """Make a session of its own from what is in sight, up to the seq `at`."""
+        codec.check_key(new_key)
+        with self._writing(key, known=True) as session:
+            self._check_free(new_key)
+            self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
+
+    def delete(self, key: str) -> Trashed:
+        """Put the session into the trash."""
+        with self._writing(key, known=True):
+            session = self._sessions.pop(key)
+            trashed = Trashed(
+                key=key, uid=session.uid, deleted=datetime.now(UTC), count=len(session.messages)
+            )
+            self._trash.insert(0, (trashed, session))
+            return trashed
+
+    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
+        """Bring back the last deleted session of this key, or the one of this uid."""
+        target = key if as_key is None else as_key
+        with self._using(key), self._writing(target):
+            found = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
+            if not found:
+                raise errors.NoSuchSession(key, "the trash has no such session")
+            self._check_free(target)
+            self._trash.remove(found[0])
+            self._sessions[target] = found[0][1]
+
+    def list_trash(self) -> list[Trashed]:
+        """The deleted sessions, the last deleted first."""
+        with self._open():
+            return [trashed for trashed, _ in self._trash]
+
+    def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """Delete for good: all lives of the key, or what it said before this seq."""
+        with self._writing(key) as live:
+            trashed = [session for found, session in self._trash if found.key == key]
+            if key not in self._sessions and (before is not None or not trashed):
+                raise errors.NoSuchSession(key)
+            told = []
+            if before is None:
+                gone = [seq for session in [live, *trashed] for seq in session.messages]
+                self._sessions.pop(key, None)
+                self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
+            else:
+                gone = live.purge(before)
+                told += [f"the summary of {key!r} stays"] * bool(live.summary)
+                told += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
+            lives = [*self._sessions.items(), *((found.key, life) for found, life in self._trash)]
+            told += [f"the fork {name!r} stays" for name, life in lives if life.forked_from == key]
+            return Purged(
+                messages=len(gone),
+                first=min(gone, default=0),
+                last=max(gone, default=0),
+                not_reached=tuple(told),
+            )
+
+    def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
+        """The turn in this session: one holder at a time."""
+        wait = BUSY_TIMEOUT if wait is None else wait
+        if not (0 < ttl < inf and wait >= 0):
+            raise errors.UsageError(f"ttl={ttl}, wait={wait}: both are lengths of time")
+        deadline = monotonic() + wait
+        with self._writing(key, known=True):
+            while (before := self._leases.get(key)) is not None and not before.lost:
+                if (left := deadline - monotonic()) <= 0:
+                    raise errors.StoreBusy(f"{key!r}: {before.holder} has the turn")
+                self._changed.wait(min(left, before.expires - monotonic(), threading.TIMEOUT_MAX))
+                self._check_open()
+            self._leases[key] = InMemoryLease(self, key, before.epoch + 1 if before else 1, ttl)
+            return self._leases[key]
+
+    def stamps(self) -> dict[str, str]:
+        """For each session a mark that is another one after every change."""
+        with self._open():
+            return {key: f"{found.uid}:{found.version}" for key, found in self._sessions.items()}
 
     def info(self, key: str) -> SessionInfo:
         """What is known of the session. Raises NoSuchSession."""
@@ -255,7 +382,7 @@ class InMemoryStore:
                 undoable=len(session.steps),
                 summary=session.summary,
                 meta=records.decode_object(session.meta),
-                forked_from=None,
+                forked_from=session.forked_from,
             )
 
     def list_sessions(
@@ -270,7 +397,7 @@ class InMemoryStore:
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of the session's own data; None removes one."""
-        with self._using(key) as session:
+        with self._writing(key) as session:
             merged = records.decode_object(session.meta) | fields
             meta = codec.encode_object({name: v for name, v in merged.items() if v is not None})
             if len(meta) > MAX_META_BYTES:
@@ -287,21 +414,26 @@ class InMemoryStore:
             return self._arrivals(key, after, timeout)
 
     def _arrivals(self, key: str, seen: int, timeout: float | None) -> Iterator[Message]:
+        uid = None
         while True:
             deadline = inf if timeout is None else monotonic() + timeout
             with self._changed:
-                while not self._closed and not (new := self._past(key, seen)):
-                    if (left := deadline - monotonic()) <= 0:
+                new: list[Message] = []
+                while not self._closed.is_set() and not new:
+                    session = self._sessions.get(key)
+                    if uid is not None and (session is None or session.uid != uid):
+                        raise errors.SessionDeleted(key)
+                    if session is not None:
+                        uid = session.uid
+                        new = [session.read(seq) for seq in session.messages if seq > seen]
+                    if not new and (left := deadline - monotonic()) <= 0:
                         return
-                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
-                if self._closed:
+                    if not new:
+                        self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                if self._closed.is_set():
                     return
             yield from new
             seen = new[-1].seq
-
-    def _past(self, key: str, seen: int) -> list[Message]:
-        session = self._sessions.get(key, _Session())
-        return [session.read(seq) for seq in session.messages if seq > seen]
 
     def health(self) -> Health:
         """Always well: there is nothing here that could fail."""
@@ -311,7 +443,7 @@ class InMemoryStore:
     def close(self) -> None:
         """End every follow; later calls raise StoreClosed."""
         with self._changed:
-            self._closed = True
+            self._closed.set()
             self._changed.notify_all()
 
     def __enter__(self) -> Self:
@@ -323,20 +455,86 @@ class InMemoryStore:
     @contextmanager
     def _open(self) -> Iterator[None]:
         with self._changed:
-            if self._closed:
-                raise errors.StoreClosed("the store was closed")
+            self._check_open()
             yield
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise errors.StoreClosed("the store was closed")
+
+    def _check_free(self, key: str) -> None:
+        if key in self._sessions:
+            raise errors.SessionExists(key)
 
     @contextmanager
     def _using(self, key: str) -> Iterator[_Session]:
-        """The session under the lock; a new one is kept once something was stored in it."""
+        """The session under the lock, or a new one."""
         codec.check_key(key)
         with self._open():
-            session = self._sessions.get(key, _Session())
+            yield self._sessions.get(key) or _Session()
+
+    @contextmanager
+    def _writing(self, key: str, *, known: bool = False) -> Iterator[_Session]:
+        """The same, to be changed; a new one is kept once something was stored in it."""
+        with self._using(key) as session:
+            new = key not in self._sessions
+            if known and new:
+                raise errors.NoSuchSession(key)
+            if self._lease is not None and self._lease.taken_over:
+                raise errors.LeaseLost(self._lease.key, self._lease.epoch)
             yield session
-            if session.updated is not None:
+            session.version += 1
+            if new and session.updated is not None:
                 self._sessions[key] = session
-                self._changed.notify_all()
+            self._changed.notify_all()
+
+    def _behind(self, lease: "InMemoryLease") -> "InMemoryStore":
+        """The same store with the same sessions, which refuses writes once the lease is lost."""
+        fenced = copy.copy(self)
+        fenced._lease = lease
+        return fenced
+
+
+class InMemoryLease:
+    """A turn in one session: it is over when released, or when it ran out and another came."""
+
+    def __init__(self, store: InMemoryStore, key: str, epoch: int, ttl: float) -> None:
+        self.key = key
+        self.epoch = epoch
+        self.holder = f"process {os.getpid()}, {threading.current_thread().name},"
+        self.expires = monotonic() + ttl
+        self.store: InMemoryStore = store._behind(self)
+        self._ttl = ttl
+
+    @property
+    def taken_over(self) -> bool:
+        """Whether somebody else has had the turn since."""
+        return self.store._leases[self.key] is not self
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has run out or somebody else took over."""
+        ended = self.store._closed.is_set() or self.expires <= monotonic()
+        return ended or self.taken_over
+
+    def renew(self) -> None:
+        """Another ttl from now."""
+        with self.store._writing(self.key):
+            if self.expires < 0:
+                raise errors.LeaseLost(self.key, self.epoch)
+            self.expires = monotonic() + self._ttl
+
+    def release(self) -> None:
+        """Let the next one in."""
+        with self.store._changed:
+            self.expires = -inf
+            self.store._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 def _text(summary: str) -> str:

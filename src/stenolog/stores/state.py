@@ -4,10 +4,12 @@
 out, or None where it would change nothing. No file is touched here.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from stenolog.codec import encode_object
 from stenolog.errors import NothingToUndo, RefusedMessage, StaleCheckpoint, UsageError
@@ -37,6 +39,7 @@ _UNDOABLE: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summa
 
 def apply_change(state: State, change: Change) -> None:
     """The state after this change."""
+    known = change.number <= state.number
     state.floor = change.floor
     state.hidden = change.hidden
     state.number = max(state.number, change.number)
@@ -47,7 +50,7 @@ def apply_change(state: State, change: Change) -> None:
     if change.undoes is not None:
         # By number, so that an undo which is met twice takes nothing more away.
         state.undo = [entry for entry in state.undo if entry.number < change.undoes]
-    if change.op in _UNDOABLE:
+    if change.op in _UNDOABLE and not known:
         state.undo = [*state.undo, _entry(change)][-UNDO_DEPTH:]
 
 
@@ -236,6 +239,98 @@ def decide_undo(state: State, entry: Undo) -> Change:
         summary=entry.was if changed else None,
         was=state.summary if changed else None,
     )
+
+
+class Fork(Struct, frozen=True):
+    """What a fork consists of."""
+
+    state: State
+    taken: list[Span]
+    """The seqs of the messages that are copied."""
+    next_seq: int
+
+
+def decide_fork(
+    state: State, end: int, *, new_key: str, at: int | None, uid: str, now: str
+) -> Fork:
+    """A session of its own from what is in sight up to `at`. Raises UsageError."""
+    upto = end if at is None else at
+    if upto > end:
+        raise UsageError(f"{state.key!r}: fork at seq {upto}, but the last one is {end}")
+    if upto < state.floor:
+        raise UsageError(
+            f"{state.key!r}: fork at seq {upto}, but the summary tells of all up to {state.floor}"
+        )
+    taken = spans.clipped(visible(state, end), 1, upto)
+    forked = blank(new_key, uid, 1, now)
+    forked.floor = state.floor
+    # Numbers of changes are not reused, and one without any would be no session when empty.
+    forked.number = state.number + 1
+    forked.summary, forked.meta = state.summary, state.meta
+    forked.purged = left_out(taken, upto)
+    forked.forked_from = state.key
+    return Fork(forked, taken, upto + 1)
+
+
+def left_out(taken: Sequence[Span], end: int) -> list[Span]:
+    """The seqs up to the end that are not among those taken over."""
+    return spans.minus([(1, end)], taken) if end > 0 else []
+
+
+def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], Undo]) -> State:
+    """The state without the messages below this seq, and without a way back to them.
+
+    Undo steps go that would bring one of them back, or an older summary, which may tell of them;
+    and all before such a step: alone they would lead to what never was. `look_up` gives the whole
+    of an entry whose rest is elsewhere.
+    """
+    purged = copy(state)
+    upto = min(before - 1, end)
+    if upto < 1:
+        return purged
+    gone = [(1, upto)]
+    purged.floor, purged.hidden = _settled(spans.union(_all_hidden(state), gone))
+    purged.purged = spans.union(state.purged, gone)
+    purged.lost = spans.clipped(state.lost, upto + 1, end)
+    purged.void = spans.clipped(state.void, upto + 1, end)
+    purged.void_bytes = 0
+    purged.undo = []
+    for entry in state.undo:
+        purged.undo = [] if _reaches(look_up(entry), upto) else [*purged.undo, entry]
+    return purged
+
+
+def _reaches(entry: Undo, upto: int) -> bool:
+    touched = entry.newly if entry.added is None else [*entry.newly, entry.added]
+    return bool(entry.was) or any(first <= upto for first, _ in touched)
+
+
+def present(state: State, end: int) -> list[Span]:
+    """The seqs that have a message, in sight or not."""
+    return spans.minus([(1, end)], missing(state)) if end > 0 else []
+
+
+def not_reached(
+    key: str, *, forks: Sequence[str], summary: str = "", trashed: int = 0
+) -> tuple[str, ...]:
+    """What a purge leaves that may tell of what is gone, as sentences."""
+    told = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
+    if summary:
+        told.append(f"the summary of {key!r} stays; set another one and purge again")
+    if trashed:
+        told.append(f"{trashed:,} deleted sessions of {key!r} stay in the trash; purge the key")
+    return tuple(told)
+
+
+def check_lease(ttl: float, wait: float | None) -> None:
+    """Raise UsageError unless these are lengths of time."""
+    for name, seconds in {"ttl": ttl, "wait": 0.0 if wait is None else wait}.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise UsageError(f"{name}={seconds!r}: a number of seconds is wanted")
+        if not seconds >= 0:
+            raise UsageError(f"{name}={seconds!r}: a number of seconds, 0 or more, is wanted")
+    if not 0 < ttl < math.inf:
+        raise UsageError(f"ttl={ttl!r}: a lease lasts for some time, and not for ever")
 
 
 def newest_undo(state: State, key: str) -> Undo:

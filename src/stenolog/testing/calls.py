@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stenolog.errors import NoSuchSession, StenologError
-from stenolog.records import Compacted, Message
+from stenolog.records import Compacted, Message, Purged, Trashed
 from stenolog.stores.base import Store
 
 
@@ -35,10 +35,23 @@ class Call:
             result = self.make(store, key)
         except StenologError as error:
             return type(error)
-        if isinstance(result, Message):
+        return comparable(result)
+
+
+def comparable(result: Any) -> Any:
+    """What a call gave, less what differs from store to store."""
+    match result:
+        case Message():
             return result.seq, result.to_json()
-        # How much goes into an archive at a time is the engine's business.
-        return None if isinstance(result, Compacted) else result
+        case Trashed():
+            return result.key, result.count
+        case Purged():
+            return result.messages, result.first, result.last
+        case Compacted():
+            # How much goes into an archive at a time is the engine's business.
+            return None
+        case _:
+            return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,7 @@ class Picture:
     counted: int
     counted_visible: int
     undoable: int
+    forked_from: str | None
 
 
 def picture(store: Store, key: str) -> Picture | None:
@@ -70,4 +84,15 @@ def picture(store: Store, key: str) -> Picture | None:
         counted=info.count,
         counted_visible=info.visible,
         undoable=info.undoable,
+        forked_from=info.forked_from,
     )
+
+
+def pictures(store: Store) -> dict[str, Picture | None]:
+    """Every session as it is now."""
+    return {key: picture(store, key) for key in store.list_sessions()}
+
+
+def trash(store: Store) -> list[tuple[str, int]]:
+    """The deleted sessions, so that they can be compared: keys and how many messages each has."""
+    return [(trashed.key, trashed.count) for trashed in store.list_trash()]

@@ -4,6 +4,7 @@ After every step the two are compared; reopening, crashes and torn writes come i
 subclass with `hypothesis.stateful.run_state_machine_as_test`.
 """
 
+import os
 from abc import abstractmethod
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing.calls import Call, picture
+from stenolog.testing.calls import Call, picture, trash
 from stenolog.testing.strategies import TOKENS, small_messages, summaries, texts
 
 KEYS = ("a", "A:b/\u00e9", "K" * 70)
@@ -66,7 +67,9 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.lengths.append(0)
-        self._folder = TemporaryDirectory(prefix="steno-")
+        # In memory where that can be: nothing here shows whether anything was synced.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+        self._folder = TemporaryDirectory(prefix="steno-", dir=memory)
         self._path = Path(self._folder.name)
         self._model = _Model()
         self._opened: list[Store] = []
@@ -105,6 +108,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _compare(self, *keys: str) -> None:
         assert self._store.list_sessions() == self._model.list_sessions()
+        # What a killed creator left may have a stamp, and is no session.
+        assert self._store.stamps().keys() >= set(self._model.list_sessions())
+        assert trash(self._store) == trash(self._model)
         for key in keys:
             expected = picture(self._model, key)
             assert picture(self._store, key) == expected
@@ -175,6 +181,50 @@ class StoreMachine(RuleBasedStateMachine):
         self._step("undo")
         for _ in range(times):
             self._agree(key, Call("undo"))
+
+    # --- beginning and ending ----------------------------------------------------------------
+
+    @rule(key=keys, new_key=keys, back=st.none() | places)
+    def fork(self, key: str, new_key: str, back: int | None) -> None:
+        """A session of its own, up to a seq counted back from the end; some keys are taken."""
+        at = None if back is None else self._end(key) - back
+        self._both(key, Call("fork", (new_key,), {"at": at}))
+        self._compare(new_key)
+
+    @rule(key=keys)
+    def delete(self, key: str) -> None:
+        """Into the trash."""
+        self._both(key, Call("delete"))
+
+    @rule(which=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
+    def restore(self, which: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
+        """Out of the trash: one that is there, by its uid, or whatever the key had last."""
+        self._step("restore")
+        deleted = self._model.list_trash()
+        place = which if by_uid and which < len(deleted) else None
+        if place is not None:
+            key = deleted[place].key
+        outcomes = []
+        for store in (self._model, self._store):
+            uid = store.list_trash()[place].uid if place is not None else None
+            call = Call("restore", (), {"uid": uid, "as_key": as_key})
+            outcomes.append(call.outcome(store, key))
+        assert outcomes[0] == outcomes[1], f"restore {key!r} gave {outcomes}"
+        self._compare(key, as_key or key)
+
+    @rule(key=keys, before=places, from_end=st.booleans())
+    def purge_before(self, key: str, before: int, *, from_end: bool) -> None:
+        """The beginning of a session deleted for good."""
+        if from_end:
+            before = self._end(key) - before
+        self._step("purge_before")
+        self._agree(key, Call("purge", (), {"before": before}))
+
+    @precondition(lambda self: self.lengths[-1] % 4 == 3)
+    @rule(key=keys)
+    def purge(self, key: str) -> None:
+        """All lives of a key deleted for good; not too often, or nothing ever grows."""
+        self._both(key, Call("purge"))
 
     # --- everything else ---------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ from stenolog.testing.contract.appends import Appends, UnknownKeys
 from stenolog.testing.contract.follow import Following
 from stenolog.testing.contract.history import Checkpoints, Hiding, Reading, Replacing
 from stenolog.testing.contract.keys import Keys
+from stenolog.testing.contract.leases import Leases
+from stenolog.testing.contract.life import Forks, Purging, Trash
 from stenolog.testing.contract.lossless import Lossless
-from stenolog.testing.contract.sessions import Closing, Sessions
+from stenolog.testing.contract.sessions import Closing, Sessions, Stamps
 from stenolog.testing.contract.tokens import Tokens
 from stenolog.testing.contract.undo import Undoing
 from stenolog.testing.contract.writers import Writers
@@ -28,7 +30,12 @@ class StoreContract(
     Keys,
     Writers,
     Following,
+    Forks,
+    Trash,
+    Purging,
+    Leases,
     Sessions,
+    Stamps,
     Closing,
 ):
     """Every test that a store must pass; a subclass gives `make_store(path)`."""

@@ -1,7 +1,7 @@
 """P1, P2, P8: what an append gives back, what it refuses, and what a key nobody used means."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import Any
 
@@ -78,6 +78,49 @@ class Appends(Opened):
         assert store.add_messages("a", []) == []
         assert shown(store, "a") == ["x"]
 
+    def test_messages_keep_the_times_they_are_given(self, store: Store) -> None:
+        then = datetime(2019, 12, 31, 23, 59, 59, 123456, tzinfo=timezone(timedelta(hours=-7)))
+        times = [then, datetime(1, 2, 3, tzinfo=UTC), datetime(9999, 12, 31, 23, tzinfo=UTC)]
+        assert store.add_messages("a", [user("x"), user("y"), user("z")], at=times) == [1, 2, 3]
+        found = [message.at for message in store.get_history("a")]
+        assert found == times
+        assert {moment.utcoffset() for moment in found} == {timedelta(0)}
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        store.add_messages("a", [user("now")])
+        [newest] = store.get_history("a", last=1)
+        assert before <= newest.at <= datetime.now(UTC) + timedelta(seconds=1)
+        info = store.info("a")
+        assert info.created <= info.updated
+
+    def test_times_are_not_what_a_token_stands_for(self, store: Store) -> None:
+        [first, second] = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
+        assert store.add_messages("a", [user("x")], once="t", at=[first]) == [1]
+        assert store.add_messages("a", [user("x")], once="t", at=[second]) == [1]
+        assert [message.at for message in store.get_history("a")] == [first]
+
+    @pytest.mark.parametrize(
+        "times",
+        [
+            [],
+            [datetime(2020, 1, 1, tzinfo=UTC)],
+            [datetime(2020, 1, 1, tzinfo=UTC)] * 3,
+            [datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)],  # noqa: DTZ001 - refused
+            [datetime(2020, 1, 1, tzinfo=UTC), "2020-01-01T00:00:00Z"],
+            [datetime(2020, 1, 1, tzinfo=UTC), None],
+            [
+                datetime(2020, 1, 1, tzinfo=UTC),
+                datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))),
+            ],
+        ],
+        ids=str,
+    )
+    def test_p8_each_message_has_one_time_that_knows_its_offset(
+        self, store: Store, times: Any
+    ) -> None:
+        with pytest.raises(UsageError):
+            store.add_messages("a", [user("x"), user("y")], at=times)
+        assert store.list_sessions() == []
+
 
 _NO_EFFECT = [
     Call("get_history"),
@@ -112,6 +155,24 @@ class UnknownKeys(Opened):
         assert store.get_summary("nobody") == ""
         assert store.pop("nobody") is None
         assert store.compact("nobody").archived == 0
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            Call("delete"),
+            Call("restore"),
+            Call("fork", ("new",)),
+            Call("purge"),
+            Call("purge", (), {"before": 2}),
+            Call("lease", (), {"ttl": 60}),
+        ],
+        ids=str,
+    )
+    def test_p8_the_end_of_an_unknown_key_is_refused(self, store: Store, call: Call) -> None:
+        with pytest.raises(NoSuchSession) as raised:
+            call.make(store, "nobody")
+        assert raised.value.key == "nobody"
+        assert (store.list_sessions(), store.list_trash(), store.stamps()) == ([], [], {})
 
     def test_p8_info_and_undo_of_an_unknown_key_say_so(self, store: Store) -> None:
         with pytest.raises(NoSuchSession) as raised:

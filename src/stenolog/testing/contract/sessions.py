@@ -159,7 +159,69 @@ _AFTER_CLOSE = [
     Call("compact"),
     Call("info"),
     Call("set_meta", (), {"title": "x"}),
+    Call("fork", ("b",)),
+    Call("delete"),
+    Call("restore"),
+    Call("purge"),
+    Call("purge", (), {"before": 2}),
+    Call("lease", (), {"ttl": 60}),
 ]
+
+_CHANGES = [
+    Call("add_message", ("user", "x")),
+    Call("add_messages", ([user("x"), user("y")],)),
+    Call("set_summary", ("text",)),
+    Call("hide", (2, 2)),
+    Call("pop"),
+    Call("undo"),
+    Call("set_meta", (), {"title": "x"}),
+    Call("set_history", ([user("x")],)),
+    Call("truncate_history", (0,)),
+    Call("undo"),
+    Call("checkpoint", (), {"summary": "other", "upto": 3}),
+    Call("clear"),
+    Call("compact"),
+    Call("purge", (), {"before": 3}),
+]
+
+
+class Stamps(Opened):
+    """`stamps`: what an index looks at to know what changed."""
+
+    def test_every_session_has_a_stamp_that_is_another_after_each_change(
+        self, store: Store
+    ) -> None:
+        assert store.stamps() == {}
+        say(store, "a", "1", "2", "3", "4")
+        say(store, "b", "1")
+        seen = [store.stamps()]
+        for call in _CHANGES:
+            call.make(store, "a")
+            seen.append(store.stamps())
+        assert all(sorted(stamps) == ["a", "b"] for stamps in seen)
+        assert len({stamps["a"] for stamps in seen}) == len(seen)
+        assert {stamps["b"] for stamps in seen} == {seen[0]["b"]}
+
+    def test_reading_leaves_the_stamps_as_they_are(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        before = store.stamps()
+        store.get_history("a", full=True)
+        store.info("a")
+        assert list(store.follow("a", timeout=0))
+        assert store.stamps() == before
+
+    def test_stamps_come_and_go_with_the_sessions(self, store: Store) -> None:
+        say(store, "a", "1")
+        first = store.stamps()["a"]
+        store.delete("a")
+        assert store.stamps() == {}
+        say(store, "a", "1")
+        assert store.stamps()["a"] != first
+        store.restore("a", as_key="b")
+        store.fork("a", "c")
+        assert sorted(store.stamps()) == ["a", "b", "c"]
+        store.purge("a")
+        assert sorted(store.stamps()) == ["b", "c"]
 
 
 class Closing(Opened):
@@ -185,7 +247,13 @@ class Closing(Opened):
     def test_p8_a_closed_store_lists_and_follows_nothing(self, store: Store) -> None:
         say(store, "a", "1")
         store.close()
-        for call in (store.list_sessions, store.health, lambda: next(store.follow("a", timeout=0))):
+        for call in (
+            store.list_sessions,
+            store.list_trash,
+            store.stamps,
+            store.health,
+            lambda: next(store.follow("a", timeout=0)),
+        ):
             with pytest.raises(StoreClosed):
                 call()
 

@@ -1,0 +1,295 @@
+"""The turn in a session: one holder at a time, and nothing that a holder who stalled can spoil."""
+# ruff: noqa: D102 - the name of a test is its sentence
+
+import os
+import time
+from threading import Event, Thread
+from typing import ClassVar
+
+import pytest
+
+from stenolog.errors import (
+    InvalidKey,
+    LeaseLost,
+    NoSuchSession,
+    StoreBusy,
+    StoreClosed,
+    UsageError,
+)
+from stenolog.stores.base import Lease, Store
+from stenolog.testing.calls import Call
+from stenolog.testing.contract.opened import Opened, say, shown, user
+
+PATIENCE = 20.0
+"""Seconds until a lease that is not given is taken for stuck."""
+
+_WRITES = [
+    Call("add_message", ("user", "late")),
+    Call("add_full_message", (user("late"),)),
+    Call("add_messages", ([user("late"), user("later")],)),
+    Call("set_summary", ("late",)),
+    Call("truncate_history", (1,)),
+    Call("clear"),
+    Call("set_history", ([user("late")],)),
+    Call("hide", (1, 1)),
+    Call("pop"),
+    Call("checkpoint", (), {"summary": "late", "upto": 1}),
+    Call("undo"),
+    Call("set_meta", (), {"title": "late"}),
+    Call("delete"),
+    Call("purge"),
+    Call("fork", ("late",)),
+]
+
+
+def ran_out(lease: Lease) -> bool:
+    """Wait until a lease says that its time is over."""
+    limit = time.monotonic() + PATIENCE
+    while not lease.lost and time.monotonic() < limit:
+        time.sleep(0.002)
+    return lease.lost
+
+
+class RunningOut(Opened):
+    """What becomes of a lease whose holder stalled."""
+
+    def test_a_lease_that_ran_out_is_given_to_the_next_one(self, store: Store) -> None:
+        say(store, "a", "1")
+        first = store.lease("a", ttl=0.01)
+        with store.lease("a", ttl=60, wait=PATIENCE) as second:
+            assert second.epoch > first.epoch
+            assert (first.lost, second.lost) == (True, False)
+
+    @pytest.mark.parametrize("call", _WRITES, ids=str)
+    def test_p8_whoever_lost_the_turn_cannot_write_through_it(
+        self, store: Store, call: Call
+    ) -> None:
+        say(store, "a", "1")
+        store.set_summary("a", "so far")
+        first = store.lease("a", ttl=0.01)
+        with store.lease("a", ttl=60, wait=PATIENCE) as second:
+            with pytest.raises(LeaseLost) as raised:
+                call.make(first.store, "a")
+            assert (raised.value.key, raised.value.epoch) == ("a", first.epoch)
+            assert shown(store, "a") == shown(first.store, "a") == ["1"]
+            assert (store.get_summary("a"), store.list_sessions()) == ("so far", ["a"])
+            assert second.store.add_message("a", "user", "2") == 2
+        assert say(store, "a", "3") == [3]
+
+    def test_p8_whoever_lost_the_turn_writes_to_no_other_session_either(self, store: Store) -> None:
+        say(store, "a", "1")
+        first = store.lease("a", ttl=0.01)
+        with store.lease("a", ttl=60, wait=PATIENCE), pytest.raises(LeaseLost):
+            first.store.add_message("b", "user", "late")
+        with pytest.raises(LeaseLost):
+            first.store.add_message("b", "user", "still late")
+        assert store.list_sessions() == ["a"]
+
+    def test_a_lease_that_ran_out_goes_on_while_nobody_took_over(self, store: Store) -> None:
+        say(store, "a", "1")
+        lease = store.lease("a", ttl=0.01)
+        assert ran_out(lease)
+        assert lease.store.add_message("a", "user", "2") == 2
+        lease.renew()
+        assert lease.store.add_message("a", "user", "3") == 3
+
+    def test_renewing_keeps_the_turn(self, store: Store) -> None:
+        say(store, "a", "1")
+        first = store.lease("a", ttl=0.01)
+        with store.lease("a", ttl=60, wait=PATIENCE) as second:
+            second.renew()
+            with pytest.raises(LeaseLost):
+                first.renew()
+            first.release()
+            assert (first.lost, second.lost) == (True, False)
+            with pytest.raises(StoreBusy):
+                store.lease("a", ttl=60, wait=0)
+
+
+class Leases(RunningOut):
+    """`lease`."""
+
+    leases_expire: ClassVar[bool] = True
+    """Whether a lease runs out although its holder lives; else it is the process that holds it."""
+
+    def __init_subclass__(cls) -> None:
+        """Leave out what cannot happen where leases do not run out."""
+        if not cls.leases_expire:
+            for name in vars(RunningOut):
+                if name.startswith("test_"):
+                    setattr(cls, name, None)
+
+    def test_a_lease_is_held_until_it_is_released(self, store: Store) -> None:
+        say(store, "a", "1")
+        lease = store.lease("a", ttl=60)
+        assert isinstance(lease, Lease)
+        assert (lease.key, lease.lost) == ("a", False)
+        with pytest.raises(StoreBusy):
+            store.lease("a", ttl=60, wait=0)
+        lease.release()
+        assert lease.lost
+        with store.lease("a", ttl=60, wait=0) as again:
+            assert not again.lost
+
+    def test_p8_who_waits_in_vain_is_told_who_has_the_turn(self, store: Store) -> None:
+        say(store, "a", "1")
+        with store.lease("a", ttl=60), pytest.raises(StoreBusy, match=str(os.getpid())):
+            store.lease("a", ttl=60, wait=0.01)
+
+    def test_leaving_the_block_releases_also_after_an_error(self, store: Store) -> None:
+        say(store, "a", "1")
+        with pytest.raises(ZeroDivisionError), store.lease("a", ttl=60) as lease:
+            raise ZeroDivisionError
+        assert lease.lost
+        store.lease("a", ttl=60, wait=0).release()
+
+    def test_releasing_twice_does_nothing(self, store: Store) -> None:
+        say(store, "a", "1")
+        first = store.lease("a", ttl=60)
+        first.release()
+        first.release()
+        with store.lease("a", ttl=60, wait=0) as second:
+            first.release()
+            assert not second.lost
+            with pytest.raises(StoreBusy):
+                store.lease("a", ttl=60, wait=0)
+
+    def test_the_epoch_grows_with_each_lease(self, store: Store) -> None:
+        say(store, "a", "1")
+        epochs = []
+        for _ in range(4):
+            with store.lease("a", ttl=60) as lease:
+                epochs.append(lease.epoch)
+                lease.renew()
+                assert lease.epoch == epochs[-1]
+        assert epochs[0] > 0
+        assert epochs == sorted(set(epochs))
+
+    def test_sessions_have_turns_of_their_own(self, store: Store) -> None:
+        say(store, "a", "1")
+        say(store, "b", "1")
+        with store.lease("a", ttl=60), store.lease("b", ttl=60, wait=0) as other:
+            assert other.key == "b"
+
+    def test_plain_calls_always_work(self, store: Store) -> None:
+        say(store, "a", "1")
+        with store.lease("a", ttl=60):
+            assert say(store, "a", "2") == [2]
+            store.set_summary("a", "x")
+            store.compact("a")
+            store.fork("a", "b")
+            assert shown(store, "a") == ["1", "2"]
+
+    def test_its_store_is_the_store(self, store: Store) -> None:
+        say(store, "a", "1")
+        with store.lease("a", ttl=60) as lease:
+            assert isinstance(lease.store, Store)
+            assert lease.store.add_message("a", "user", "2") == 2
+            assert lease.store.add_message("b", "user", "another session") == 1
+            assert shown(lease.store, "a") == shown(store, "a") == ["1", "2"]
+            lease.store.set_meta("a", title="x")
+            assert store.info("a").meta == {"title": "x"}
+
+    def test_p8_a_lease_needs_a_session_and_lengths_of_time(self, store: Store) -> None:
+        with pytest.raises(NoSuchSession) as raised:
+            store.lease("nobody", ttl=60)
+        assert raised.value.key == "nobody"
+        assert store.list_sessions() == []
+        say(store, "a", "1")
+        for ttl, wait in ((0, None), (-1, None), (float("inf"), None), (60, -1)):
+            with pytest.raises(UsageError):
+                store.lease("a", ttl=ttl, wait=wait)
+        with pytest.raises(InvalidKey):
+            store.lease("", ttl=60)
+        store.delete("a")
+        with pytest.raises(NoSuchSession):
+            store.lease("a", ttl=60)
+
+    def test_renewing_what_was_released_says_so(self, store: Store) -> None:
+        say(store, "a", "1")
+        lease = store.lease("a", ttl=60)
+        lease.renew()
+        lease.release()
+        with pytest.raises(LeaseLost) as raised:
+            lease.renew()
+        assert (raised.value.key, raised.value.epoch) == ("a", lease.epoch)
+
+    def test_who_waits_gets_the_turn_when_it_is_released(self, store: Store) -> None:
+        say(store, "a", "1")
+        first, got = store.lease("a", ttl=60), list[int]()
+
+        def wait() -> None:
+            with store.lease("a", ttl=60, wait=PATIENCE) as second:
+                got.append(second.epoch)
+
+        thread = Thread(target=wait)
+        thread.start()
+        assert not got
+        first.release()
+        thread.join(PATIENCE)
+        assert got
+        assert got[0] > first.epoch
+
+    def test_p7_of_many_threads_one_at_a_time_has_the_turn(self, store: Store) -> None:
+        say(store, "a", "0")
+        inside, overlaps, epochs = list[str](), list[str](), list[int]()
+
+        def take_turns(name: str) -> None:
+            for _ in range(5):
+                with store.lease("a", ttl=60, wait=PATIENCE) as lease:
+                    inside.append(name)
+                    before = shown(store, "a")
+                    lease.store.add_message("a", "user", str(int(before[-1]) + 1))
+                    overlaps.extend(inside[1:])
+                    epochs.append(lease.epoch)
+                    inside.remove(name)
+
+        threads = [Thread(target=take_turns, args=[name]) for name in "wxyz"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert overlaps == []
+        assert shown(store, "a") == [str(number) for number in range(21)]
+        assert len(epochs) == 20
+        assert epochs == sorted(set(epochs))
+
+    def test_a_lease_may_be_released_by_another_thread(self, store: Store) -> None:
+        say(store, "a", "1")
+        lease = store.lease("a", ttl=60)
+        thread = Thread(target=lease.release)
+        thread.start()
+        thread.join()
+        store.lease("a", ttl=60, wait=0).release()
+
+    def test_p8_a_closed_store_gives_no_lease_and_keeps_none(self, store: Store) -> None:
+        say(store, "a", "1")
+        lease = store.lease("a", ttl=60)
+        store.close()
+        with pytest.raises(StoreClosed):
+            store.lease("a", ttl=60)
+        assert lease.lost
+        with pytest.raises((StoreClosed, LeaseLost)):
+            lease.renew()
+        with pytest.raises(StoreClosed):
+            lease.store.add_message("a", "user", "2")
+        lease.release()
+
+    def test_closing_ends_the_wait_for_a_turn(self, store: Store) -> None:
+        say(store, "a", "1")
+        lease, waiting, closed = store.lease("a", ttl=3600), Event(), list[type[Exception]]()
+
+        def wait() -> None:
+            waiting.set()
+            try:
+                store.lease("a", ttl=60, wait=10 * PATIENCE)
+            except (StoreClosed, StoreBusy) as error:
+                closed.append(type(error))
+
+        thread = Thread(target=wait, daemon=True)
+        thread.start()
+        assert waiting.wait(PATIENCE)
+        assert not lease.lost
+        store.close()
+        thread.join(PATIENCE)
+        assert closed == [StoreClosed]
