@@ -9,6 +9,8 @@ from stenolog.testing import CrashContract, StoreContract
 
 
 class TestJSONLStore(StoreContract):
+    leases_expire: ClassVar[bool] = False
+
     def make_store(self, path: Path) -> Store:
         return stenolog.open_store(path)
 

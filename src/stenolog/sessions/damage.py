@@ -35,6 +35,7 @@ class Kind(StrEnum):
     DAMAGED_ARCHIVE = "damaged archive"
     LEFTOVER = "leftover"
     UNREFERENCED_ARCHIVE = "unreferenced archive"
+    STALLED_LEASE = "stalled lease"
     WIDE_PERMISSIONS = "wide permissions"
 
 
@@ -42,7 +43,8 @@ class Kind(StrEnum):
 class Finding:
     """One thing that is not as it should be."""
 
-    kind: Kind
+    kind: str
+    """A Kind, for a log; a database has kinds of its own."""
     key: str | None
     """The session it concerns; None where it is of none, or cannot be told."""
     path: str
@@ -72,10 +74,13 @@ class Judged:
 # --- one log ---------------------------------------------------------------------------------
 
 
-def judge(text: bytes, name: str, *, folder: str = "sessions") -> Judged:
-    """What is wrong with the bytes of the log of this file name."""
+def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = False) -> Judged:
+    """What is wrong with the bytes of the log of this file name.
+
+    A deleted one lies in the trash, where its name does not tell its key and nobody writes on.
+    """
     path = f"{folder}/{name}"
-    key = names.key_of(name)
+    key = None if deleted else names.key_of(name)
     records, _ = scan.gather(text, offset=0)
     if not records:
         return _judge_without_records(text, key, path)
@@ -90,14 +95,15 @@ def judge(text: bytes, name: str, *, folder: str = "sessions") -> Judged:
     state = states[-1] if states else None
     key = state.key if state is not None else key
     found: list[Finding] = []
-    if state is not None and names.file_name(state.key) != name:
+    if state is not None and not deleted and names.file_name(state.key) != name:
         found.append(_wrong_name(state.key, path))
     if unknown:
         found.append(_unknown_kind(key, path, unknown[0]))
-    damage = _Damage(text, key, path, state)
-    may_write = state is not None and not found
+    damage = _Damage(text, key, path, state, deleted=deleted)
+    may_write = state is not None and not found and not deleted
     found += damage.in_the_middle()
-    found += damage.at_the_end(may_write=may_write)
+    # To restore a deleted one sets it aside; only what may have been acknowledged is worth a word.
+    found += [end for end in damage.at_the_end(may_write=may_write) if end.lost or not deleted]
     found += damage.without_a_trace()
     return Judged(
         key=key, state=state, findings=tuple(found), unsettled=damage.scan.tail is not None
@@ -187,12 +193,15 @@ def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
 class _Damage:
     """The damaged places of one log, each told with the messages it cost."""
 
-    def __init__(self, text: bytes, key: str | None, path: str, state: State | None) -> None:
+    def __init__(
+        self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
+    ) -> None:
         first = 1 if state is None or state.archive is None else state.archive.last + 1
         self.scan = scan.examine(text, offset=0, next_seq=first)
         self._text = text
         self._key = key
         self._path = path
+        self._first = "Restore the session. " if deleted else ""
         known = [] if state is None else [*state.void, *state.purged]
         self._lost = spans.minus(self.scan.lost, spans.union(known))
         self._places = _places(text) if self.scan.bad or self.scan.tail is not None else {}
@@ -265,7 +274,7 @@ class _Damage:
             where=place.words(),
             meaning="A whole record whose checksum does not fit: somebody edited it, or a bit "
             f"flipped. It is left out. {lost_in_words(lost)}",
-            advice="Read the line. --accept takes it in as it stands now.",
+            advice=f"{self._first}Read the line. --accept takes it in as it stands now.",
             lost=tuple(lost),
         )
 

@@ -24,10 +24,12 @@ from stenolog.sessions.verify import (
     read_whole,
     spare_archives,
     standing_still,
+    trash_of,
 )
 from stenolog.stores import spans
-from stenolog.stores.jsonl import rewrite, scan, writer
-from stenolog.stores.jsonl.directory import Directory, explained, sync_file, sync_folder, write_all
+from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.jsonl import rewrite, scan, trash, writer
+from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.table import Logs
 
@@ -59,7 +61,8 @@ def accept(workspace: str | os.PathLike[str], *, namespace: str = "sessions") ->
     All edits of a log are taken in together, and told once.
     """
     found = examine(workspace, namespace=namespace).findings
-    edits = {f.key: f for f in found if f.kind is Kind.HAND_EDIT and f.key is not None}
+    live = [f for f in found if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
+    edits = {f.key: f for f in live if f.key is not None}
     return _each(workspace, namespace, edits.values(), _accept)
 
 
@@ -95,6 +98,8 @@ def _attempt(
 
 def _repair(directory: Directory, finding: Finding) -> str:
     _, *folders, name = finding.path.split("/")
+    if folders == [trash.FOLDER]:
+        return _move_trashed(directory, name)
     if folders:
         return _move_archive(directory, folders[-1], name, finding.key)
     leftover = LEFTOVER.fullmatch(name)
@@ -110,6 +115,22 @@ def _repair(directory: Directory, finding: Finding) -> str:
                 return _move(directory, directory.descriptor, name)
             return _GONE
     return _mark_void(directory, judged.state.key)
+
+
+def _move_trashed(directory: Directory, name: str) -> str:
+    """What lies in the trash and is no session."""
+    leftover = LEFTOVER.fullmatch(name)
+    with trash_of(directory) as folder:
+        if folder is None:
+            return _GONE
+        with standing_still(folder, leftover[1] if leftover is not None else name) as descriptor:
+            if leftover is None:
+                if descriptor is None:
+                    return _GONE
+                judged = judge(read_whole(descriptor), name, deleted=True)
+                if judged.state is not None or not any(f.repairable for f in judged.findings):
+                    return _GONE
+            return _move(directory, folder.descriptor, name)
 
 
 def _mark_void(directory: Directory, key: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +20,15 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.records import Span, State
 from stenolog.sessions.damage import ASIDE, Finding, Judged, Kind, judge, lost_in_words
 from stenolog.stores import spans
-from stenolog.stores.jsonl import archive, names
+from stenolog.stores.jsonl import archive, leases, names, trash
 from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.purging import CATALOG
 from stenolog.stores.jsonl.table import flock
 
 BUSY_TIMEOUT: Final = 5.0
+_FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
+_DATABASE: Final = "sqlite:"
+_INDEX: Final = (CATALOG, f"{CATALOG}-journal", f"{CATALOG}.lock")
 LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 """The name of a file that was still being made."""
 
@@ -39,11 +44,13 @@ class Report:
 
 
 def examine(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> Report:
-    """What is wrong with the logs of a workspace; nothing is written.
+    """What is wrong with the logs of a workspace, or with `sqlite:FILE`; nothing is written.
 
     Raises UsageError where this is no workspace, StoreUnavailable or DamagedStore where it cannot
     be entered.
     """
+    if isinstance(workspace, str) and workspace.startswith(_DATABASE):
+        return _examine_database(workspace)
     place = Path(workspace)
     if not holds_sessions(place, namespace=namespace):
         return Report(workspace=str(place), sessions=0, findings=())
@@ -52,6 +59,34 @@ def examine(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -
         return _examine(directory, place, namespace)
     finally:
         directory.close()
+
+
+def _examine_database(where: str) -> Report:
+    # The driver is an extra, and takes a while to import.
+    try:
+        from stenolog.stores.sqlite import verify as database
+    except ImportError as error:
+        raise UsageError(f"{where}: pip install 'stenolog[sqlite]' first") from error
+    file = Path(where.removeprefix(_DATABASE).partition("?")[0]).expanduser()
+    if not file.exists():
+        raise UsageError(f"there is no database at {file}; is the name right?")
+    found = database.examine(file)
+    return Report(
+        workspace=str(file),
+        sessions=found.sessions,
+        findings=tuple(
+            Finding(
+                kind=one.kind,
+                key=one.key,
+                path=file.name,
+                where=one.where,
+                meaning=one.meaning,
+                advice=one.advice,
+                lost=one.lost,
+            )
+            for one in found.findings
+        ),
+    )
 
 
 def holds_sessions(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> bool:
@@ -81,6 +116,8 @@ class _Seen:
     findings: list[Finding] = field(default_factory=list)
     chains: dict[str, tuple[str, set[str]]] = field(default_factory=dict)
     """For each uid the key of its session, and the names of its archives."""
+    purged: set[str] = field(default_factory=set)
+    """The uids of sessions that are being deleted for good: what there is of them is not missed."""
     obscure: bool = False
     """Something here may belong to a session that this version cannot read."""
     open_to_others: list[tuple[str, int]] = field(default_factory=list)
@@ -96,6 +133,8 @@ def _examine(directory: Directory, place: Path, namespace: str) -> Report:
         found = directory.stat(name)
         if found is not None:
             _look_at_entry(directory, namespace, name, found, seen)
+    _look_at_trash(directory, namespace, seen)
+    _look_at_locks(directory, namespace, seen)
     for uid, files in listed.items():
         _look_at_archives(directory, namespace, uid, files, seen)
     _report_modes(seen)
@@ -107,11 +146,9 @@ def _look_at_entry(
 ) -> None:
     path = f"{namespace}/{name}"
     leftover = LEFTOVER.fullmatch(name)
-    if stat.S_ISDIR(found.st_mode) and name == archive.FOLDER:
+    if (stat.S_ISDIR(found.st_mode) and name in _FOLDERS) or name in _INDEX:
         _look_at_mode(seen, path, found)
-    elif name == archive.FOLDER or (
-        name.endswith(names.SUFFIX) and not stat.S_ISREG(found.st_mode)
-    ):
+    elif name in _FOLDERS or (name.endswith(names.SUFFIX) and not stat.S_ISREG(found.st_mode)):
         seen.findings.append(_not_a_file(path, name, found))
         seen.obscure = True
     elif leftover is not None:
@@ -125,15 +162,18 @@ def _look_at_entry(
         seen.obscure = True
 
 
-def _look_at_log(directory: Directory, namespace: str, name: str, seen: _Seen) -> None:
+def _look_at_log(
+    directory: Directory, namespace: str, name: str, seen: _Seen, *, above: Directory | None = None
+) -> None:
+    """A log, live or, with the folder above the trash, deleted."""
     try:
-        judged = _judge_file(directory, namespace, name)
+        judged = _judge_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
         seen.obscure = True
         seen.findings.append(
             Finding(
                 kind=Kind.UNREADABLE,
-                key=names.key_of(name),
+                key=names.key_of(name) if above is None else None,
                 path=f"{namespace}/{name}",
                 where="",
                 meaning=f"It could not be read: {error}.",
@@ -150,23 +190,28 @@ def _look_at_log(directory: Directory, namespace: str, name: str, seen: _Seen) -
         seen.obscure |= bool(judged.findings) and judged.findings[0].kind is Kind.NEWER_FORMAT
         return
     reached: set[str] = set()
-    seen.findings += archives_of(directory, namespace, state, reached)
+    found = archives_of(above or directory, namespace.partition("/")[0], state, reached)
+    seen.findings += found
     seen.chains[state.uid] = (state.key, reached)
 
 
-def _judge_file(directory: Directory, namespace: str, name: str) -> Judged | None:
+def _judge_file(
+    directory: Directory, namespace: str, name: str, *, deleted: bool = False
+) -> Judged | None:
     """What a log says; what looks unfinished is read again while nobody writes."""
     descriptor = directory.open(name)
     if descriptor is None:
         return None
     try:
-        judged = judge(read_whole(descriptor), name, folder=namespace)
+        judged = judge(read_whole(descriptor), name, folder=namespace, deleted=deleted)
     finally:
         os.close(descriptor)
     if not judged.unsettled:
         return judged
     with standing_still(directory, name) as still:
-        return None if still is None else judge(read_whole(still), name, folder=namespace)
+        if still is None:
+            return None
+        return judge(read_whole(still), name, folder=namespace, deleted=deleted)
 
 
 @contextmanager
@@ -198,6 +243,76 @@ def read_whole(descriptor: int) -> bytes:
     """All bytes of an open file. Raises OSError."""
     with open(descriptor, "rb", closefd=False) as file:
         return file.read()
+
+
+# --- the trash and the locks -----------------------------------------------------------------
+
+
+@contextmanager
+def trash_of(directory: Directory) -> Iterator[Directory | None]:
+    """The folder of deleted logs; None where there is none that can be entered."""
+    try:
+        found = Directory(directory.path / trash.FOLDER, read_only=True)
+    except StenologError:
+        yield None
+        return
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _look_at_trash(directory: Directory, namespace: str, seen: _Seen) -> None:
+    with trash_of(directory) as folder:
+        for name in sorted(folder.names()) if folder is not None else []:
+            found = folder.stat(name) if folder is not None else None
+            path = f"{namespace}/{trash.FOLDER}/{name}"
+            leftover = LEFTOVER.fullmatch(name)
+            if folder is None or found is None:
+                continue
+            if leftover is not None:
+                with standing_still(folder, leftover[1]):
+                    if folder.stat(name) is not None:
+                        seen.findings.append(_leftover(path, None))
+            elif (entry := trash.entry_of(name)) is not None and entry.purged:
+                seen.purged.add(entry.uid)
+                seen.findings.append(_unfinished_purge(folder, path, name))
+            elif entry is not None and stat.S_ISREG(found.st_mode):
+                _look_at_mode(seen, path, found)
+                above = f"{namespace}/{trash.FOLDER}"
+                _look_at_log(folder, above, name, seen, above=directory)
+            elif name.endswith(names.SUFFIX):
+                seen.obscure = True
+
+
+def _look_at_locks(directory: Directory, namespace: str, seen: _Seen) -> None:
+    with _folder(directory, leases.FOLDER) as folder:
+        for name in _names(folder):
+            path = f"{namespace}/{leases.FOLDER}/{name}"
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with suppress(OSError):
+                descriptor = os.open(name, flags, dir_fd=folder)
+                try:
+                    _look_at_mode(seen, path, os.fstat(descriptor))
+                    holder = _stalled(descriptor)
+                finally:
+                    os.close(descriptor)
+                if holder is not None:
+                    seen.findings.append(_stalled_lease(path, name, holder))
+
+
+def _stalled(descriptor: int) -> leases.Holder | None:
+    """Who should have ended a turn by now, and holds it all the same."""
+    holder = leases.read_holder(descriptor)
+    now = datetime.now(UTC)
+    if holder is None or datetime.fromisoformat(holder.until) >= now:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return None
 
 
 # --- archives --------------------------------------------------------------------------------
@@ -300,7 +415,7 @@ def _look_at_archives(
 ) -> None:
     above = f"{namespace}/{archive.FOLDER}/{uid}"
     key, reached = seen.chains.get(uid, (None, set[str]()))
-    if key is None and seen.obscure:
+    if (key is None and seen.obscure) or uid in seen.purged:
         return
     for file in files:
         # What was being made when it was listed has its final name by now.
@@ -325,12 +440,23 @@ def spare_archives(
     """
     reached: set[str] = set()
     if key is not None:
-        judged = _judge_file(directory, "", names.file_name(key))
-        if judged is None or judged.state is None or judged.state.uid != uid:
-            return []
-        if list(archives_of(directory, "", judged.state, reached)):
+        state = _state_of(directory, uid, key)
+        if state is None or list(archives_of(directory, "", state, reached)):
             return []
     return [file for file in _names(folder) if file not in reached]
+
+
+def _state_of(directory: Directory, uid: str, key: str) -> State | None:
+    """The state of one life of a key, live or deleted; None where it cannot be told."""
+    judged = _judge_file(directory, "", names.file_name(key))
+    if judged is not None and judged.state is not None and judged.state.uid == uid:
+        return judged.state
+    with trash_of(directory) as folder:
+        for entry in trash.entries(directory) if folder is not None else []:
+            if entry.uid == uid and folder is not None:
+                judged = _judge_file(folder, "", entry.name, deleted=True)
+                return judged.state if judged is not None else None
+    return None
 
 
 # --- findings of a folder --------------------------------------------------------------------
@@ -342,7 +468,12 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
         what = "a symbolic link, and none is followed here"
     elif stat.S_ISDIR(found.st_mode):
         what = "a folder"
-    place = "the folder of the archives" if name == archive.FOLDER else "a log"
+    places = {
+        archive.FOLDER: "the folder of the archives",
+        trash.FOLDER: "the folder of the deleted sessions",
+        leases.FOLDER: "the folder of the lock files",
+    }
+    place = places.get(name, "a log")
     return Finding(
         kind=Kind.NOT_A_FILE,
         key=names.key_of(name),
@@ -359,7 +490,8 @@ def _leftover(path: str, key: str | None) -> Finding:
         key=key,
         path=path,
         where="",
-        meaning="A compaction was interrupted before this file counted. Nothing is missing.",
+        meaning="Something that makes a log or an archive anew was interrupted before this file "
+        "counted. Nothing is missing.",
         advice=f"--repair moves it into {ASIDE}/.",
         repairable=True,
     )
@@ -371,10 +503,37 @@ def _unreferenced(path: str, key: str | None) -> Finding:
         key=key,
         path=path,
         where="",
-        meaning="No session leads to this archive: a compaction was interrupted, or the log that "
-        "did was removed by hand.",
-        advice=f"--repair moves it into {ASIDE}/; look whether a log is missing first.",
+        meaning="No session leads to this archive: a compaction or a purge was interrupted, or the "
+        "log that did was removed by hand.",
+        advice="If you were purging, purge again, and it is gone. "
+        f"--repair moves it into {ASIDE}/; look whether a log is missing first.",
         repairable=True,
+    )
+
+
+def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
+    state = None
+    with suppress(StenologError):
+        state = trash.head_at(folder, folder.descriptor, name, name)
+    return Finding(
+        kind=Kind.LEFTOVER,
+        key=state.key if state is not None else None,
+        path=path,
+        where="",
+        meaning="A purge was interrupted: the session is gone for good, but not yet from the disk.",
+        advice="Purge it again." if state is not None else "Delete the file.",
+    )
+
+
+def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
+    return Finding(
+        kind=Kind.STALLED_LEASE,
+        key=names.key_of(name.removesuffix(leases.SUFFIX)),
+        path=path,
+        where="",
+        meaning=f"{holder.words()}, has the turn in this session and should have ended it by "
+        f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),
+        advice="Look what that process does; when it ends, the turn is free.",
     )
 
 

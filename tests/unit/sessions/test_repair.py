@@ -287,3 +287,66 @@ def test_p7_accept_beside_a_writer_loses_nothing(workspace: Path, log: Path) -> 
 
     assert _contents(workspace)[-2:] == ["before", "after"]
     assert list((workspace / "sessions" / "aside").iterdir())
+
+
+# --- the trash -------------------------------------------------------------------------------
+
+
+def test_what_lies_in_the_trash_and_is_no_session_is_moved_aside(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        store.delete(KEY)
+    [log] = (workspace / "sessions" / "trash").iterdir()
+    spoilt = {
+        f".{log.name}.new": b"half of it",
+        "0123456789abcdef.20260101T000000.000000Z.jsonl": b"",
+        "0123456789abcdee.20260101T000000.000000Z.jsonl": b'{"kind":"state","seq"',
+    }
+    for name, text in spoilt.items():
+        _new_file(name, text)(log)
+
+    settled = repair(workspace)
+
+    assert [one.done for one in settled] == [True] * 3
+    assert examine(workspace).findings == ()
+    assert set(spoilt.values()) <= set(_all_bytes(workspace / "sessions" / "aside"))
+    assert list(log.parent.iterdir()) == [log]
+    with open_store(workspace) as store:
+        store.restore(KEY)
+        assert len(store.get_history(KEY)) == 7
+
+
+def test_a_deleted_session_is_not_touched_by_a_repair(compacted: Path) -> None:
+    with open_store(compacted) as store:
+        store.delete(KEY)
+        store.add_message(KEY, "user", "the next life")
+    [log] = (compacted / "sessions" / "trash").iterdir()
+    log.write_bytes(log.read_bytes().replace(b'"newest"', b'"edited"') + b"torn")
+    before = log.read_bytes()
+    assert [finding.kind for finding in examine(compacted).findings] == [Kind.HAND_EDIT]
+
+    assert repair(compacted) == accept(compacted) == []
+
+    assert log.read_bytes() == before
+    [finding] = examine(compacted).findings
+    assert "Restore" in finding.advice
+    with open_store(compacted) as store:
+        store.restore(KEY, as_key="b")
+    assert [one.done for one in accept(compacted)] == [True]
+    with open_store(compacted) as store:
+        assert store.get_history("b")[-1].content == "edited"
+    assert examine(compacted).findings == ()
+
+
+def test_spare_archives_of_a_deleted_session_are_moved_aside(compacted: Path) -> None:
+    archive = sorted((compacted / "sessions" / "archive").glob("*/*"))[0]
+    shutil.copy2(archive, archive.with_name("1-9.jsonl.gz"))
+    with open_store(compacted) as store:
+        store.delete(KEY)
+        store.add_message(KEY, "user", "the next life")
+
+    assert [one.done for one in repair(compacted)] == [True]
+
+    assert examine(compacted).findings == ()
+    with open_store(compacted) as store:
+        store.restore(KEY, as_key="b")
+        assert len(store.get_history("b", full=True)) == 8

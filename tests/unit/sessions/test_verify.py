@@ -20,7 +20,7 @@ KEY = "telegram:123"
 NAME = "telegram%3A123.jsonl"
 
 
-def _findings(workspace: Path) -> list[tuple[Kind, str]]:
+def _findings(workspace: Path) -> list[tuple[str, str]]:
     return [(finding.kind, finding.path) for finding in examine(workspace).findings]
 
 
@@ -204,7 +204,9 @@ def test_archives_of_a_log_that_is_gone_are_named(compacted: Path) -> None:
     assert [kind for kind, _ in _findings(compacted)] == [Kind.UNREFERENCED_ARCHIVE] * 2
 
 
-@pytest.mark.parametrize("obscure", ["a newer log", "an unknown folder", "an unreadable log"])
+@pytest.mark.parametrize(
+    "obscure", ["a newer log", "an unknown folder", "an odd log in the trash", "an unreadable log"]
+)
 def test_archives_that_may_belong_to_what_cannot_be_read_are_left_alone(
     compacted: Path, obscure: str
 ) -> None:
@@ -213,6 +215,9 @@ def test_archives_that_may_belong_to_what_cannot_be_read_are_left_alone(
         case "a newer log":
             log.write_bytes(_newer(log.read_bytes()))
         case "an unknown folder":
+            log.parent.joinpath("elsewhere").mkdir(mode=0o700)
+            log.rename(log.parent / "elsewhere" / NAME)
+        case "an odd log in the trash":
             log.parent.joinpath("trash").mkdir(mode=0o700)
             log.rename(log.parent / "trash" / NAME)
         case _:
@@ -318,3 +323,124 @@ def test_p7_nothing_is_found_beside_writers_and_a_compactor(workspace: Path) -> 
 
     assert found == []
     assert examine(workspace).findings == ()
+
+
+# --- the trash, the locks, the index ---------------------------------------------------------
+
+
+def _trashed(workspace: Path) -> Path:
+    [path] = (workspace / "sessions" / "trash").glob("*.jsonl")
+    return path
+
+
+def test_a_deleted_session_is_examined_with_its_archives(compacted: Path) -> None:
+    with open_store(compacted) as store:
+        store.delete(KEY)
+        store.add_message(KEY, "user", "the next life")
+        store.lease(KEY, ttl=60).release()
+    for name in ("catalog.db", "catalog.db-journal", "catalog.db.lock"):
+        (compacted / "sessions" / name).touch(mode=0o600)
+
+    report = examine(compacted)
+
+    assert report.findings == ()
+    assert report.sessions == 2
+
+
+def test_damage_in_a_deleted_session_is_named(compacted: Path) -> None:
+    with open_store(compacted) as store:
+        store.delete(KEY)
+    log = _trashed(compacted)
+    log.write_bytes(log.read_bytes().replace(b'"newest"', b'"edited"'))
+    _archives(compacted)[0].unlink()
+
+    found = {finding.kind: finding for finding in examine(compacted).findings}
+
+    assert found.keys() == {Kind.HAND_EDIT, Kind.MISSING_ARCHIVE}
+    assert all(finding.key == KEY for finding in found.values())
+    assert found[Kind.HAND_EDIT].path == str(log.relative_to(compacted))
+    assert found[Kind.MISSING_ARCHIVE].path.startswith("sessions/archive/")
+
+
+def test_an_interrupted_write_in_a_deleted_session_is_not_worth_a_word(workspace: Path) -> None:
+    log = workspace / "sessions" / NAME
+    log.write_bytes(log.read_bytes() + b'{"kind":"message","se')
+    with open_store(workspace) as store:
+        store.delete(KEY)
+    assert _findings(workspace) == []
+
+
+def test_what_an_interrupted_restore_left_is_named(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        store.delete(KEY)
+    leftover = _trashed(workspace).parent / f".{_trashed(workspace).name}.new"
+    leftover.write_bytes(b"half of it")
+    leftover.chmod(0o600)
+
+    finding = _only(workspace)
+
+    assert (finding.kind, finding.repairable) == (Kind.LEFTOVER, True)
+    assert finding.path == str(leftover.relative_to(workspace))
+
+
+def test_archives_of_a_deleted_session_that_no_state_leads_to_are_named(compacted: Path) -> None:
+    spare = _archives(compacted)[0].with_name("1-9.jsonl.gz")
+    shutil.copy2(_archives(compacted)[0], spare)
+    with open_store(compacted) as store:
+        store.delete(KEY)
+        store.add_message(KEY, "user", "the next life")
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key) == (Kind.UNREFERENCED_ARCHIVE, KEY)
+    assert finding.path == str(spare.relative_to(compacted))
+
+
+@pytest.mark.parametrize("name", ["trash", "locks"])
+def test_a_file_in_place_of_a_folder_is_named(workspace: Path, name: str) -> None:
+    (workspace / "sessions" / name).write_bytes(b"")
+    assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
+
+
+@pytest.mark.parametrize("name", ["trash", "locks"])
+def test_p11_a_symlink_in_place_of_a_folder_is_named_and_not_followed(
+    tmp_path: Path, workspace: Path, name: str
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (workspace / "sessions" / name).symlink_to(tmp_path / "outside")
+    assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
+
+
+def test_a_holder_that_should_have_ended_its_turn_is_named(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        held = store.lease(KEY, ttl=60)
+        assert _findings(workspace) == []
+        held.release()
+        with store.lease(KEY, ttl=0.000_001):
+            finding = _only(workspace)
+        assert _findings(workspace) == [], "nobody holds it any more"
+    assert (finding.kind, finding.key) == (Kind.STALLED_LEASE, KEY)
+    assert finding.path == f"sessions/locks/{NAME}.lock"
+    assert f"Process {os.getpid()} on " in finding.meaning
+    assert not finding.repairable
+
+
+def test_p11_wide_modes_of_trash_locks_and_index_are_named(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        store.lease(KEY, ttl=60).release()
+        store.fork(KEY, "fork")
+        store.delete("fork")
+    places = [
+        _trashed(workspace),
+        workspace / "sessions" / "trash",
+        workspace / "sessions" / "locks",
+        workspace / "sessions" / "locks" / f"{NAME}.lock",
+        workspace / "sessions" / "catalog.db",
+    ]
+    places[-1].touch(mode=0o600)
+    for place in places:
+        mode = place.stat().st_mode
+        place.chmod(0o755)
+        assert [kind for kind, _ in _findings(workspace)] == [Kind.WIDE_PERMISSIONS]
+        place.chmod(mode)
+    assert _findings(workspace) == []

@@ -13,15 +13,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from stenolog.errors import DamagedStore
 from stenolog.records import Archive, Change, ChangeRecord, Message, State, StateRecord
-from stenolog.stores.jsonl.directory import (
-    Directory,
-    create_anew,
-    explained,
-    sync_file,
-    sync_folder,
-    write_all,
-)
+from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.jsonl.directory import Directory, create_anew, explained
 from stenolog.stores.jsonl.scan import Bad, gather
 
 FOLDER: Final = "archive"
@@ -76,6 +71,19 @@ def read(directory: Directory, uid: str, named: Archive) -> Opened:
         before=states[0].archive if states else None,
         bad=bad,
     )
+
+
+def text_of(directory: Directory, uid: str, named: Archive) -> bytes:
+    """All lines of one archive, unpacked. Raises DamagedStore where that is not all of it."""
+    path = directory.path / FOLDER / uid / named.name
+    try:
+        packed = _load(directory, uid, named.name)
+    except OSError as error:
+        raise explained(error, f"reading {path}") from error
+    text, whole = unpack(packed) if packed is not None else (b"", False)
+    if not whole:
+        raise DamagedStore(f"{path} is missing or damaged; put it back from a backup")
+    return text
 
 
 def _load(directory: Directory, uid: str, name: str) -> bytes | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
+from stenolog.stores.disk import make_private, sync_entries, sync_folder
 
 LOW_DISK: Final = 64 * 1024 * 1024
 """Less room than this is a problem before it is an error."""
@@ -21,16 +22,6 @@ LOW_DISK: Final = 64 * 1024 * 1024
 _NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
 _BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _report = logging.getLogger("stenolog")
-
-
-def sync_file(descriptor: int) -> None:
-    """Return only when what was written through any descriptor of this file is on the disk."""
-    if sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(descriptor)
 
 
 def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
@@ -122,8 +113,9 @@ class Directory:
     def _open(self, name: str, flags: int) -> int:
         try:
             return os.open(name, flags, 0o600, dir_fd=self.descriptor)
-        except PermissionError:
-            if flags & os.O_CREAT or not flags & os.O_RDWR:
+        except OSError as error:
+            forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            if not forbidden or flags & os.O_CREAT or not flags & os.O_RDWR:
                 raise
         # It may still be read; an append will say that it cannot.
         return os.open(name, _BASE | os.O_RDONLY, dir_fd=self.descriptor)
@@ -140,8 +132,13 @@ class Directory:
     def names(self) -> list[str]:
         """Everything that is here, unsorted."""
         try:
-            with os.scandir(self.descriptor) as entries:
-                return [entry.name for entry in entries]
+            # Its own descriptor: two threads that list through one would get half of it each.
+            folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=self.descriptor)
+            try:
+                with os.scandir(folder) as entries:
+                    return [entry.name for entry in entries]
+            finally:
+                os.close(folder)
         except OSError as error:
             raise explained(error, f"listing {self.path}") from error
 
@@ -150,7 +147,7 @@ class Directory:
         if not self._settled:
             # Who made this folder, or the one above, may have died before syncing its entry.
             for above in (self.path.parent, self.path.parent.parent):
-                _sync_entries(above)
+                sync_entries(above)
             for problem in self.network():
                 _report.warning("%s", problem)
             self._settled = True
@@ -196,46 +193,6 @@ def create_anew(folder: int, name: str) -> int:
         os.unlink(name, dir_fd=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, 0o600, dir_fd=folder)
-
-
-def write_all(descriptor: int, text: bytes) -> None:
-    """Write all of it, however many calls that takes. Raises OSError."""
-    view = memoryview(text)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def sync_folder(descriptor: int) -> None:
-    """Return only when a folder's entries are on the disk. Raises OSError."""
-    try:
-        os.fsync(descriptor)
-        if sys.platform == "darwin":
-            sync_file(descriptor)
-    except OSError as error:
-        # Some file systems cannot sync a folder and say so; they keep entries in order anyway.
-        if error.errno != errno.EINVAL:
-            raise
-
-
-def make_private(path: Path) -> None:
-    """Make a folder (and those above it) that only its owner may enter, durably."""
-    if path.is_dir():
-        return
-    make_private(path.parent)
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    _sync_entries(path.parent)
-
-
-def _sync_entries(path: Path) -> None:
-    try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:
-        return  # somebody else's folder, and they saw to what is in it
-    try:
-        sync_folder(folder)
-    finally:
-        os.close(folder)
 
 
 _file_systems: dict[int, str] = {}

@@ -606,7 +606,7 @@ class Log:
             key=self.key,
             uid=state.uid,
             created=datetime.fromisoformat(state.created),
-            updated=datetime.fromisoformat(self.updated or state.created),
+            updated=datetime.fromisoformat(max(self.updated, state.created)),
             last_seq=end,
             floor=state.floor,
             visible=spans.size(visible(state, end)),

@@ -6,6 +6,7 @@ The old file stays whole until the new one, synced and locked, takes its name.
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -13,7 +14,8 @@ from msgspec import Struct
 from stenolog.codec import LINE_START, control_line, intact, parse_line
 from stenolog.records import ChangeRecord, State, StateRecord, VoidRecord
 from stenolog.stores import spans
-from stenolog.stores.jsonl.directory import create_anew, sync_file, write_all
+from stenolog.stores.disk import sync_file, write_all
+from stenolog.stores.jsonl.directory import create_anew
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import Tail, examine, gather, lines_of, void_line
 from stenolog.stores.state import apply_void, blank, copy, fold
@@ -48,7 +50,8 @@ def replay(text: bytes, known: State, *, proven: bool = False) -> Replayed:
     for record in scan.records:
         if isinstance(record, StateRecord | ChangeRecord | VoidRecord):
             state = fold(state, record)
-    state.lost = spans.union(state.lost, scan.lost, scan.tail.lost if scan.tail else [])
+    lost = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
+    state.lost = spans.union(state.lost, spans.minus(lost, state.purged))
     return Replayed(copy(head.body), head.seq, state, scan.next_seq, scan.tail)
 
 
@@ -144,6 +147,11 @@ def swap(log: Log, text: bytes) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, log.name, src_dir_fd=folder, dst_dir_fd=folder)
         log.directory.sync()
+    except BaseException:
+        # What it says must not outlive a purge; after the rename there is nothing of that name.
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
     finally:
         # By name, because a child forked meanwhile has the same descriptor, and would keep it.
         fcntl.flock(descriptor, fcntl.LOCK_UN)

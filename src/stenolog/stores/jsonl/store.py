@@ -9,11 +9,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from stenolog.codec import check_key, check_once, encode_message, encode_object
+from stenolog.codec import check_key, check_once, check_times, encode_message, encode_object
 from stenolog.errors import (
     DamagedStore,
     NoSuchSession,
@@ -29,19 +30,24 @@ from stenolog.records import (
     Compacted,
     Health,
     Message,
+    Purged,
     SessionInfo,
     State,
+    Trashed,
     Undo,
     Undone,
 )
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import Append
-from stenolog.stores.jsonl import archive, compaction, writer
+from stenolog.stores.jsonl import archive, compaction, leases, listing, trash, writer
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import News, follow, news
+from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.listing import keys
+from stenolog.stores.jsonl.lives import Lives
 from stenolog.stores.jsonl.log import Found, Log
+from stenolog.stores.jsonl.purging import Purging
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, T, flock
 from stenolog.stores.jsonl.turns import Turns
@@ -80,16 +86,32 @@ class JSONLStore:
         self._cache_bytes = cache_bytes
         self._closed = threading.Event()
         self._directory = Directory(Path(workspace) / namespace, read_only=read_only)
+        self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
         self._begin()
         _stores.add(self)
 
     def _begin(self) -> None:
         """Locks and tables as a process begins with them, a forked child included."""
+        self._leasing = threading.Lock()
         self._uses = Uses(self._release)
         self._logs = Logs(
             self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
         )
         self._turns = Turns(self._logs, busy_timeout=self._busy_timeout)
+        self._lives = Lives(self._logs, self._turns, busy_timeout=self._busy_timeout)
+        self._purging = Purging(
+            self._logs, self._turns, busy_timeout=self._busy_timeout, look_up=_looked_up
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where the logs are, and the index beside them."""
+        return self._directory.path
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it was opened so that nothing is written."""
+        return self._read_only
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -110,14 +132,16 @@ class JSONLStore:
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         once: str | None = None,
+        at: Sequence[datetime] | None = None,
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
         payloads = _encoded(messages)
+        times = None if at is None else check_times(at, len(payloads))
         if not payloads:
             with self._uses:
                 self._check(key, once)
             return []
-        first = self._append_batch(key, Batch(payloads, once))
+        first = self._append_batch(key, Batch(payloads, once, times))
         return list(range(first, first + len(payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
@@ -128,11 +152,12 @@ class JSONLStore:
             try:
                 check_once(one.once)
                 payloads = _encoded(one.messages)
+                times = None if one.at is None else check_times(one.at, len(payloads))
             except StenologError as error:
                 results[index] = error
             else:
                 if payloads:
-                    group.append((index, Batch(payloads, one.once)))
+                    group.append((index, Batch(payloads, one.once, times)))
         with self._uses:
             self._check(key, None)
             found = self._turns.append_group(key, [batch for _, batch in group])
@@ -200,7 +225,8 @@ class JSONLStore:
             )
 
         # A call that must fail on an empty session does so before a file is made for it.
-        if self._logs.opened(key) is None and self._read(key, lambda _: True) is None:
+        log = self._logs.opened(key)
+        if (log is None or not log.exists) and self._read(key, lambda _: True) is None:
             decide(None, _empty(key), 0)
         self._change(key, decide, create=bool(summary))
 
@@ -278,7 +304,11 @@ class JSONLStore:
 
         def work() -> None:
             log = self._logs.lock(key, create=create)
-            if log is None or (log.state is None and not create):
+            if log is None:
+                # There is nothing to do only if who deleted it has done so for good.
+                trash.settle(self._directory)
+                return
+            if log.state is None and not create:
                 return
             with log.mutex:
                 state, end = log.settled() if log.state is not None else (_empty(key), 0)
@@ -310,12 +340,13 @@ class JSONLStore:
         if log is None:
             return compaction.NOTHING
         try:
-            folder = compaction.archive_folder(log)
+            folder, uid = compaction.archive_folder(log), log.known_state().uid
             try:
                 flock(folder, time.monotonic() + self._busy_timeout, f"the archive of {key!r}")
                 # Whoever held it before may have replaced the file.
                 log = self._read(key, lambda log: log)
-                prepared = compaction.prepare(log, folder) if log is not None else None
+                same = log is not None and log.known_state().uid == uid
+                prepared = compaction.prepare(log, folder) if log is not None and same else None
                 return self._finish(key, prepared) if prepared is not None else compaction.NOTHING
             finally:
                 fcntl.flock(folder, fcntl.LOCK_UN)
@@ -338,6 +369,71 @@ class JSONLStore:
             self._check(key, None)
             self._turns.alone(key, work)
         return done[0]
+
+    # --- beginning and ending ----------------------------------------------------------------
+
+    def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
+        """Make a session of its own from what is in sight, up to the seq `at`."""
+        check_key(new_key)
+        _check_whole(at=at)
+        with self._uses:
+            self._check(key, None)
+            self._lives.fork(key, new_key, at)
+
+    def delete(self, key: str) -> Trashed:
+        """Put the session into the trash."""
+        with self._uses:
+            self._check(key, None)
+            return self._lives.delete(key)
+
+    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
+        """Bring back the last deleted session of this key, or the one of this uid."""
+        if as_key is not None:
+            check_key(as_key)
+        with self._uses:
+            self._check(key, None)
+            self._lives.restore(key, uid, as_key)
+
+    def list_trash(self) -> list[Trashed]:
+        """The deleted sessions, the last deleted first."""
+        with self._uses:
+            return trash.listed(self._directory)
+
+    def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """Delete for good: the session, or its messages below a seq."""
+        _check_whole(before=before)
+        with self._uses:
+            self._check(key, None)
+            if before is None:
+                return self._purging.purge(key)
+            return self._purging.purge_before(key, before)
+
+    def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
+        """The turn in this session: one holder at a time, in all processes."""
+        states.check_lease(ttl, wait)
+        deadline = time.monotonic() + (self._busy_timeout if wait is None else wait)
+        with self._uses:
+            self._check(key, None)
+            if self._logs.read(key, lambda _: True) is None:
+                raise NoSuchSession(key)
+            lease = leases.take(
+                self._directory, self, key, ttl=ttl, deadline=deadline, pause=self._pause
+            )
+            with self._leasing:
+                self._leases.add(lease)
+        if self._closed.is_set():
+            lease.release()
+            raise StoreClosed("the store is closed")
+        return lease
+
+    def _pause(self, seconds: float) -> None:
+        if self._closed.wait(seconds):
+            raise StoreClosed("the store is closed")
+
+    def stamps(self) -> dict[str, str]:
+        """For each session a mark that is another one after every change, made anywhere."""
+        with self._uses:
+            return listing.stamps(self._directory)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -433,6 +529,10 @@ class JSONLStore:
         if not self._closed.is_set():
             self._closed.set()
             _stores.discard(self)
+            with self._leasing:
+                held = list(self._leases)
+            for lease in held:
+                lease.release()
             self._uses.end()
 
     def _release(self) -> None:
@@ -463,6 +563,8 @@ class JSONLStore:
 
     def _after_fork(self) -> None:
         self._logs.close()
+        for lease in list(self._leases):
+            lease.forget()
         # A thread of the parent may have held what is inside of it.
         self._closed = threading.Event()
         self._begin()

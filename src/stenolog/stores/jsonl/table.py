@@ -203,7 +203,8 @@ class Logs:
                 self._make_good(log)
                 self.unlock(key)
                 continue
-            if self.entries.get(log.name) != (log.inode, log.device):
+            # An empty file may be another one than was known by this number.
+            if log.state is None or self.entries.get(log.name) != (log.inode, log.device):
                 self.directory.sync()
                 self.entries[log.name] = (log.inode, log.device)
                 while len(self.entries) > _MOST_ENTRIES:

@@ -23,7 +23,8 @@ from stenolog.records import (
     StateRecord,
     timestamp,
 )
-from stenolog.stores.jsonl.directory import explained, sync_file, write_all
+from stenolog.stores.disk import sync_file, write_all
+from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.scan import Tail, void_line
@@ -217,6 +218,8 @@ class Batch(Struct, frozen=True, gc=False):
 
     payloads: Sequence[bytes]
     once: str | None = None
+    times: Sequence[str] | None = None
+    """When each was said, where that is not now."""
 
 
 def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
@@ -239,10 +242,13 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
         for index, payload in enumerate(batch.payloads, 1):
             part = (index, count) if count > 1 else None
             once = batch.once if index == 1 else None
-            line = message_line(seq, at, payload, joined=joined, part=part, once=once)
+            said = at if batch.times is None else batch.times[index - 1]
+            line = message_line(seq, said, payload, joined=joined, part=part, once=once)
             lines.append(line)
             records.append(
-                Message(seq=seq, _at=at, _body=Raw(payload), _joined=joined, _part=part, _once=once)
+                Message(
+                    seq=seq, _at=said, _body=Raw(payload), _joined=joined, _part=part, _once=once
+                )
             )
             joined = True
             length += len(line)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import JSONLStore, StoreBusy
+from stenolog import JSONLStore, StoreBusy, UsageError
 from stenolog.stores.jsonl import compaction
 
 KEY = "a"
@@ -393,3 +393,14 @@ def test_p3_what_a_void_has_set_aside_is_no_damage_wherever_a_read_begins(
             found.add((store.info("a").damaged, store.info("a").lost))
     assert found == {(0, 0)}
     assert not caplog.records
+
+
+def test_p8_a_checkpoint_beyond_the_end_of_what_a_killed_creator_left_is_refused(
+    tmp_path: Path,
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        (tmp_path / "sessions" / "a.jsonl").write_bytes(b'{"kind":"state","se')
+        assert store.get_history("a") == []
+        with pytest.raises(UsageError, match="the last one is 0"):
+            store.checkpoint("a", summary="", upto=1)
+        assert store.list_sessions() == []

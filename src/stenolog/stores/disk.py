@@ -1,0 +1,110 @@
+"""Calls to the system that more than one engine makes, each with its one right way."""
+
+import errno
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from stenolog.errors import StoreBusy
+
+LOCK_POLL: Final = 0.0002
+
+
+def write_all(descriptor: int, text: bytes) -> None:
+    """Write all of it, however many calls that takes. Raises OSError."""
+    view = memoryview(text)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_file(descriptor: int) -> None:
+    """Return only when what was written through any descriptor of this file is on the disk."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
+
+
+def sync_folder(descriptor: int) -> None:
+    """Return only when a folder's entries are on the disk. Raises OSError."""
+    try:
+        os.fsync(descriptor)
+        if sys.platform == "darwin":
+            sync_file(descriptor)
+    except OSError as error:
+        # Some file systems cannot sync a folder and say so; they keep entries in order anyway.
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def make_private(path: Path) -> None:
+    """Make a folder (and those above it) that only its owner may enter, durably."""
+    if path.is_dir():
+        return
+    make_private(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    sync_entries(path.parent)
+
+
+def sync_entries(path: Path) -> None:
+    """Sync a folder by its path, where we may open it. Raises OSError."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # somebody else's folder, and they saw to what is in it
+    try:
+        sync_folder(folder)
+    finally:
+        os.close(folder)
+
+
+def replace_file(folder: int, name: str, text: bytes) -> None:
+    """Put this text under the name, whole or not at all, readable by its owner only.
+
+    Raises OSError; the file that stood there before stays then, unless the last sync failed.
+    """
+    temporary = f".{name[:180]}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        write_all(descriptor, text)
+        sync_file(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    sync_folder(folder)
+
+
+def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = LOCK_POLL) -> None:
+    """Take the flock of an open file, looking often: backing off starves. Raises StoreBusy."""
+    import fcntl
+
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{what} is held by another process; try again") from None
+            time.sleep(poll)
+        else:
+            return
+
+
+def release_lock(descriptor: int) -> None:
+    """Let go of a flock by name: a child forked meanwhile has the descriptor, too, and keeps it."""
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_UN)

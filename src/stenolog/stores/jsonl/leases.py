@@ -1,0 +1,281 @@
+"""Whose turn it is in a session: a lock on a file beside the log, kept for as long as the turn.
+
+The file says in one line who has it, for people and for doctor, and counts the leases. The lock
+goes with the process that holds it; so it cannot be taken over, and needs no fence.
+"""
+
+import fcntl
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.errors import DamagedStore, LeaseLost, StenologError, StoreBusy
+from stenolog.records import timestamp
+from stenolog.stores.base import Store
+from stenolog.stores.disk import sync_file, sync_folder
+from stenolog.stores.jsonl import names
+from stenolog.stores.jsonl.directory import Directory, explained
+
+FOLDER: Final = "locks"
+SUFFIX: Final = ".lock"
+
+_POLL: Final = 0.005
+_LINE: Final = 512
+"""How long the line is, filled up with spaces: it is replaced in place, within one sector."""
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """What a lock file says of who had the turn last."""
+
+    epoch: int
+    pid: int
+    host: str
+    since: str
+    until: str
+    """After this, whoever still holds the lock is called stalled."""
+
+    def words(self) -> str:
+        """Who it is."""
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+def read_holder(descriptor: int) -> Holder | None:
+    """Who had the turn last; None where nobody did, or that cannot be read. Raises OSError."""
+    try:
+        return msgspec.json.decode(os.pread(descriptor, _LINE, 0), type=Holder)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def lock_name(key: str) -> str:
+    """The name of a session's lock file."""
+    return names.file_name(key) + SUFFIX
+
+
+class JSONLLease:
+    """A turn in one session, until it is released or its process ends."""
+
+    def __init__(
+        self, directory: Directory, store: Store, key: str, descriptor: int, *, ttl: float
+    ) -> None:
+        self.key = key
+        self.store = store
+        self._directory = directory
+        self._descriptor = descriptor
+        self._ttl = ttl
+        self._mutex = threading.Lock()
+        self._since = datetime.now(UTC)
+        self.epoch = 0
+
+    def begin(self) -> None:
+        """Count it, and say who has it. Raises OSError."""
+        before = read_holder(self._descriptor)
+        self.epoch = 1 if before is None else before.epoch + 1
+        if before is None and os.fstat(self._descriptor).st_size:
+            # It cannot be read, and yet the next one must be higher than any that was counted.
+            self.epoch = time.time_ns() // 1000
+        self._write()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was released, or the lock file is not the one that is locked."""
+        with self._mutex:
+            return not self._is_held()
+
+    def renew(self) -> None:
+        """Another ttl from now, before doctor calls it stalled."""
+        with self._mutex:
+            if not self._is_held():
+                raise LeaseLost(self.key, self.epoch)
+            try:
+                self._write()
+            except OSError as error:
+                raise explained(error, f"renewing the lease of {self.key!r}") from error
+
+    def release(self) -> None:
+        """Let the next one in."""
+        with self._mutex:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                # By name, because a child forked meanwhile has the same descriptor.
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
+
+    __del__ = release
+
+    def forget(self) -> None:
+        """In a forked child: the turn is the parent's, so its lock stays as it is."""
+        self._mutex = threading.Lock()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _is_held(self) -> bool:
+        if self._descriptor < 0:
+            return False
+        try:
+            return is_at(self._directory, lock_name(self.key), self._descriptor)
+        except (OSError, StenologError):
+            return False
+
+    def _write(self) -> None:
+        """Say who has the turn; it is on the disk before anybody relies on the epoch."""
+        holder = Holder(
+            epoch=self.epoch,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            since=timestamp(self._since),
+            until=timestamp(datetime.now(UTC) + timedelta(seconds=min(self._ttl, 1e9))),
+        )
+        line = msgspec.json.encode(holder).ljust(_LINE - 1) + b"\n"
+        os.pwrite(self._descriptor, line, 0)
+        sync_file(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def take(
+    directory: Directory,
+    store: Store,
+    key: str,
+    *,
+    ttl: float,
+    deadline: float,
+    pause: Callable[[float], None],
+) -> JSONLLease:
+    """The turn in a session, waited for until the deadline. Raises StoreBusy.
+
+    `pause` waits for so many seconds between two looks, and may raise to end it all.
+    """
+    try:
+        while True:
+            descriptor = _open(directory, key)
+            try:
+                if _locked(descriptor, key, deadline, pause) and is_at(
+                    directory, lock_name(key), descriptor
+                ):
+                    lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
+                    descriptor = -1
+                    return _begun(lease)
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+    except OSError as error:
+        raise explained(error, f"taking the turn in {key!r}") from error
+
+
+def _begun(lease: JSONLLease) -> JSONLLease:
+    try:
+        lease.begin()
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def _open(directory: Directory, key: str) -> int:
+    folder = directory.subfolder(FOLDER, create=False)
+    if folder is None:
+        folder = directory.subfolder(FOLDER, create=True)
+    if folder is None:
+        raise FileNotFoundError(os.fspath(directory.path / FOLDER))
+    try:
+        descriptor = os.open(lock_name(key), _FLAGS, 0o600, dir_fd=folder)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(descriptor)
+            raise DamagedStore(f"{directory.path / FOLDER / lock_name(key)}: it is not a file")
+        if not found.st_size:
+            # The count must not begin again after a power cut.
+            sync_folder(folder)
+        return descriptor
+    finally:
+        os.close(folder)
+
+
+def _locked(descriptor: int, key: str, deadline: float, pause: Callable[[float], None]) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                holder = read_holder(descriptor)
+                who = "another process" if holder is None else holder.words()
+                raise StoreBusy(f"{key!r}: {who}, has the turn; try again") from None
+            pause(min(left, _POLL))
+        else:
+            return True
+
+
+def is_at(directory: Directory, name: str, descriptor: int) -> bool:
+    """Whether a lock file still has its name. Raises OSError."""
+    folder = directory.subfolder(FOLDER, create=False)
+    if folder is None:
+        return False
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(folder)
+    return os.path.samestat(found, os.fstat(descriptor))
+
+
+def remove(directory: Directory, key: str) -> None:
+    """Delete the lock file of a session that is no more, unless somebody holds it.
+
+    Raises OSError.
+    """
+    folder = directory.subfolder(FOLDER, create=False)
+    if folder is None:
+        return
+    descriptor = -1
+    try:
+        descriptor = os.open(lock_name(key), _FLAGS & ~os.O_CREAT, dir_fd=folder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_at(directory, lock_name(key), descriptor):
+            os.unlink(lock_name(key), dir_fd=folder)
+            sync_folder(folder)
+    except (FileNotFoundError, BlockingIOError):
+        pass
+    finally:
+        if descriptor >= 0:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        os.close(folder)
+
+
+def exists(directory: Directory, key: str) -> bool:
+    """Whether a session has a lock file. Raises OSError."""
+    folder = directory.subfolder(FOLDER, create=False)
+    if folder is None:
+        return False
+    try:
+        os.stat(lock_name(key), dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(folder)
+    return True

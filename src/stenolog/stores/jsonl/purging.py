@@ -1,0 +1,322 @@
+"""Deleting for good: whole sessions, or how one began.
+
+What leads to something goes after it, so that a call which was cut short is simply made again.
+
+The order of locks: archive folder (as in a compaction) → gate → flock → mutex.
+"""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from stenolog.errors import (
+    DamagedStore,
+    MaybeStored,
+    NoSuchSession,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+from stenolog.records import Purged, Span, State, Undo
+from stenolog.stores import spans
+from stenolog.stores.disk import sync_folder
+from stenolog.stores.jsonl import archive, leases, names, remains, trash, writer
+from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.lives import failure, locked
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.table import Logs, flock
+from stenolog.stores.jsonl.turns import Turns
+from stenolog.stores.state import not_reached, present
+
+ASIDE: Final = "aside"
+"""Where `steno doctor` puts what it moves out of the way."""
+
+CATALOG: Final = "catalog.db"
+"""The index beside the logs, which is made anew whenever it is missing."""
+
+_ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
+
+LookUp = Callable[[Log, State, Undo], Undo]
+
+
+class Purging:
+    """The purges of one store."""
+
+    def __init__(self, logs: Logs, turns: Turns, *, busy_timeout: float, look_up: LookUp) -> None:
+        self._logs = logs
+        self._turns = turns
+        self._directory = logs.directory
+        self._busy_timeout = busy_timeout
+        self._look_up = look_up
+
+    # --- everything --------------------------------------------------------------------------
+
+    def purge(self, key: str) -> Purged:
+        """As Store.purge, of all that there is."""
+        with _reading(key):
+            deleted = [entry for entry, found in trash.keys(self._directory) if found == key]
+        self._hide_live(key)
+        with _under_way(key):
+            for entry in deleted:
+                self._hide_deleted(entry)
+            hidden = trash.keys(self._directory, purged=True)
+            purged = [entry for entry, found in hidden if found == key]
+            # Whoever hid them may have been killed, and nothing of what may come back is deleted.
+            trash.settle(self._directory)
+        if not purged:
+            raise NoSuchSession(key)
+        with _under_way(key):
+            lives = [self._destroy(key, entry) for entry in purged]
+            gone = [found for found in lives if found is not None]
+            forks, unread = self._forks(key)
+            told = (*not_reached(key, forks=forks), *unread, *self._turn_taken(key))
+        return Purged(
+            messages=sum(map(spans.size, gone)),
+            first=min((found[0][0] for found in gone if found), default=0),
+            last=max((found[-1][1] for found in gone if found), default=0),
+            not_reached=told,
+        )
+
+    def _hide_live(self, key: str) -> None:
+        """Out of sight at once, and in one step: from then on it only has to be cleared away."""
+
+        def work() -> None:
+            log = self._logs.lock(key, create=False)
+            if log is not None and log.exists:
+                try:
+                    log.check_known()
+                    with _under_way(key):
+                        trash.put(log, writer.now(), purged=True)
+                        _unlink(self._directory.descriptor, f".{log.name}.new")
+                finally:
+                    self._logs.discard(log)
+
+        self._turns.alone(key, work)
+
+    def _hide_deleted(self, entry: trash.Entry) -> None:
+        with trash.opened(self._directory, entry, until=self._deadline()) as log:
+            if log is not None:
+                trash.hide(self._directory, entry)
+
+    def _destroy(self, key: str, entry: trash.Entry) -> list[Span] | None:
+        """All there is of a session, and last the log, by which the rest is found.
+
+        The seqs of its messages; None where somebody else was faster.
+        """
+        with (
+            self._archives(entry.uid, create=False) as archives,
+            trash.opened(self._directory, entry, until=self._deadline()) as log,
+        ):
+            if log is None:
+                return None
+            found = _present(log)
+            if archives is not None:
+                remains.remove_archives(self._directory, archives, entry.uid)
+            name = re.escape(names.file_name(key))
+            copies = re.compile(rf"{name}{_ASIDE_STAMP}|{entry.uid}[.-].*")
+            with trash.opened_folder(self._directory, ASIDE) as aside:
+                _unlink(aside, *filter(copies.fullmatch, trash.names_in(aside)))
+            drop_index(self._directory, self._deadline())
+            leases.remove(self._directory, key)
+            with trash.opened_folder(self._directory, trash.FOLDER) as folder:
+                unfinished = f".{entry.name.removesuffix(trash.PURGED)}.new"
+                _unlink(folder, unfinished, entry.name)
+            return found
+
+    # --- the beginning -----------------------------------------------------------------------
+
+    def purge_before(self, key: str, before: int) -> Purged:
+        """As Store.purge, of the messages below this seq."""
+        gone, summary = self._purge_before(key, before)
+        with _under_way(key):
+            drop_index(self._directory, self._deadline())
+            deleted = sum(found == key for _, found in trash.keys(self._directory))
+            forks, unread = self._forks(key)
+            told = not_reached(key, forks=forks, summary=summary, trashed=deleted)
+            told = (*told, *unread, *self._copies(key))
+        return Purged(
+            messages=spans.size(gone),
+            first=gone[0][0] if gone else 0,
+            last=gone[-1][1] if gone else 0,
+            not_reached=told,
+        )
+
+    def _purge_before(self, key: str, before: int) -> tuple[list[Span], str]:
+        for _ in self._attempts(key):
+            state = self._logs.read(key, lambda log: log.known_state())
+            if state is None:
+                break
+            if before <= 1:
+                return [], state.summary
+            with _reading(key), self._archives(state.uid, create=True) as folder:
+                done = self._purge_before_once(key, state.uid, folder, before)
+            if done is not None:
+                return done
+        trash.settle(self._directory)
+        raise NoSuchSession(key)
+
+    def _purge_before_once(
+        self, key: str, uid: str, folder: int | None, before: int
+    ) -> tuple[list[Span], str] | None:
+        """None where the session was replaced meanwhile. The archives stand still."""
+        state = self._logs.read(key, lambda log: log.known_state())
+        if state is None or state.uid != uid or folder is None:
+            return None
+        prepared = remains.prepare(self._directory, folder, state, before)
+        done: list[tuple[list[Span], str]] = []
+
+        def work() -> None:
+            log = locked(self._logs, key)
+            if log.known_state().uid != uid:
+                return
+            try:
+                gone = remains.finish(
+                    log, prepared, before, lambda entry: self._whole(log, entry), writer.now()
+                )
+                if gone is not None:
+                    done.append((gone, log.known_state().summary))
+            except OSError as error:
+                raise failure(error, log, f"purging {key!r}") from error
+            finally:
+                self._logs.discard(log)
+
+        self._turns.alone(key, work)
+        if not done:
+            return None
+        # Only now: until the log was replaced, it named the old ones.
+        with _under_way(key):
+            remains.sweep(folder, prepared.names)
+        return done[0]
+
+    def _whole(self, log: Log, entry: Undo) -> Undo:
+        """An undo entry with all that belongs to it; one that is damaged is not kept."""
+        if not entry.elsewhere:
+            return entry
+        try:
+            return self._look_up(log, log.known_state(), entry)
+        except DamagedStore:
+            return Undo(number=entry.number, op=entry.op, newly=[(1, 1)])
+
+    # --- what it does not reach ------------------------------------------------------------
+
+    def _copies(self, key: str) -> Iterator[str]:
+        name = re.escape(names.file_name(key))
+        with trash.opened_folder(self._directory, ASIDE) as folder:
+            for found in trash.names_in(folder):
+                if re.fullmatch(rf"{name}{_ASIDE_STAMP}", found):
+                    yield f"{ASIDE}/{found} is a copy of {key!r} that doctor put there; remove it"
+
+    def _forks(self, key: str) -> tuple[list[str], list[str]]:
+        """The sessions that were forked from this one, deleted ones included.
+
+        And, in words, those of which that cannot be told.
+        """
+        here, forks, unread = self._directory, list[str](), list[str]()
+        with trash.opened_folder(here, trash.FOLDER) as folder:
+            logs: list[tuple[int | None, str, str]] = [
+                *((here.descriptor, name, name) for name in here.names()),
+                *((folder, name, f"{trash.FOLDER}/{name}") for name in trash.names_in(folder)),
+            ]
+            for place, name, path in sorted(logs, key=lambda log: log[2]):
+                if not name.endswith(names.SUFFIX):
+                    continue
+                try:
+                    head = trash.head_at(here, place, name, path)
+                except StenologError as error:
+                    unread.append(f"{path} may be a fork of {key!r}: {error}")
+                else:
+                    forks += [head.key] if head is not None and head.forked_from == key else []
+        return forks, unread
+
+    def _turn_taken(self, key: str) -> tuple[str, ...]:
+        if not leases.exists(self._directory, key):
+            return ()
+        return (f"a lock file has the name of {key!r}: somebody has the turn in it",)
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._busy_timeout
+
+    def _attempts(self, key: str) -> Iterator[None]:
+        """Try again for as long as others replace the session meanwhile."""
+        deadline = self._deadline()
+        while True:
+            yield
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+
+    @contextmanager
+    def _archives(self, uid: str, *, create: bool) -> Iterator[int | None]:
+        """The folder of a session's archives while nobody else changes what is in it."""
+        folder = self._directory.subfolder(archive.FOLDER, uid, create=create)
+        if folder is None:
+            yield None
+            return
+        try:
+            flock(folder, self._deadline(), f"the folder of the archives of {uid}")
+            yield folder
+        finally:
+            with suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_UN)
+            os.close(folder)
+
+
+@contextmanager
+def _reading(key: str) -> Iterator[None]:
+    """While nothing has happened yet. Raises StoreUnavailable, DamagedStore."""
+    try:
+        yield
+    except OSError as error:
+        raise explained(error, f"purging {key!r}") from error
+
+
+@contextmanager
+def _under_way(key: str) -> Iterator[None]:
+    """From the first effect on: part of it is done, and the same call does the rest."""
+    try:
+        yield
+    except OSError as error:
+        reason = explained(error, f"purging {key!r}")
+        raise MaybeStored(f"{reason}. It is under way: make the call again") from error
+    except StoreUnavailable as error:
+        raise MaybeStored(f"{error}. The purge is under way: make the call again") from error
+
+
+def _present(log: Log) -> list[Span]:
+    with log.mutex:
+        return present(*log.settled())
+
+
+def _unlink(folder: int | None, *files: str) -> None:
+    """Delete files that are there, durably. Raises OSError."""
+    if folder is None or not files:
+        return
+    for name in files:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+    sync_folder(folder)
+
+
+def drop_index(directory: Directory, deadline: float) -> None:
+    """Delete the index beside the logs, which quotes what is purged; it is made anew by itself.
+
+    Raises OSError, StoreBusy.
+    """
+    if directory.stat(CATALOG) is None and directory.stat(f"{CATALOG}-journal") is None:
+        return
+    descriptor = directory.open(f"{CATALOG}.lock", create=True)
+    if descriptor is None:
+        return
+    try:
+        flock(descriptor, deadline, f"the index {directory.path / CATALOG}")
+        # The journal last: without its file it means nothing, but a file without it may be torn.
+        _unlink(directory.descriptor, CATALOG, f"{CATALOG}-journal")
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

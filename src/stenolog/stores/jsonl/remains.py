@@ -1,0 +1,208 @@
+"""What a purge leaves of a log and its archives: the messages from one seq on, and no other bytes.
+
+States and changes are not copied, because they quote older summaries and tokens; neither are
+bytes that a void had set aside. A damaged line that stands behind a kept message is kept as it
+is: it was said later, so it is not what was to be purged.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from stenolog.codec import control_line, message_line, parse_line, salvage
+from stenolog.errors import DamagedStore
+from stenolog.records import (
+    Archive,
+    Change,
+    Message,
+    Span,
+    State,
+    Undo,
+    UnknownRecord,
+)
+from stenolog.stores import spans
+from stenolog.stores.disk import sync_folder
+from stenolog.stores.jsonl import archive
+from stenolog.stores.jsonl.directory import Directory
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.rewrite import composed, states_in, swap
+from stenolog.stores.jsonl.scan import gather, lines_of, part_of
+from stenolog.stores.state import blank, decide_purge, missing, present
+
+
+class Prepared(Struct, frozen=True):
+    """The archives of a log as they will be, written and not yet named by anything."""
+
+    instead_of: Archive | None
+    """The newest of those that they take the place of."""
+    newest: Archive | None
+    names: frozenset[str]
+
+
+def prepare(directory: Directory, folder: int, state: State, before: int) -> Prepared:
+    """Write what archives hold from this seq on to new ones. Raises OSError, DamagedStore.
+
+    The caller holds the lock of their folder, so nobody else changes which there are.
+    """
+    made: list[Archive] = []
+    named = state.archive
+    while named is not None and named.last >= before:
+        text = archive.text_of(directory, state.uid, named)
+        older = next(states_in(text), None)
+        below = older.body.archive if older is not None else None
+        if below is not None and not archive.is_before(below, named):
+            below = None
+        _check_chain(directory, state, named, below, before)
+        head = blank(state.key, state.uid, state.generation, state.created)
+        head.purged = state.purged
+        head.archive = _renamed(below, state, before)
+        new = _renamed(named, state, before)
+        if new is not None:
+            first = control_line("state", new.first, state.created, head)
+            archive.write(folder, new.name, first + kept(text, before, missing(state)))
+            made.append(new)
+        named = below
+    return Prepared(
+        state.archive, made[0] if made else None, frozenset(found.name for found in made)
+    )
+
+
+def _renamed(named: Archive | None, state: State, before: int) -> Archive | None:
+    """What takes the place of an archive; None where nothing of it stays."""
+    if named is None or named.last < before:
+        return None
+    first = max(named.first, before)
+    # No name that is in use: the old one counts until the log names the new one.
+    name = f"{first}-{named.last}.{state.generation + 1}.jsonl.gz"
+    return Archive(name=name, first=first, last=named.last)
+
+
+def _check_chain(
+    directory: Directory, state: State, named: Archive, below: Archive | None, before: int
+) -> None:
+    """Raise DamagedStore where what lies below an archive should be kept and cannot be found."""
+    if below is not None or named.first <= before:
+        return
+    wanted = spans.minus([(before, named.first - 1)], missing(state))
+    if wanted:
+        path = directory.path / archive.FOLDER / state.uid / named.name
+        raise DamagedStore(
+            f"{path} does not name the archive before it, which holds what is not to be purged; "
+            "put it back from a backup, or purge more"
+        )
+
+
+def finish(
+    log: Log, prepared: Prepared, before: int, look_up: Callable[[Undo], Undo], at: str
+) -> list[Span] | None:
+    """Replace the live log by what stays of it; the seqs of the messages that are gone.
+
+    None where the archives are not those that were prepared. The caller holds the append lock and
+    drops the log afterwards. Raises OSError.
+    """
+    log.check_known()
+    with log.mutex:
+        state, end = log.settled()
+        consumed = log.end
+        tokens = log.tokens_upto(prepared.newest.last) if prepared.newest is not None else []
+    if state.archive != prepared.instead_of:
+        return None
+    after = decide_purge(state, end, before, look_up)
+    after.archive = prepared.newest
+    after.tokens = [token for token in tokens if token.first >= before]
+    first = 1 + (prepared.newest.last if prepared.newest is not None else min(before - 1, end))
+    lines = _changes(after, first, look_up, at)
+    lines += kept(log.read(0, consumed), before, missing(after))
+    swap(log, composed(after, after, lines, at, first_seq=first, next_seq=end + 1, tail=None))
+    return spans.clipped(present(state, end), 1, before - 1)
+
+
+def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -> bytes:
+    """The changes that undo steps point to, because the state has no room for them."""
+    lines = []
+    for entry in state.undo:
+        if entry.elsewhere:
+            whole = look_up(entry)
+            change = Change(
+                op=whole.op,
+                number=whole.number,
+                floor=state.floor,
+                hidden=state.hidden,
+                newly=whole.newly,
+                added=whole.added,
+                was=whole.was,
+            )
+            lines.append(control_line("change", seq, at, change, joined=True))
+    return b"".join(lines)
+
+
+def kept(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
+    """The lines of the messages from this seq on, but for those that are gone anyway."""
+    _, bad = gather(text, offset=0)
+    damaged = {piece.offset for piece in bad if not piece.known}
+    lines: list[bytes] = []
+    batch = _Batch()
+    newest = before - 1
+    offset = 0
+    for line in lines_of(text):
+        record = parse_line(line.removesuffix(b"\n"))
+        found = [record] if record is not None else salvage(line)
+        for one in found:
+            if isinstance(one, Message) and one.seq > newest and not spans.contains(gone, one.seq):
+                newest = one.seq
+                lines.append(batch.line(one))
+            elif isinstance(one, UnknownRecord) and one is record and lines:
+                lines.append(line)
+        if not found and lines and offset in damaged and line.endswith(b"\n"):
+            lines.append(line)
+        offset += len(line)
+    return b"".join(lines)
+
+
+class _Batch:
+    """Whether a line may go on saying that it is part of a batch."""
+
+    def __init__(self) -> None:
+        self._first = 0
+
+    def line(self, message: Message) -> bytes:
+        """The line of a message, which is part of a batch only if the first of it was kept."""
+        part = part_of(message)
+        if part is not None and part[0] == 1:
+            self._first = message.seq
+        if part is not None and message.seq - part[0] + 1 != self._first:
+            part = None
+        return message_line(
+            message.seq,
+            message._at,
+            message.to_json(),
+            joined=message._joined,
+            part=part,
+            once=message._once,
+        )
+
+
+def sweep(folder: int, keep: frozenset[str]) -> None:
+    """Delete every other file in a folder of archives, whose lock the caller holds.
+
+    Raises OSError.
+    """
+    with os.scandir(folder) as found:
+        others = [entry.name for entry in found if entry.name not in keep]
+    for name in others:
+        os.unlink(name, dir_fd=folder)
+    if others:
+        sync_folder(folder)
+
+
+def remove_archives(directory: Directory, folder: int, uid: str) -> None:
+    """Delete the archives of a session that is no more, and their folder. Raises OSError."""
+    sweep(folder, frozenset())
+    above = directory.subfolder(archive.FOLDER, create=False)
+    if above is not None:
+        try:
+            os.rmdir(uid, dir_fd=above)
+            sync_folder(above)
+        finally:
+            os.close(above)

@@ -1,0 +1,97 @@
+"""Which files of a folder changed since it was last looked at, told by the system.
+
+To look at 10,000 files takes 25 ms, however it is done. Linux tells (inotify) what was written,
+made, renamed or removed in a folder, by any process of the machine, before the call that did it
+returns. Where the system does not tell, or not everything, all files are looked at, as if there
+were no watch: on other systems, on file systems that others may change unseen, when events were
+dropped, when the folder itself was moved.
+"""
+
+import os
+import struct
+import sys
+import threading
+from typing import Final
+
+_MODIFY, _ATTRIB = 0x2, 0x4
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
+_DELETE_SELF, _MOVE_SELF, _UNMOUNT, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
+_ONLY_FOLDERS: Final = 0x1000000
+_OF_FILES: Final = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_OF_FOLDER: Final = _DELETE_SELF | _MOVE_SELF
+_ALL_MAY_HAVE_CHANGED: Final = _OF_FOLDER | _UNMOUNT | _OVERFLOW | _IGNORED
+_EVENT: Final = struct.Struct("iIII")
+_CHUNK: Final = 64 * 1024
+
+# File systems on which nothing changes but through this machine's kernel, which tells it:
+# ext2 to ext4, xfs, btrfs, f2fs, zfs, tmpfs. By statfs(2), as a `long` that stands first.
+_WATCHABLE: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
+
+
+class Watch:
+    """The events of one folder, from now on."""
+
+    def __init__(self, folder: int) -> None:
+        """Begin; `folder` is a descriptor of it. Raises OSError where that is not possible."""
+        self._events = -1
+        if sys.platform != "linux":
+            raise OSError("only Linux tells")
+        # Slow to import, and only for who looks again and again.
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        about = (ctypes.c_long * 64)()
+        if libc.fstatfs(folder, about) < 0 or about[0] not in _WATCHABLE:
+            raise OSError("this file system may not tell all")
+        self._process = os.getpid()
+        self._events = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._events < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        path = f"/proc/self/fd/{folder}".encode()
+        mask = _OF_FILES | _OF_FOLDER | _ONLY_FOLDERS
+        if libc.inotify_add_watch(self._events, path, ctypes.c_uint32(mask)) < 0:
+            code = ctypes.get_errno()
+            self.close()
+            raise OSError(code, "inotify_add_watch")
+        self._mutex = threading.Lock()
+
+    def changed(self) -> set[str] | None:
+        """The names that something happened to since the last call; None: it may be all of them.
+
+        After None the watch is of no use any more.
+        """
+        # A forked child has the same queue: what it took out the parent would miss.
+        if os.getpid() != self._process or self._events < 0:
+            return None
+        found: set[str] = set()
+        with self._mutex:
+            while True:
+                try:
+                    told = os.read(self._events, _CHUNK)
+                except BlockingIOError:
+                    return found
+                except OSError:
+                    return None
+                if not _take(told, found):
+                    return None
+
+    def close(self) -> None:
+        """Let go of it; otherwise that happens when nobody refers to it."""
+        events, self._events = self._events, -1
+        if events >= 0:
+            os.close(events)
+
+    __del__ = close
+
+
+def _take(told: bytes, names: set[str]) -> bool:
+    """Add the names that events tell of; False where they tell of more than that."""
+    at = 0
+    while at < len(told):
+        _, mask, _, length = _EVENT.unpack_from(told, at)
+        at += _EVENT.size
+        if mask & _ALL_MAY_HAVE_CHANGED:
+            return False
+        names.add(os.fsdecode(told[at : at + length].rstrip(b"\0")))
+        at += length
+    return True

@@ -1,0 +1,153 @@
+"""A fork is a whole log of its own, in which what was left out is no damage."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stenolog import JSONLStore
+from stenolog.sessions.verify import examine
+
+KEY = "a"
+
+
+def talk(store: JSONLStore) -> None:
+    """Ten messages, of which 1, 2, 5 and 8 are out of sight, two of them in an archive."""
+    for number in range(1, 11):
+        store.add_message(KEY, "user", f"m{number}", once=f"t{number}")
+    store.checkpoint(KEY, summary="two of them", upto=2)
+    store.compact(KEY)
+    store.hide(KEY, 5, 5)
+    store.hide(KEY, 8, 8)
+
+
+def seqs(store: JSONLStore, key: str = "b", *, full: bool = False) -> list[int]:
+    return [message.seq for message in store.get_history(key, full=full)]
+
+
+def log(place: Path, key: str = "b") -> Path:
+    return place / "sessions" / f"{key}.jsonl"
+
+
+def test_a_fork_begins_with_its_state_twice_and_ends_with_it(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        talk(store)
+        store.fork(KEY, "b", at=9)
+        source = store.info(KEY)
+    lines = [json.loads(line) for line in log(tmp_path).read_bytes().splitlines()]
+    assert [line["kind"] for line in lines] == ["state"] * 2 + ["message"] * 5 + ["state"]
+    assert [line["seq"] for line in lines] == [3, 3, 3, 4, 6, 7, 9, 10]
+    assert lines[0]["body"] == lines[1]["body"] == lines[-1]["body"]
+    state = lines[0]["body"]
+    assert (state["key"], state["forked_from"], state["generation"]) == ("b", KEY, 1)
+    assert state["uid"] != source.uid
+    assert state["purged"] == [[1, 2], [5, 5], [8, 8]]
+    assert {"undo", "archive", "tokens", "hidden", "lost"} & state.keys() == set()
+
+
+def test_nothing_that_was_hidden_is_in_a_fork(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        talk(store)
+        store.set_summary(KEY, "an older one")
+        store.set_summary(KEY, "the newest")
+        store.fork(KEY, "b")
+    text = log(tmp_path).read_bytes()
+    for word in (b'"m1"', b'"m2"', b'"m5"', b'"m8"', b'"t3"', b"older", b"two of them"):
+        assert word not in text
+    assert b'"m3"' in text
+
+
+def test_a_fork_is_no_damage_whoever_looks_at_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        talk(store)
+        store.fork(KEY, "b")
+        store.add_message("b", "user", "after")
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store) == seqs(store, full=True) == [3, 4, 6, 7, 9, 10, 11]
+        assert [m.seq for m in store.follow("b", timeout=0)] == [3, 4, 6, 7, 9, 10, 11]
+        store.truncate_history("b", 3)
+        store.compact("b")
+        assert seqs(store, full=True) == [3, 4, 6, 7, 9, 10, 11]
+        info = store.info("b")
+        assert (info.lost, info.damaged, info.count, info.archived) == (0, 0, 7, 7)
+        store.undo("b")
+        store.fork("b", "c")
+        assert seqs(store, "c") == [3, 4, 6, 7, 9, 10, 11]
+    assert examine(tmp_path).findings == ()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("line", [0, 1, -1])
+def test_p3_a_damaged_state_of_a_fork_loses_nothing(tmp_path: Path, line: int) -> None:
+    with JSONLStore(tmp_path) as store:
+        talk(store)
+        store.fork(KEY, "b")
+    lines = log(tmp_path).read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b'"format"', b'"formed"')
+    log(tmp_path).write_bytes(b"".join(lines))
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store, full=True) == [3, 4, 6, 7, 9, 10]
+        assert store.info("b").lost == 0
+        assert store.get_summary("b") == "two of them"
+
+
+def test_p8_a_failed_sync_in_a_fork_finds_no_damage_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        talk(store)
+        store.fork(KEY, "b")
+        sync = os.fdatasync
+        with monkeypatch.context() as patch:
+
+            def once(_: int) -> None:
+                patch.setattr(os, "fdatasync", sync)
+                raise OSError(5, "failed")
+
+            patch.setattr(os, "fdatasync", once)
+            with pytest.raises(Exception, match="Nothing of it was stored"):
+                store.add_message("b", "user", "x")
+        assert store.info("b").generation == 2
+        assert store.info("b").lost == 0
+        assert store.add_message("b", "user", "x") == 11
+    assert examine(tmp_path).findings == ()
+
+
+def test_what_is_damaged_in_the_source_is_left_out(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        talk(store)
+    text = log(tmp_path, KEY).read_bytes()
+    log(tmp_path, KEY).write_bytes(text.replace(b'"m6"', b'"#6"'))
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store, KEY) == [3, 4, 7, 9, 10]
+        store.fork(KEY, "b")
+        info = store.info("b")
+        assert (seqs(store, full=True), info.lost, info.count) == ([3, 4, 7, 9, 10], 0, 5)
+
+
+def test_what_cannot_be_read_of_an_archive_is_left_out(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        talk(store)
+        for _ in range(3):
+            store.undo(KEY)
+        [archive] = tmp_path.rglob("*.gz")
+        archive.unlink()
+    with JSONLStore(tmp_path) as store:
+        store.fork(KEY, "b")
+        info = store.info("b")
+        assert (seqs(store, full=True), info.lost) == (list(range(3, 11)), 0)
+        assert info.last_seq == 10
+
+
+def test_p9_a_fork_is_opened_from_its_end(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_messages(KEY, [{"role": "user", "content": "x" * 2000}] * 2000)
+        store.hide(KEY, 5, 5)
+        store.fork(KEY, "b")
+    with JSONLStore(tmp_path) as store:
+        assert seqs(store)[:6] == [1, 2, 3, 4, 6, 7]
+        assert store.get_history("b", last=1)[0].seq == 2000
+        assert store.info("b").visible == 1999

@@ -1,0 +1,242 @@
+"""A lease is a lock file held by a process: it is gone with it, and nobody else can lose it."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from stenolog import DamagedStore, JSONLStore, LeaseLost, StenologError, StoreBusy
+
+KEY = "telegram:123"
+PATIENCE = 20
+
+_HOLD = """
+import sys
+from stenolog import JSONLStore
+store = JSONLStore(sys.argv[1])
+lease = store.lease("telegram:123", ttl=float(sys.argv[2]))
+print(lease.epoch, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[JSONLStore]:
+    with JSONLStore(tmp_path) as opened:
+        opened.add_message(KEY, "user", "hello")
+        yield opened
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "sessions" / "locks" / "telegram%3A123.jsonl.lock"
+
+
+@contextmanager
+def holder(place: Path, ttl: float = 60) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the turn."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(place), str(ttl)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert int(process.stdout.readline()) > 0
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_lock_file_tells_who_has_the_turn(store: JSONLStore, lock: Path) -> None:
+    before = datetime.now(UTC)
+    lease = store.lease(KEY, ttl=30)
+    text = lock.read_text()
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+    told = json.loads(text)
+    assert told.keys() == {"epoch", "pid", "host", "since", "until"}
+    assert (told["epoch"], told["pid"], told["host"]) == (1, os.getpid(), os.uname().nodename)
+    since, until = (datetime.fromisoformat(told[name]) for name in ("since", "until"))
+    assert before <= since <= datetime.now(UTC)
+    assert timedelta(seconds=30) <= until - since < timedelta(seconds=40)
+    lease.renew()
+    again = json.loads(lock.read_text())
+    assert again["since"] == told["since"]
+    assert again["until"] > told["until"]
+    lease.release()
+
+
+def test_p11_lock_files_are_private(store: JSONLStore, lock: Path) -> None:
+    before = os.umask(0)
+    try:
+        store.lease(KEY, ttl=60).release()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    assert stat.S_IMODE(lock.parent.stat().st_mode) == 0o700
+
+
+def test_the_count_goes_on_in_another_store(store: JSONLStore, tmp_path: Path) -> None:
+    for _ in range(3):
+        store.lease(KEY, ttl=60).release()
+    with JSONLStore(tmp_path) as other, other.lease(KEY, ttl=60) as lease:
+        assert lease.epoch == 4
+        with pytest.raises(StoreBusy):
+            store.lease(KEY, ttl=60, wait=0)
+    store.delete(KEY)
+    store.add_message(KEY, "user", "the next life")
+    with store.lease(KEY, ttl=60) as lease:
+        assert lease.epoch == 5
+
+
+@pytest.mark.parametrize("text", [b"garbage", b'{"epoch":7', b"\0" * 512, b'{"epoch":"x"}\n'])
+def test_a_lock_file_that_cannot_be_read_does_not_begin_the_count_again(
+    store: JSONLStore, lock: Path, text: bytes
+) -> None:
+    for _ in range(9):
+        store.lease(KEY, ttl=60).release()
+    lock.write_bytes(text)
+    with store.lease(KEY, ttl=60) as lease:
+        assert lease.epoch > 9
+    with store.lease(KEY, ttl=60) as after:
+        assert after.epoch == lease.epoch + 1
+    assert after.epoch < 2**53
+
+
+def test_a_holder_that_lives_keeps_the_turn_past_its_ttl(store: JSONLStore, tmp_path: Path) -> None:
+    lease = store.lease(KEY, ttl=0.001)
+    with JSONLStore(tmp_path) as other, pytest.raises(StoreBusy, match=str(os.getpid())):
+        other.lease(KEY, ttl=60, wait=0.05)
+    assert not lease.lost
+    lease.store.add_message(KEY, "user", "still mine")
+    lease.renew()
+    lease.release()
+
+
+def test_p7_the_turn_is_gone_with_a_killed_holder(store: JSONLStore, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        with pytest.raises(StoreBusy, match=f"process {process.pid} on"):
+            store.lease(KEY, ttl=60, wait=0)
+        store.add_message(KEY, "user", "plain calls work")
+        os.kill(process.pid, signal.SIGKILL)
+        with store.lease(KEY, ttl=60, wait=PATIENCE) as lease:
+            assert lease.epoch == 2
+
+
+def test_who_waits_gets_the_turn_of_another_process(store: JSONLStore, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        with store.lease(KEY, ttl=60, wait=PATIENCE) as lease:
+            assert lease.epoch == 2
+
+
+def test_a_forked_child_neither_has_nor_keeps_the_turn(store: JSONLStore, tmp_path: Path) -> None:
+    lease = store.lease(KEY, ttl=60)
+    ready, told = os.pipe()
+    end, wait = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(wait)
+            if lease.lost:
+                code = 0
+            lease.release()
+            os.write(told, b"x")
+            os.read(end, 1)
+        finally:
+            os._exit(code)
+    try:
+        os.close(end)
+        assert os.read(ready, 1) == b"x"
+        assert not lease.lost, "what the child does with it is its own affair"
+        with JSONLStore(tmp_path) as other, pytest.raises(StoreBusy):
+            other.lease(KEY, ttl=60, wait=0)
+        lease.release()
+        store.lease(KEY, ttl=60, wait=0).release()
+    finally:
+        os.close(wait)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        os.close(ready)
+        os.close(told)
+
+
+def test_a_lock_file_that_was_replaced_is_a_lost_lease(store: JSONLStore, lock: Path) -> None:
+    lease = store.lease(KEY, ttl=60)
+    lock.unlink()
+    assert lease.lost
+    with pytest.raises(LeaseLost):
+        lease.renew()
+    with store.lease(KEY, ttl=60, wait=0) as other:
+        assert lease.lost
+        lease.release()
+        assert not other.lost
+
+
+def test_a_lease_that_nobody_refers_to_is_let_go_of(store: JSONLStore) -> None:
+    store.lease(KEY, ttl=60)
+    with store.lease(KEY, ttl=60, wait=PATIENCE) as lease:
+        assert lease.epoch == 2
+
+
+def test_closing_lets_the_next_one_in(store: JSONLStore, tmp_path: Path) -> None:
+    first = JSONLStore(tmp_path)
+    lease = first.lease(KEY, ttl=60)
+    first.close()
+    assert lease.lost
+    store.lease(KEY, ttl=60, wait=0).release()
+
+
+@pytest.mark.parametrize("what", ["symlink", "folder", "pipe"])
+def test_p11_what_stands_in_place_of_a_lock_file_is_not_used(
+    store: JSONLStore, lock: Path, tmp_path: Path, what: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"")
+    lock.parent.mkdir(mode=0o700)
+    match what:
+        case "symlink":
+            lock.symlink_to(outside)
+        case "folder":
+            lock.mkdir()
+        case _:
+            os.mkfifo(lock)
+    with pytest.raises(DamagedStore):
+        store.lease(KEY, ttl=60)
+    assert outside.read_bytes() == b""
+
+
+def test_p11_locks_behind_a_symlink_are_not_used(
+    store: JSONLStore, lock: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    lock.parent.symlink_to(outside)
+    with pytest.raises(StenologError):
+        store.lease(KEY, ttl=60)
+    with pytest.raises(StenologError):
+        store.purge(KEY)
+    assert list(outside.iterdir()) == []
+
+
+def test_leases_of_many_keys_are_of_files_of_their_own(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        held = []
+        for key in ("a:b", "a_b", "A:B", "k" * 1024, "..", "K" * 1024):
+            store.add_message(key, "user", "x")
+            held.append(store.lease(key, ttl=60, wait=0))
+        assert not any(lease.lost for lease in held)
+        assert len(list((tmp_path / "sessions" / "locks").iterdir())) == 6
+        for lease in held:
+            lease.release()

@@ -1,0 +1,210 @@
+"""What tells an index which logs changed: quick, and never silent."""
+
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import stenolog
+from stenolog.stores.jsonl import JSONLStore, listing, names
+from stenolog.stores.jsonl.watch import Watch
+from stenolog.testing.strategies import hostile_keys
+
+WORKSPACE = "w"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[JSONLStore]:
+    with JSONLStore(tmp_path / WORKSPACE) as opened:
+        yield opened
+
+
+def _look(store: JSONLStore) -> dict[str, str]:
+    """The stamps by a look at every file."""
+    found = {}
+    for path in store.folder.glob("*.jsonl"):
+        key = names.key_of(path.name) or listing._key_inside(store._directory, path.name)
+        at = path.lstat()
+        if key is not None and at.st_size:
+            found[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
+    return found
+
+
+def test_every_session_has_a_stamp_whatever_its_key(store: JSONLStore) -> None:
+    for key in hostile_keys():
+        store.add_message(key, "user", "x")
+    for _ in range(3):
+        assert set(store.stamps()) == set(store.list_sessions())
+
+
+def test_other_files_have_none(store: JSONLStore) -> None:
+    store.add_message("k", "user", "x")
+    (store.folder / "empty.jsonl").touch()
+    (store.folder / "UPPER.jsonl").write_text("x")
+    (store.folder / "a%2Eb.jsonl").write_text("x")
+    (store.folder / "notes.txt").write_text("x")
+    (store.folder / "folder.jsonl").mkdir()
+    (store.folder / "link.jsonl").symlink_to("k.jsonl")
+    assert list(store.stamps()) == ["k"]
+
+
+@pytest.mark.parametrize("known", [0, 1, 2, 3])
+def test_a_stamp_is_another_one_after_every_change(store: JSONLStore, known: int) -> None:
+    store.add_message("k", "user", "x")
+    store.add_message("other", "user", "x")
+    for _ in range(known):
+        store.stamps()
+    changes: list[Callable[[], object]] = [
+        lambda: store.add_message("k", "user", "y"),
+        lambda: store.set_meta("k", title="t"),
+        lambda: store.truncate_history("k", 1),
+        lambda: store.compact("k"),
+        lambda: store.undo("k"),
+        lambda: store.set_summary("k", "s"),
+    ]
+    for change in changes:
+        before = store.stamps()
+        change()
+        after = store.stamps()
+        assert before["k"] != after["k"]
+        assert before["other"] == after["other"]
+    store.delete("k")
+    assert list(store.stamps()) == ["other"]
+    store.restore("k")
+    assert sorted(store.stamps()) == ["k", "other"]
+    store.purge("k")
+    assert list(store.stamps()) == ["other"]
+
+
+def test_stamps_are_right_at_every_moment_also_of_what_others_do(
+    store: JSONLStore, tmp_path: Path
+) -> None:
+    chance = random.Random(1)
+    with JSONLStore(tmp_path / WORKSPACE) as other:
+        for _ in range(300):
+            key = f"telegram:{chance.randrange(5)}"
+            try:
+                match chance.randrange(8):
+                    case 0:
+                        other.delete(key)
+                    case 1:
+                        other.restore(key)
+                    case 2:
+                        other.purge(key)
+                    case 3:
+                        other.fork(key, f"fork:{chance.randrange(5)}")
+                    case _:
+                        other.add_message(key, "user", "x")
+            except stenolog.StenologError:
+                pass
+            if chance.random() < 0.5:
+                assert store.stamps() == _look(store)
+
+
+def test_the_system_tells_what_changed_instead_of_all_being_looked_at(store: JSONLStore) -> None:
+    store.add_message("k", "user", "x")
+    assert store.stamps() == store.stamps() == store.stamps()
+    seen = listing._seen[store._directory]
+    if seen._watch is None:
+        pytest.skip("NOT RUN (kernel): nobody tells what happens in a folder here")
+    looks = seen._looks
+    for number in range(20):
+        store.add_message(f"k{number}", "user", "x")
+        assert store.stamps() == _look(store)
+    assert seen._looks == looks
+
+
+def test_when_events_were_dropped_all_is_looked_at(
+    store: JSONLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("k", "user", "x")
+    for _ in range(3):
+        store.stamps()
+    monkeypatch.setattr(Watch, "changed", lambda _: None)
+    store.add_message("other", "user", "x")
+    assert store.stamps() == _look(store)
+
+
+def test_more_events_than_the_system_keeps_are_no_harm(store: JSONLStore) -> None:
+    store.add_message("k", "user", "x")
+    for _ in range(3):
+        store.stamps()
+    limit = Path("/proc/sys/fs/inotify/max_queued_events")
+    with (store.folder / "a.txt").open("wb") as one, (store.folder / "b.txt").open("wb") as two:
+        for _ in range(int(limit.read_text()) if limit.exists() else 1):
+            # By turns, because the system tells the same thing only once.
+            os.write(one.fileno(), b"x")
+            os.write(two.fileno(), b"x")
+    store.add_message("other", "user", "x")
+    assert store.stamps() == _look(store)
+    assert store.stamps() == _look(store)
+
+
+def test_a_folder_that_was_moved_is_still_looked_at(store: JSONLStore, tmp_path: Path) -> None:
+    store.add_message("k", "user", "x")
+    for _ in range(3):
+        store.stamps()
+    (tmp_path / WORKSPACE).rename(tmp_path / "elsewhere")
+    with JSONLStore(tmp_path / "elsewhere") as moved:
+        moved.add_message("k", "user", "y")
+        assert store.stamps() == moved.stamps()
+
+
+def test_a_forked_child_takes_no_events_from_its_parent(store: JSONLStore) -> None:
+    store.add_message("k", "user", "x")
+    for _ in range(3):
+        store.stamps()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            store.add_message("child", "user", "x")
+            code = 0 if sorted(store.stamps()) == ["child", "k"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert sorted(store.stamps()) == ["child", "k"]
+
+
+def test_threads_may_ask_at_once(store: JSONLStore) -> None:
+    for number in range(200):
+        store.add_message(f"k{number}", "user", "x")
+    wrong: list[int] = []
+
+    def ask() -> None:
+        for _ in range(20):
+            found = len(store.stamps())
+            if found != 200:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_store_that_is_let_go_of_leaves_nothing_open(tmp_path: Path) -> None:
+    before = len(list(Path("/dev/fd").iterdir()))
+    for _ in range(5):
+        store = JSONLStore(tmp_path / WORKSPACE)
+        store.add_message("k", "user", "x")
+        for _ in range(3):
+            store.stamps()
+        store.close()
+        del store
+    gc.collect()
+    assert len(list(Path("/dev/fd").iterdir())) <= before
+
+
+def test_whether_a_file_grew_is_told_by_two_stamps() -> None:
+    assert listing.grew("1:10:5", "1:11:6")
+    assert not listing.grew("1:10:5", "1:10:6")
+    assert not listing.grew("1:10:5", "1:9:6")
+    assert not listing.grew("1:10:5", "2:11:6")
+    assert listing.changed("1:10:5") == 5

@@ -1,0 +1,380 @@
+"""P2, P4: a deleted log is whole, in one place, and comes back as it was."""
+
+import errno
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog import (
+    DamagedStore,
+    JSONLStore,
+    MaybeStored,
+    NoSuchSession,
+    NotStored,
+    ReadOnly,
+    SessionExists,
+    StenologError,
+    StoreUnavailable,
+)
+from stenolog.stores.jsonl import names
+
+KEY = "telegram:123"
+NAME = "telegram%3A123.jsonl"
+
+
+def fill(store: JSONLStore, *texts: str, key: str = KEY) -> None:
+    for text in texts:
+        store.add_message(key, "user", text, once=text)
+
+
+def shown(store: JSONLStore, key: str = KEY) -> list[str]:
+    return [message.content for message in store.get_history(key)]
+
+
+def live(place: Path) -> list[str]:
+    return sorted(path.name for path in (place / "sessions").iterdir() if path.is_file())
+
+
+def trashed(place: Path) -> list[Path]:
+    return sorted((place / "sessions" / "trash").iterdir())
+
+
+@contextmanager
+def failing(call: str, error: int, *, after: int = 0) -> Iterator[None]:
+    """Let a function of os fail, from some call on."""
+    real, calls = getattr(os, call), itertools.count()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if next(calls) >= after:
+            raise OSError(error, os.strerror(error))
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, call, fail)
+        yield
+
+
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inodes of folders as they are synced from now on."""
+    synced: list[int] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return synced
+
+
+def test_a_deleted_log_is_the_same_file_under_another_name(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", "2")
+        uid = store.info(KEY).uid
+        log = tmp_path / "sessions" / NAME
+        before, inode = log.read_bytes(), log.stat().st_ino
+        deleted = store.delete(KEY).deleted
+    [path] = trashed(tmp_path)
+    assert re.fullmatch(rf"{uid}\.\d{{8}}T\d{{6}}\.\d{{6}}Z\.jsonl", path.name)
+    assert f"{deleted:%Y%m%dT%H%M%S.%fZ}" in path.name
+    assert (path.read_bytes(), path.stat().st_ino) == (before, inode)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert live(tmp_path) == []
+
+
+def test_p4_archives_stay_where_they_are_and_are_found_again(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, *"12345")
+        store.truncate_history(KEY, 2)
+        store.compact(KEY)
+        archives = sorted(tmp_path.rglob("*.gz"))
+        store.delete(KEY)
+        assert sorted(tmp_path.rglob("*.gz")) == archives
+        store.restore(KEY, as_key="other")
+        assert [m.content for m in store.get_history("other", full=True)] == [*"12345"]
+        store.undo("other")
+        assert shown(store, "other") == [*"12345"]
+
+
+def test_a_restored_log_is_live_under_its_key_alone(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        before = store.info(KEY)
+        store.delete(KEY)
+        store.restore(KEY)
+        assert (live(tmp_path), trashed(tmp_path)) == ([NAME], [])
+        again = store.info(KEY)
+        assert (again.uid, again.updated) == (before.uid, before.updated)
+        assert again.generation == before.generation + 1
+        store.delete(KEY)
+        store.restore(KEY, as_key="other")
+        assert (live(tmp_path), trashed(tmp_path)) == (["other.jsonl"], [])
+    assert b"telegram" not in (tmp_path / "sessions" / "other.jsonl").read_bytes()
+    with JSONLStore(tmp_path) as store:
+        assert store.list_sessions() == ["other"]
+        assert shown(store, "other") == ["1"]
+
+
+def test_p7_another_store_sees_each_end_and_each_beginning(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
+        fill(one, "1")
+        assert shown(two) == ["1"]
+        one.delete(KEY)
+        assert shown(two) == []
+        assert two.add_message(KEY, "user", "new") == 1
+        assert shown(one) == ["new"]
+        two.delete(KEY)
+        assert one.list_trash() == two.list_trash()
+        one.restore(KEY, uid=one.list_trash()[1].uid)
+        assert shown(two) == ["1"]
+        assert two.add_message(KEY, "user", "2") == 2
+        assert shown(one) == ["1", "2"]
+
+
+def test_p1_who_had_the_log_open_syncs_the_folder_after_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other one may have been killed before it did, and a power cut would take the name back.
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
+        fill(one, "1", "2")
+        two.delete(KEY)
+        two.restore(KEY)
+        synced = syncs(monkeypatch)
+        fill(one, "3")
+        assert (tmp_path / "sessions").stat().st_ino in synced
+        synced.clear()
+        fill(one, "4")
+        assert synced == []
+        assert shown(two) == [*"1234"]
+
+
+def test_p1_an_empty_file_is_not_the_one_that_was_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A number of a file that is gone is given out again, and with it a name that may not last.
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        (tmp_path / "sessions" / NAME).write_bytes(b"")
+        synced = syncs(monkeypatch)
+        assert store.add_message(KEY, "user", "anew") == 1
+        assert (tmp_path / "sessions").stat().st_ino in synced
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"kind":"state","seq":1,"at"', b"\0" * 40])
+def test_what_a_killed_creator_left_is_not_in_the_way(tmp_path: Path, rest: bytes) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", key="a")
+        store.delete("a")
+        (tmp_path / "sessions" / "a.jsonl").write_bytes(rest)
+        (tmp_path / "sessions" / "b.jsonl").write_bytes(rest)
+        store.restore("a")
+        store.fork("a", "b")
+        assert (shown(store, "a"), shown(store, "b")) == (["1"], ["1"])
+        assert store.info("a").void_bytes == 0
+
+
+def test_p4_a_damaged_session_is_not_replaced(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", key="a")
+        fill(store, "2", key="b")
+        store.delete("a")
+    log = tmp_path / "sessions" / "b.jsonl"
+    # Every line is damaged, so nothing shows that there was a session but that there are lines.
+    log.write_bytes(log.read_bytes().replace(b'"crc":"', b'"crc":"#'))
+    damaged = log.read_bytes()
+    with JSONLStore(tmp_path) as store:
+        with pytest.raises(SessionExists, match="damaged"):
+            store.restore("a", as_key="b")
+        assert log.read_bytes() == damaged
+        assert len(store.list_trash()) == 1
+
+
+def test_p8_a_log_of_another_program_is_not_replaced(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", key="a")
+        store.delete("a")
+        foreign = tmp_path / "sessions" / "b.jsonl"
+        foreign.write_bytes(b'{"role":"user","content":"not ours"}\n')
+        with pytest.raises(DamagedStore):
+            store.restore("a", as_key="b")
+        with pytest.raises(DamagedStore):
+            store.delete("b")
+        assert foreign.read_bytes() == b'{"role":"user","content":"not ours"}\n'
+
+
+def test_an_interrupted_write_comes_back_set_aside(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", "2")
+        with (tmp_path / "sessions" / NAME).open("ab") as log:
+            log.write(b'{"kind":"message","seq":3')
+        assert store.delete(KEY).count == 2
+    with JSONLStore(tmp_path) as store:
+        assert [t.count for t in store.list_trash()] == [2]
+        store.restore(KEY)
+        assert shown(store) == ["1", "2"]
+        assert store.info(KEY).void_bytes == 26
+        assert store.add_message(KEY, "user", "3") == 3
+
+
+def test_other_files_in_the_trash_are_no_sessions(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        kept = store.delete(KEY)
+        place = tmp_path / "sessions" / "trash"
+        (place / "README").write_text("mine")
+        (place / ("0" * 16 + ".20260101T000000.000000Z.jsonl")).write_text("no log\n")
+        (place / ("1" * 16 + ".20269999T000000.000000Z.jsonl")).write_text("no time\n")
+        (place / ("2" * 16 + ".20260101T000000.000000Z.jsonl")).mkdir()
+        (place / ("3" * 16 + ".20260101T000000.000000Z.jsonl")).symlink_to(place / "README")
+        renamed = place / ("4" * 16 + ".20260101T000000.000000Z.jsonl")
+        [log] = place.glob(f"{kept.uid}.*")
+        renamed.write_bytes(log.read_bytes())
+        assert store.list_trash() == [kept]
+        store.restore(KEY)
+        assert shown(store) == ["1"]
+
+
+@pytest.mark.parametrize("target", ["trash", "trash/../../outside"])
+def test_p11_a_trash_behind_a_symlink_is_not_used(tmp_path: Path, target: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    with JSONLStore(tmp_path / "w") as store:
+        fill(store, "1")
+        (tmp_path / "w" / "sessions" / "trash").symlink_to(outside if target == "trash" else target)
+        for call in (lambda: store.delete(KEY), store.list_trash, lambda: store.restore(KEY)):
+            with pytest.raises(StenologError):
+                call()
+        with pytest.raises(StenologError):
+            store.purge(KEY)
+        assert shown(store) == ["1"]
+    assert list(outside.iterdir()) == []
+
+
+def test_p8_a_read_only_store_ends_and_begins_nothing(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        fill(store, "2", key="b")
+        deleted = store.delete("b")
+    before = sorted(tmp_path.rglob("*"))
+    with JSONLStore(tmp_path, read_only=True) as store:
+        assert store.list_trash() == [deleted]
+        for call in (
+            lambda: store.delete(KEY),
+            lambda: store.restore("b"),
+            lambda: store.fork(KEY, "c"),
+            lambda: store.purge(KEY),
+            lambda: store.purge(KEY, before=2),
+            lambda: store.lease(KEY, ttl=60),
+            lambda: store.delete("nobody"),
+        ):
+            with pytest.raises(ReadOnly):
+                call()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_p8_a_delete_whose_folder_could_not_be_synced_is_unknown(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        # The first sync is of the folder in which the trash was just made.
+        with failing("fsync", errno.EIO, after=1), pytest.raises(MaybeStored):
+            store.delete(KEY)
+        assert store.list_sessions() == []
+        assert len(store.list_trash()) == 1
+
+
+def test_p8_a_delete_that_could_not_rename_did_nothing(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        with failing("rename", errno.EACCES), pytest.raises(NotStored):
+            store.delete(KEY)
+        assert shown(store) == ["1"]
+        assert store.list_trash() == []
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync", "rename"])
+def test_p8_a_restore_that_failed_leaves_the_session_in_the_trash(
+    tmp_path: Path, call: str
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        deleted = store.delete(KEY)
+        with failing(call, errno.ENOSPC), pytest.raises(NotStored):
+            store.restore(KEY)
+        assert store.list_trash() == [deleted]
+        assert live(tmp_path) == [], "not even an empty file"
+        store.restore(KEY)
+        assert shown(store) == ["1"]
+        assert trashed(tmp_path) == []
+
+
+def test_a_restore_under_another_key_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", key="a")
+        uid = store.delete("a").uid
+        with failing("rename", errno.EIO, after=1), pytest.raises(NotStored):
+            store.restore("a", uid=uid, as_key="b")
+        assert [t.uid for t in store.list_trash()] == [uid]
+        store.restore("a", uid=uid, as_key="b")
+        assert shown(store, "b") == ["1"]
+        assert store.list_trash() == []
+
+
+@pytest.mark.parametrize("call", ["write", "rename"])
+def test_p8_a_fork_that_failed_leaves_nothing(tmp_path: Path, call: str) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", key="a")
+        with failing(call, errno.ENOSPC), pytest.raises(NotStored):
+            store.fork("a", "b")
+        assert "b.jsonl" not in live(tmp_path)
+        store.fork("a", "b")
+        assert shown(store, "b") == ["1"]
+        assert live(tmp_path) == ["a.jsonl", "b.jsonl"]
+
+
+def test_p8_a_fork_whose_folder_could_not_be_synced_is_unknown(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", key="a")
+        # The first sync is for the empty file whose place it takes.
+        with failing("fsync", errno.EIO, after=1), pytest.raises(MaybeStored):
+            store.fork("a", "b")
+        assert shown(store, "b") == ["1"]
+
+
+def test_p8_a_trash_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1")
+        deleted = store.delete(KEY)
+        with failing("pread", errno.EIO):
+            for call in (store.list_trash, lambda: store.restore(KEY), lambda: store.purge(KEY)):
+                with pytest.raises(StoreUnavailable, match="Input/output error"):
+                    call()
+        assert store.list_trash() == [deleted]
+
+
+def test_a_long_key_is_deleted_and_restored(tmp_path: Path) -> None:
+    key = "Ä" * 500
+    with JSONLStore(tmp_path) as store:
+        fill(store, "1", key=key)
+        store.delete(key)
+        assert [t.key for t in store.list_trash()] == [key]
+        store.restore(key)
+        assert store.list_sessions() == [key]
+        assert live(tmp_path) == [names.file_name(key)]
+
+
+def test_p8_a_session_somebody_else_restored_is_not_restored_twice(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
+        fill(one, "1")
+        uid = one.delete(KEY).uid
+        two.restore(KEY, as_key="b")
+        with pytest.raises(NoSuchSession):
+            one.restore(KEY, uid=uid)
+        assert one.list_sessions() == ["b"]
+        assert live(tmp_path) == ["b.jsonl"]
