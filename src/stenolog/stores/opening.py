@@ -4,6 +4,7 @@ An engine is imported when it is asked for: nobody waits for the others.
 """
 
 import os
+from typing import Any
 
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
@@ -12,8 +13,9 @@ from stenolog.stores.base import Store
 def open_store(
     where: str | os.PathLike[str], *, namespace: str = "sessions", read_only: bool = False
 ) -> Store:
-    """The store at a folder, or at `jsonl:FOLDER` or `memory:`. Nothing is migrated.
+    """The store at a folder, or at `jsonl:FOLDER`, `sqlite:FILE` or `memory:`.
 
+    `sqlite:FILE?synchronous=normal&cache_kb=512` sets what SQLiteStore takes. Nothing is migrated.
     Raises StoreUnavailable where it cannot be opened, UsageError where no engine takes it.
     """
     if not isinstance(where, str):
@@ -27,16 +29,54 @@ def open_store(
         return InMemoryStore()
     if colon and scheme == "jsonl":
         return _folder(rest, namespace, read_only=read_only)
-    if colon and scheme in ("sqlite", "postgresql", "postgres"):
+    if colon and scheme == "sqlite":
+        return _open_sqlite(rest, namespace=namespace, read_only=read_only)
+    if colon and scheme in ("postgresql", "postgres"):
         raise UsageError(f"{scheme}: this version has no such engine yet; use a folder")
     if not where or "://" in where:
         raise UsageError(f"{where!r}: no engine takes that; name a folder")
-    if where.startswith("~"):
-        where = os.path.expanduser(where)  # noqa: PTH111  pathlib takes a while to import
-    return _folder(where, namespace, read_only=read_only)
+    return _folder(_at_home(where), namespace, read_only=read_only)
 
 
 def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -> Store:
     from stenolog.stores.jsonl import JSONLStore
 
     return JSONLStore(place, namespace=namespace, read_only=read_only)
+
+
+def _at_home(place: str) -> str:
+    # pathlib takes a while to import.
+    return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111
+
+
+def _open_sqlite(rest: str, *, namespace: str, read_only: bool) -> Store:
+    from stenolog.stores.sqlite import SQLiteStore
+
+    file, _, parameters = rest.partition("?")
+    if not file:
+        raise UsageError("sqlite: names a file, as in sqlite:./workspace/sessions.db")
+    if file == ":memory:":
+        raise UsageError("sqlite: keeps sessions in a file; memory: keeps them in this process")
+    return SQLiteStore(
+        _at_home(file),
+        namespace=namespace,
+        read_only=read_only,
+        **_sqlite_parameters(parameters),
+    )
+
+
+def _sqlite_parameters(text: str) -> dict[str, Any]:
+    """What stands behind the question mark. Raises UsageError."""
+    found: dict[str, Any] = {}
+    for part in text.split("&") if text else ():
+        name, _, value = part.partition("=")
+        if name == "synchronous" and value in ("full", "normal"):
+            found[name] = value
+        elif name == "cache_kb" and value.isascii() and value.isdigit() and int(value) > 0:
+            found[name] = int(value)
+        else:
+            raise UsageError(
+                f"sqlite: {part!r} is not accepted; synchronous=full, synchronous=normal and "
+                "cache_kb=NUMBER are, joined by &"
+            )
+    return found

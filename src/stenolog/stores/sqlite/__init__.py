@@ -1,0 +1,5 @@
+"""Sessions in one SQLite file (extra `[sqlite]`)."""
+
+from stenolog.stores.sqlite.store import SQLiteStore
+
+__all__ = ["SQLiteStore"]

@@ -1,0 +1,58 @@
+"""Changes of what is in sight, carried out: stores/state.py decides what each one is."""
+
+from typing import TYPE_CHECKING
+
+from stenolog.records import Archive, Change, State, Undo
+from stenolog.stores import state as states
+from stenolog.stores.sqlite.queries import SQL
+from stenolog.stores.sqlite.rows import Session, decode_change, encode, now
+
+if TYPE_CHECKING:
+    from stenolog.stores.sqlite.connections import Transaction
+
+
+def save(
+    transaction: "Transaction",
+    session: Session,
+    state: State,
+    *,
+    size: int,
+    last_seq: int | None = None,
+    updated: str | None = None,
+) -> None:
+    """Put a new state in the place of the old one."""
+    end = session.last_seq if last_seq is None else last_seq
+    transaction.execute(SQL["touch_session"], (session.id, updated or now(), end, size))
+    transaction.execute(SQL["set_state"], (session.id, encode(state)))
+
+
+def add_change(transaction: "Transaction", session: Session, change: Change) -> None:
+    """Keep an operation."""
+    transaction.execute(SQL["add_change"], (session.id, change.number, now(), encode(change)))
+
+
+def looked_up(transaction: "Transaction", session: Session, entry: Undo) -> Undo:
+    """The whole of an undo entry: where it is too long for the state, its change has it."""
+    if not entry.elsewhere:
+        return entry
+    [(body,)] = transaction.execute(SQL["find_change"], (session.id, entry.number))
+    return states.entry_of(decode_change(body, session.state.key))
+
+
+def archived_upto(state: State) -> int:
+    """The last seq that counts as archived; 0 where there is none."""
+    return state.archive.last if state.archive is not None else 0
+
+
+def compact(transaction: "Transaction", session: Session) -> tuple[int, int]:
+    """Move the mark up to the floor; how many messages and bytes that concerns."""
+    state = states.copy(session.state)
+    first, last = archived_upto(state) + 1, state.floor
+    if last < first:
+        return 0, 0
+    [(messages, _, _, size)] = transaction.execute(SQL["extent"], (session.id, first, last))
+    if messages:
+        state.archive = Archive("", 1, last)
+        state.generation += 1
+        save(transaction, session, state, size=session.bytes - size, updated=session.updated)
+    return messages, size

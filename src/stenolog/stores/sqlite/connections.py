@@ -1,0 +1,356 @@
+"""Connections to one database: the one that writes, and the few that read."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import apsw
+from msgspec import Struct
+
+from stenolog.errors import StenologError, StoreBusy
+from stenolog.stores.sqlite import schema
+from stenolog.stores.sqlite.failures import commit_failure, write_failure
+from stenolog.stores.sqlite.gate import FileLock
+from stenolog.stores.sqlite.place import Place, check_version, create, read_header, set_log_aside
+
+LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}
+"""What `synchronous` may be: NORMAL may lose the last commits in a power cut, and nothing else."""
+READERS: Final = 8
+
+_CHECKPOINT_PAGES: Final = 1_000
+_TOO_MANY_PAGES: Final = 16_000
+_CHECKPOINT_PATIENCE: Final = 0.25
+_SLEEP: Final = 0.002
+_report = logging.getLogger("stenolog")
+
+Row = tuple[Any, ...]
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """How a database is opened."""
+
+    read_only: bool = False
+    busy_timeout: float = 5.0
+    synchronous: str = "full"
+    cache_kb: int = 2048
+
+
+class Transaction:
+    """What can be done inside of one."""
+
+    __slots__ = ("_connection", "execute")
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        # The driver's own, because an append makes few calls and each of ours would show.
+        self.execute: Callable[..., Iterable[Row]] = connection.execute
+        """Carry out one statement, with values for its places; its rows, if it has any."""
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Carry out one statement for each row of values."""
+        for _ in self._connection.executemany(sql, rows):
+            pass
+
+
+class Writer:
+    """The one connection that writes; only who has the turn touches it."""
+
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self._place = place
+        self._file = place.path
+        self._settings = settings
+        self._lock = FileLock(self._file)
+        self._connection: apsw.Connection | None = None
+        self.inside = False
+        """Whether somebody entered and has not left yet."""
+        self.waits = 0
+        """How often SQLite itself had to wait; at the gate nobody else writes."""
+        self._deadline = 0.0
+        self.tried = False
+        """Whether the transaction that was begun last was to be committed."""
+        self._data_version = -1
+        self._pages = 0
+        self._next_checkpoint = _CHECKPOINT_PAGES
+
+    def prepare(self, deadline: float) -> None:
+        """Make the database where there is none, and bring an older one up to date."""
+        try:
+            self._lock.lock(deadline)
+            if not read_header(self._file):
+                set_log_aside(self._file)
+                create(self._file, schema.fresh_image())
+            connection = self.enter(deadline)
+            version = connection.pragma("user_version")
+            if version < schema.newest():
+                connection.execute("BEGIN IMMEDIATE")
+                schema.migrate(connection, version)
+                connection.execute("COMMIT")
+        finally:
+            self.leave()
+
+    def enter(self, deadline: float) -> apsw.Connection:
+        """The connection, with the gate held. Raises StoreBusy, apsw.Error, OSError."""
+        self._deadline = deadline
+        self.inside = True
+        self._lock.lock(deadline)
+        self._place.check()
+        return self._connection or self._connect()
+
+    def grant(self, deadline: float) -> None:
+        """Let who is inside wait for readers until then."""
+        self._deadline = deadline
+
+    def begin(self, deadline: float) -> Transaction:
+        """Begin a transaction. Raises StoreBusy, NewerFormat, apsw.Error, OSError."""
+        self.tried = False
+        connection = self.enter(deadline)
+        connection.execute("BEGIN IMMEDIATE")
+        # Whoever else wrote since may have brought the schema up to date.
+        if connection.data_version() != self._data_version:
+            _check_version(connection, self._file)
+        return Transaction(connection)
+
+    def commit(self) -> None:
+        """Have it on the disk. Raises apsw.Error."""
+        connection = self._connection
+        assert connection is not None, "a transaction is open"
+        self.tried = True
+        connection.execute("COMMIT")
+        self._data_version = connection.data_version()
+        if self._pages >= self._next_checkpoint:
+            self._checkpoint(connection)
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is on the disk, where no error said otherwise."""
+        connection = self._connection
+        return self.tried and connection is not None and not connection.in_transaction
+
+    def failure(self, error: Exception) -> StenologError:
+        """What an error in a transaction comes to; ours are themselves."""
+        doing = f"writing {self._file}"
+        connection = self._connection
+        if self.tried and connection is not None and not isinstance(error, StenologError):
+            failure = commit_failure(error, doing, number=connection.system_errno)
+            self._discard()
+        else:
+            failure = write_failure(error, doing)
+        if failure is not error:
+            failure.__cause__ = error
+        return failure
+
+    def leave(self) -> None:
+        """Undo what is not committed, and let the next one in. Harmless when done again."""
+        try:
+            connection = self._connection
+            if connection is not None and connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except apsw.Error:
+            self._discard()
+        finally:
+            self._lock.unlock()
+            self.inside = False
+
+    def _checkpoint(self, connection: apsw.Connection) -> None:
+        """Take the log over into the database; a failure costs nothing but room."""
+        pages = self._pages
+        mode = apsw.SQLITE_CHECKPOINT_PASSIVE
+        if pages >= _TOO_MANY_PAGES:
+            # Readers that overlap without end keep the log from being begun anew: wait for them.
+            mode = apsw.SQLITE_CHECKPOINT_RESTART
+        self._deadline = time.monotonic() + _CHECKPOINT_PATIENCE
+        try:
+            connection.wal_checkpoint(mode=mode)
+        except apsw.BusyError:
+            pass
+        except apsw.Error as error:
+            _report.warning("%s: its log could not be taken over: %s", self._file, error)
+        self._next_checkpoint = pages + _CHECKPOINT_PAGES
+
+    def _connect(self) -> apsw.Connection:
+        connection = _connected(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
+        connection.set_busy_handler(self._wait)
+        connection.set_wal_hook(self._grown)
+        level = LEVELS[self._settings.synchronous]
+        schema.run(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
+        schema.run(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
+        _check_version(connection, self._file)
+        # A writer that was killed may have left in the log what it had not synced. Who opens it
+        # first counts that as committed: so it is synced, before anybody is told of it.
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        self._data_version = -1
+        self._pages, self._next_checkpoint = 0, _CHECKPOINT_PAGES
+        self._connection = connection
+        return connection
+
+    def _wait(self, _times: int) -> bool:
+        """Met only where another program writes, or holds on to the log."""
+        self.waits += 1
+        if time.monotonic() >= self._deadline:
+            return False
+        time.sleep(_SLEEP)
+        return True
+
+    def _grown(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._pages:
+            self._next_checkpoint = _CHECKPOINT_PAGES
+        self._pages = pages
+        return apsw.SQLITE_OK
+
+    def _discard(self) -> None:
+        """Close the connection; the next turn opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            _close(connection)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._discard()
+        self._lock.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's, without touching it."""
+        if self._connection is not None:
+            _keep_for_ever(self._connection)
+        self._lock.close()
+
+
+class Reader:
+    """A connection that reads."""
+
+    __slots__ = ("_file", "connection")
+
+    def __init__(self, file: Path, settings: Settings) -> None:
+        self._file = file
+        if settings.read_only:
+            self.connection = _connected_to_read(file, settings)
+        else:
+            # A reader may have to put the log in order after a crash.
+            self.connection = _connected(file, settings, apsw.SQLITE_OPEN_READWRITE)
+        # What becomes of the log is for writers to say.
+        self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        schema.run(self.connection, "PRAGMA query_only = 1")
+
+    def begin(self) -> Transaction:
+        """Begin to look. Raises NewerFormat, apsw.Error."""
+        self.connection.execute("BEGIN")
+        _check_version(self.connection, self._file)
+        return Transaction(self.connection)
+
+    def end(self) -> None:
+        """Look no more. Raises apsw.Error."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+
+class Readers:
+    """A few connections that read, taken and given back."""
+
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self._place = place
+        self._settings = settings
+        self._free = threading.BoundedSemaphore(READERS)
+        self._idle: list[Reader] = []
+        self._closed = False
+        self._paused = 0
+
+    def take(self) -> Reader:
+        """One that nobody else has. Raises StoreBusy, apsw.Error, OSError."""
+        if not self._free.acquire(timeout=self._settings.busy_timeout):
+            raise StoreBusy(f"{self._place.path}: too many others read at once")
+        try:
+            self._place.check()
+            with suppress(IndexError):  # none is idle
+                return self._idle.pop()
+            return Reader(self._place.path, self._settings)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def give(self, reader: Reader) -> None:
+        """Give it back."""
+        try:
+            reader.end()
+            self._idle.append(reader)
+        except apsw.Error:
+            _close(reader.connection)
+        finally:
+            self._free.release()
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses; the others when they are given back."""
+        self._closed = True
+        while self._idle:
+            with suppress(IndexError):
+                _close(self._idle.pop().connection)
+
+    def pause(self, seconds: float) -> None:
+        """Wait until nobody reads, but no longer than this."""
+        deadline = time.monotonic() + seconds
+        self._paused = 0
+        while self._paused < READERS and self._free.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        ):
+            self._paused += 1
+
+    def resume(self) -> None:
+        """Let them read again."""
+        for _ in range(self._paused):
+            self._free.release()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's, without touching it."""
+        for reader in self._idle:
+            _keep_for_ever(reader.connection)
+
+
+def _connected_to_read(file: Path, settings: Settings) -> apsw.Connection:
+    try:
+        return _connected(file, settings, apsw.SQLITE_OPEN_READONLY)
+    except apsw.CantOpenError:
+        if file.with_name(file.name + "-wal").exists():
+            raise
+    # A log cannot be made there, so nobody can be writing: it is read as it stands.
+    address = f"file:{quote(str(file))}?immutable=1"
+    return _connected(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+def _connected(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
+    connection = apsw.Connection(str(file), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
+    # Before the first look at it: another process may just be putting the log in order.
+    connection.set_busy_timeout(int(settings.busy_timeout * 1000))
+    schema.run(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
+    return connection
+
+
+def _close(connection: apsw.Connection) -> None:
+    with suppress(apsw.Error):
+        connection.close()
+
+
+def _check_version(connection: apsw.Connection, file: Path) -> None:
+    check_version(connection.pragma("user_version"), file, schema.newest())
+
+
+class _Kept(Struct, gc=False):
+    """Holds on to something until the process is gone.
+
+    A connection of the parent must not be closed in the child, not even when the interpreter ends
+    and clears everything: it would work on files and locks that are not its own. This refers to
+    itself and is hidden from the collector, so nobody ever clears it.
+    """
+
+    what: object
+    itself: object = None
+
+
+def _keep_for_ever(connection: apsw.Connection) -> None:
+    kept = _Kept(connection)
+    kept.itself = kept

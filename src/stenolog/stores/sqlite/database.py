@@ -1,0 +1,348 @@
+"""One database file: who may write, who may read, and what becomes of a transaction.
+
+One connection writes, a few read (connections.py); none is carried over a fork. Writers queue at
+the gate (gate.py), so that SQLite's own waiting is met only where another program writes. Readers
+see what was committed when they began, and wait for nobody.
+"""
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import apsw
+
+from stenolog.errors import MaybeStored, ReadOnly, StenologError, StoreClosed, StoreUnavailable
+from stenolog.stores.disk import make_private
+from stenolog.stores.sqlite import place, schema
+from stenolog.stores.sqlite.connections import Readers, Settings, Transaction, Writer
+from stenolog.stores.sqlite.failures import read_failure, write_failure
+from stenolog.stores.sqlite.gate import Caller, Queue, twin
+from stenolog.stores.sqlite.versions import known_bugs
+
+_FORK_PATIENCE: Final = 1.0
+_TROUBLE: Final = (apsw.Error, OSError, StoreUnavailable)
+_report = logging.getLogger("stenolog")
+
+T = TypeVar("T")
+
+
+class Database:
+    """A database file, held open. Raises as `Store`: no error of the driver comes out of it."""
+
+    def __init__(self, file: str | os.PathLike[str], settings: Settings) -> None:
+        self.file = place.resolved(file)
+        self._place = place.Place(self.file)
+        self.settings = settings
+        self.closed = False
+        self._begin()
+        try:
+            self._open()
+        except BaseException:
+            self._release()
+            raise
+        for problem in self.problems():
+            _report.warning("%s", problem)
+        _databases.add(self)
+
+    def _begin(self) -> None:
+        """Locks and connections as a process begins with them, a forked child included."""
+        self.bells: list[threading.Event] = []
+        """Rung after every commit of this process, and when it is closed."""
+        self._queue = Queue()
+        self._writer = Writer(self._place, self.settings)
+        self._readers = Readers(self._place, self.settings)
+
+    def _open(self) -> None:
+        doing = f"opening {self.file}"
+        # First of all, so that beside another program's file nothing is made.
+        header = place.read_header(self.file)
+        if header:
+            place.version_in(header, self.file, schema.newest())
+        elif self.settings.read_only:
+            raise StoreUnavailable(f"{doing}: there is no such file")
+        try:
+            if not self.settings.read_only:
+                make_private(self.file.parent)
+                self._writer.prepare(self._deadline())
+            with self.read():
+                pass
+        except (apsw.Error, OSError) as error:
+            raise read_failure(error, doing) from error
+
+    def problems(self) -> list[str]:
+        """What is to be warned about, though it does not stop anybody."""
+        try:
+            return place.problems(self.file) + known_bugs(apsw.sqlite_lib_version())
+        except OSError as error:
+            return [str(read_failure(error, f"looking at {self.file}"))]
+
+    # --- writing -----------------------------------------------------------------------------
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """A transaction of one's own, which is committed at the end or, by any error, undone.
+
+        Raises StoreBusy, NotStored, MaybeStored, and what is raised inside.
+        """
+        with self._turn() as deadline:
+            try:
+                yield self._writer.begin(deadline)
+                self._writer.commit()
+            except _TROUBLE as error:
+                failure = self._writer.failure(error)
+                if failure is error:
+                    raise
+                raise failure from error
+
+    def rewrite(self) -> None:
+        """Write the file anew and empty its log, so that no bytes of deleted rows stay.
+
+        Raises StoreBusy where a reader still needs the log, NotStored where it cannot be done.
+        """
+        with self._turn() as deadline:
+            try:
+                connection = self._writer.enter(deadline)
+                connection.execute("VACUUM")
+                # That may have taken long, and the patience for readers is not to pay for it.
+                self._writer.grant(self._deadline())
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except (apsw.Error, OSError) as error:
+                raise write_failure(error, f"rewriting {self.file}") from error
+
+    @contextmanager
+    def _turn(self) -> Iterator[float]:
+        """Until when it may wait for others."""
+        self.check_writable()
+        deadline = self._deadline()
+        try:
+            with self._queue.alone(deadline):
+                # Left twice, because Ctrl-C may strike within the first.
+                try:
+                    try:
+                        self.check_open()
+                        yield deadline
+                    finally:
+                        self._writer.leave()
+                finally:
+                    self._writer.leave()
+        finally:
+            self._after_turn()
+
+    def share(self, work: Callable[[Transaction], T]) -> T:
+        """Do this in a transaction that others of this process may share.
+
+        It either raises before it writes anything, or not at all. Raises as `write`.
+        """
+        if self.closed or self.settings.read_only:
+            self.check_writable()
+        queue = self._queue
+        try:
+            if queue.waiting or queue.lock.locked():
+                return self._share(work)
+            with queue.lock:
+                return self._perform(work)
+        finally:
+            if queue.waiting or self.bells or self.closed:
+                self._after_turn()
+
+    def _perform(self, work: Callable[[Transaction], T]) -> T:
+        """Nobody is in the way: the usual case, in its fewest steps."""
+        writer = self._writer
+        try:
+            try:
+                self.check_open()
+                result = work(writer.begin(self._deadline()))
+                writer.commit()
+            except _TROUBLE as error:
+                failure = writer.failure(error)
+                if failure is error:
+                    raise
+                raise failure from error
+            finally:
+                writer.leave()
+        finally:
+            if writer.inside:
+                writer.leave()
+        return result
+
+    def _share(self, work: Callable[[Transaction], T]) -> T:
+        """Others are here: together with them where that can be."""
+        mine = Caller(work)
+        self._queue.enter(mine, self._lead, self._deadline())
+        if mine.error is not None:
+            raise mine.error
+        result: T = mine.result
+        return result
+
+    def _lead(self, group: list[Caller]) -> None:
+        """One transaction for all of them. Who is not told in the end, nothing was done for."""
+        try:
+            self._transact(group)
+        finally:
+            if self._writer.tried:
+                # Only an interruption leaves anybody untold, and what it left is not known.
+                _tell(group, MaybeStored("the transaction it went into was interrupted"))
+
+    def _transact(self, group: list[Caller]) -> None:
+        writer = self._writer
+        writer.tried = False
+        failure: StenologError | None = None
+        interruption: BaseException | None = None
+        try:
+            try:
+                self.check_open()
+                transaction = writer.begin(self._deadline())
+                for caller in group:
+                    caller.attempt(transaction)
+                writer.commit()
+            except (apsw.Error, OSError, StenologError) as error:
+                failure = writer.failure(error)
+            except BaseException as error:  # noqa: BLE001 - raised below, when all are told
+                writer.tried, interruption = writer.committed, error
+            finally:
+                writer.leave()
+        finally:
+            writer.leave()
+        if interruption is None or writer.tried:
+            _tell(group, failure)
+        if interruption is not None:
+            raise interruption
+
+    def _after_turn(self) -> None:
+        self._queue.call_next()
+        for bell in self.bells:
+            bell.set()
+        if self.closed:
+            self._release()
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.settings.busy_timeout
+
+    @property
+    def waits(self) -> int:
+        """How often SQLite's own waiting was met: another program wrote, or held on to the log."""
+        return self._writer.waits
+
+    def room(self) -> tuple[int | None, list[str]]:
+        """How much is left, and what is wrong with that."""
+        try:
+            free = place.free_bytes(self.file)
+        except OSError as error:
+            return None, [str(read_failure(error, f"looking at {self.file}"))]
+        low = [f"only {free:,} bytes are free at {self.file}; make room"]
+        return free, low if free < place.LOW_DISK else []
+
+    def check_writable(self) -> None:
+        """Raise StoreClosed, ReadOnly."""
+        self.check_open()
+        if self.settings.read_only:
+            raise ReadOnly("the store was opened with read_only=True")
+
+    def check_open(self) -> None:
+        """Raise StoreClosed."""
+        if self.closed:
+            raise StoreClosed("the store is closed")
+
+    # --- reading -----------------------------------------------------------------------------
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """A look at the database as it is at one moment. Raises StoreUnavailable, DamagedStore."""
+        self.check_open()
+        try:
+            reader = self._readers.take()
+            try:
+                yield reader.begin()
+            finally:
+                self._readers.give(reader)
+        except (apsw.Error, OSError) as error:
+            raise read_failure(error, f"reading {self.file}") from error
+
+    # --- the end, and forks ------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let nobody in any more; the last one out lets go of everything."""
+        if not self.closed:
+            self.closed = True
+            _databases.discard(self)
+            self._after_turn()
+
+    def _release(self) -> None:
+        self._readers.close()
+        # Where somebody has the turn, they come here when it is over.
+        if self._queue.lock.acquire(blocking=False):
+            try:
+                self._writer.close()
+            finally:
+                self._queue.lock.release()
+
+    def before_fork(self) -> bool:
+        """Let nobody be inside SQLite: its locks would stay locked in the child.
+
+        Whether the writers' queue was stopped: whoever forks within a transaction of its own
+        does not wait for itself.
+        """
+        self._readers.pause(_FORK_PATIENCE)
+        return self._queue.lock.acquire(timeout=_FORK_PATIENCE)
+
+    def after_fork_in_parent(self, *, stopped: bool) -> None:
+        """Go on."""
+        if stopped:
+            self._queue.lock.release()
+        self._readers.resume()
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew: connections belong to the process that made them."""
+        self._writer.abandon()
+        self._readers.abandon()
+        # A thread of the parent may have held what is inside of it.
+        self.closed = False
+        self._begin()
+
+
+def _tell(group: list[Caller], failure: StenologError | None) -> None:
+    """Finish those that are not yet; one error object each."""
+    for caller in group:
+        if not caller.done:
+            if failure is not None:
+                caller.error = failure if caller is group[0] else twin(failure)
+            caller.finish()
+
+
+# --- forks -----------------------------------------------------------------------------------
+
+_databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
+_forking: list[tuple[Database, bool]] = []
+_one_fork = threading.Lock()
+"""Held from before a fork until after it: what was paused for one is not for another to resume."""
+
+
+def _before_fork() -> None:
+    _one_fork.acquire()
+    _forking[:] = [(database, database.before_fork()) for database in list(_databases)]
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        database, stopped = _forking.pop()
+        database.after_fork_in_parent(stopped=stopped)
+    _one_fork.release()
+
+
+def _after_fork_in_child() -> None:
+    while _forking:
+        database, _ = _forking.pop()
+        database.after_fork_in_child()
+    _one_fork.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -1,0 +1,95 @@
+"""The errors of SQLite and of the system as ours, sorted by who must act. No driver error leaks."""
+
+import errno
+import os
+from typing import Final
+
+import apsw
+
+from stenolog.errors import (
+    DamagedStore,
+    MaybeStored,
+    NotStored,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
+
+
+def read_failure(error: Exception, doing: str) -> StenologError:
+    """What a failed look at the database means."""
+    match error:
+        case StenologError():
+            return error
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
+            return StoreBusy(f"{doing}: another process held the database too long")
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
+            return DamagedStore(f"{doing}: {error}; `steno doctor` says what is wrong")
+        case apsw.SQLError() | apsw.ConstraintError() | apsw.MismatchError():
+            return DamagedStore(
+                f"{doing}: the tables are not as they should be ({error}); "
+                "`steno doctor` says what is wrong"
+            )
+    return StoreUnavailable(f"{doing}: {_reason(error)}")
+
+
+def write_failure(error: Exception, doing: str) -> StenologError:
+    """What an error before the commit means: nothing of the transaction is there."""
+    failure = read_failure(error, doing)
+    if type(failure) is StoreUnavailable:
+        return NotStored(f"{failure}. Nothing of it was stored")
+    return failure
+
+
+def commit_failure(error: Exception, doing: str, *, number: int = 0) -> StenologError:
+    """What a failed commit means; `number` is the system's own for what went wrong.
+
+    Where a write was refused for want of room, or a lock was in the way, it was cut short before
+    it could count. After any other error, a failed sync above all, it may be found whole when the
+    log is next read.
+    """
+    if isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
+        return write_failure(error, doing)
+    if number in _NO_ROOM and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE:
+        return write_failure(OSError(number, os.strerror(number)), doing)
+    return MaybeStored(f"{doing}: {_reason(error)}. {_RETRY}")
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case apsw.FullError():
+            return "the disk is full; free some space, then try again"
+        case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
+            return f"{error}; check the permissions of the file and its folder"
+        case apsw.CantOpenError():
+            return "the file cannot be opened; check that it is there, and the permissions"
+        case apsw.IOError():
+            return f"{error} ({_code(error)}); look at the disk and the system's log"
+        case OSError():
+            return _advised(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _code(error: apsw.Error) -> str:
+    """The name of the extended code: which of the many kinds of failed input and output."""
+    number = getattr(error, "extendedresult", 0)
+    return str(apsw.mapping_extended_result_codes.get(number, number))
+
+
+def _advised(error: OSError) -> str:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    match error.errno:
+        case errno.ELOOP | errno.EMLINK:
+            return "it is a symbolic link, and none is followed here"
+        case number if number in _NO_ROOM:
+            return f"{reason}; free some space, then try again"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return f"{reason}; check the permissions of the file and its folder"
+        case errno.EMFILE | errno.ENFILE:
+            return f"{reason}; raise the limit of open files (ulimit -n)"
+        case errno.ENOENT | errno.ENOTDIR | errno.ESTALE:
+            return f"{reason}; the file is gone; put it back or open the store anew"
+    return f"{reason}; look at the disk and the system's log"

@@ -1,0 +1,247 @@
+"""The gate that writers queue at: in one process by order of arrival, between processes by flock.
+
+SQLite's own way to wait is to sleep and look again, longer each time: whoever comes back at once
+is always first, and the others wait for seconds. Here the threads of a process stand in a queue,
+and the first of them tries for a lock on a file, at short intervals. Who has the turn takes the
+appends of those behind it into its own transaction.
+
+There is no background thread. The lock is taken by `with` alone, because Ctrl-C may strike between
+an acquire and a try; every wait is bounded, and after each the waiter looks again whether it is
+its turn, so that nobody depends on somebody else to be woken.
+"""
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from stenolog.errors import MaybeStored, StenologError, StoreBusy
+
+_LOOK_AGAIN: Final = 0.02
+_UNDER_WAY: Final = 30.0
+_MOST_IN_A_GROUP: Final = 256
+_POLL: Final = 0.0001
+_POLL_TO_BE_NEXT: Final = 0.001
+
+
+class Caller:
+    """One who waits for a turn, or for another to do its work along with its own."""
+
+    __slots__ = ("_bell", "done", "error", "result", "work")
+
+    def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
+        self.work = work
+        """What may be done in another's transaction; None: it wants a turn of its own."""
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def attempt(self, transaction: Any) -> None:
+        """Do its work; what is wrong with the call itself is its own affair."""
+        self.error = None
+        if self.work is not None:
+            try:
+                self.result = self.work(transaction)
+            except StenologError as error:
+                self.error = error
+
+    def finish(self) -> None:
+        """Tell the caller that it is done."""
+        self.done = True
+        self.ring()
+
+    def ring(self) -> None:
+        """Make the caller look."""
+        with suppress(RuntimeError):  # it was rung already
+            self._bell.release()
+
+    def wait(self) -> None:
+        """Until rung, but not for long."""
+        self._bell.acquire(timeout=_LOOK_AGAIN)
+
+
+def twin(error: StenologError) -> StenologError:
+    """The same error for one more caller, because an object is not raised in two threads."""
+    own = type(error).__new__(type(error))
+    own.args = error.args
+    own.__dict__.update(error.__dict__)
+    own.__cause__ = error.__cause__
+    return own
+
+
+class Queue:
+    """Orders the writers of one process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: list[Caller] = []
+        self._taken: list[Caller] = []
+        """Those for whom somebody works now."""
+
+    def enter(self, mine: Caller, lead: Callable[[list[Caller]], None], deadline: float) -> None:
+        """Return when mine is done. Raises StoreBusy, MaybeStored.
+
+        Either `lead` is called, with a group of which mine is the first, and finishes each of
+        them; or somebody else's does.
+        """
+        self.waiting.append(mine)
+        try:
+            while not mine.done:
+                if self._may_go(mine):
+                    with self.lock:
+                        if not mine.done:
+                            self._lead(mine, lead)
+                else:
+                    mine.wait()
+                    self._check(mine, deadline)
+        finally:
+            if not mine.done:
+                self._withdraw(mine)
+                mine.done = True  # nobody works for one who has left
+            self.call_next()
+
+    def _lead(self, mine: Caller, lead: Callable[[list[Caller]], None]) -> None:
+        """Work for a group. Who is not told what became of it waits again, and goes first."""
+        try:
+            self._take(mine)
+            lead(self._taken)
+        finally:
+            untold = [one for one in self._taken if one is not mine and not one.done]
+            self.waiting[:0] = [one for one in untold if one not in self.waiting]
+            self._taken = []
+
+    @contextmanager
+    def alone(self, deadline: float) -> Iterator[None]:
+        """A turn of one's own. Raises StoreBusy."""
+        mine = Caller()
+        self.waiting.append(mine)
+        try:
+            while not self._may_go(mine):
+                mine.wait()
+                self._check(mine, deadline)
+            with self.lock:
+                self._withdraw(mine)
+                yield
+        finally:
+            self._withdraw(mine)
+            self.call_next()
+
+    def call_next(self) -> None:
+        """Wake who has waited longest."""
+        with suppress(IndexError):  # nobody waits
+            self.waiting[0].ring()
+
+    def _may_go(self, mine: Caller) -> bool:
+        # In the order in which they came, or one who comes back at once is always first.
+        return self.waiting[:1] == [mine] and not self.lock.locked()
+
+    def _take(self, mine: Caller) -> None:
+        """Mine, and those behind it whose work can go along.
+
+        Each is written down before it leaves the queue: Ctrl-C must not lose it in between.
+        """
+        self._taken = [mine]
+        self._withdraw(mine)
+        while self.waiting and len(self._taken) < _MOST_IN_A_GROUP:
+            following = self.waiting[0]
+            if following.work is None:
+                break
+            self._taken.append(following)
+            if not self._withdraw(following):
+                self._taken.pop()  # it has given up
+
+    def _withdraw(self, caller: Caller) -> bool:
+        """Take it out of the queue; False where somebody else already has."""
+        try:
+            self.waiting.remove(caller)
+        except ValueError:
+            return False
+        return True
+
+    def _check(self, mine: Caller, deadline: float) -> None:
+        late = time.monotonic() - deadline
+        if mine.done or late < 0:
+            return
+        if self._withdraw(mine):
+            raise StoreBusy("other writers of this process held the database too long")
+        if late > _UNDER_WAY and not mine.done:
+            raise MaybeStored("the transaction it went into is still under way")
+
+
+class FileLock:
+    """The lock that all processes share: two files beside the database, which hold nothing.
+
+    Who is next holds the lock on the second file, and only that one tries for the first, the gate.
+    So who has just been inside, and comes back at once, does not overtake those who wait; and all
+    but one of them may sleep for longer.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._gate = _Lock(file.with_name(f"{file.name}-gate"))
+        self._next = _Lock(file.with_name(f"{file.name}-next"))
+        self._held = False
+
+    def lock(self, deadline: float) -> None:
+        """Wait for it; to have it already is no harm. Raises StoreBusy, OSError."""
+        if self._held:
+            return  # and not ask again: who is next waits for us
+        try:
+            self._next.take(_POLL_TO_BE_NEXT, deadline)
+            self._gate.take(_POLL, deadline)
+            self._held = True
+        finally:
+            self._next.let_go()
+
+    def unlock(self) -> None:
+        """Let the next process in; not to have it is no harm."""
+        self._held = False
+        self._gate.let_go()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._gate.close()
+        self._next.close()
+
+
+class _Lock:
+    """A flock on one file, which is made when it is first needed."""
+
+    __slots__ = ("_descriptor", "_path")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def take(self, pause: float, deadline: float) -> None:
+        """Try until it is ours. Raises StoreBusy, OSError."""
+        if self._descriptor < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o600)
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StoreBusy(
+                        f"{self._path}: other processes held the database too long"
+                    ) from None
+                time.sleep(pause)
+            else:
+                return
+
+    def let_go(self) -> None:
+        """Let another have it; not to have it is no harm."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -1,0 +1,210 @@
+"""Where the database lies: its folder, its modes, and whether the file there is ours.
+
+The database itself is never opened here by a descriptor of our own: closing one would take away
+the locks that SQLite holds on the file in this process. SQLite's own file layer knows that.
+"""
+
+import logging
+import os
+import stat
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
+from stenolog.stores.disk import replace_file
+from stenolog.stores.sqlite.failures import read_failure
+
+_report = logging.getLogger("stenolog")
+
+APPLICATION_ID: Final = 0x53544E4F  # "STNO"
+LOW_DISK: Final = 64 * 1024 * 1024
+"""Less room than this is a problem before it is an error."""
+BESIDE: Final = ("-wal", "-shm", "-gate", "-next")
+"""What stands beside the database, by the end of its name."""
+
+_MAGIC: Final = b"SQLite format 3\0"
+_NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
+
+
+def resolved(file: str | os.PathLike[str]) -> Path:
+    """The same file by a path without symlinks, but for its last part: that is not followed."""
+    path = Path(file)
+    if path.name in ("", "..") or "\0" in str(path):
+        raise UsageError(f"{os.fspath(file)!r} is not the name of a file")
+    try:
+        return path.parent.resolve() / path.name
+    except (OSError, RuntimeError) as error:
+        raise StoreUnavailable(f"opening {path}: {error}") from error
+
+
+def version_in(header: bytes, file: Path, newest: int) -> int:
+    """The number of the schema that a header names. Raises ForeignLog, NewerFormat."""
+    if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise ForeignLog(
+            f"{file} was not written by stenolog and is left as it is; name another file, or take "
+            "it in with `steno import`"
+        )
+    version = int.from_bytes(header[60:64], "big")
+    check_version(version, file, newest)
+    return version
+
+
+def check_version(version: int, file: Path, newest: int) -> None:
+    """Raise NewerFormat where this code does not know the schema."""
+    if version > newest:
+        raise NewerFormat(
+            f"{file} has schema {version}, written by a newer stenolog; this one knows {newest}: "
+            "upgrade it"
+        )
+
+
+def read_header(file: Path) -> bytes | None:
+    """The first bytes of the database; empty where it is empty, None where there is no file.
+
+    Raises DamagedStore, StoreUnavailable.
+    """
+    try:
+        mode = file.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise read_failure(error, f"opening {file}") from error
+    if stat.S_ISLNK(mode):
+        raise DamagedStore(f"opening {file}: it is a symbolic link, and none is followed here")
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{file} is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise DamagedStore(f"opening {file}: it is not a regular file")
+    try:
+        flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
+        opened = apsw.VFSFile("", str(file), flags)
+        try:
+            return opened.xRead(min(100, opened.xFileSize()), 0)
+        finally:
+            opened.xClose()
+    except apsw.Error as error:
+        raise read_failure(error, f"opening {file}") from error
+
+
+def set_log_aside(file: Path) -> None:
+    """Keep the log of a database that was taken away from the new one, which it would damage.
+
+    Raises OSError. Whoever calls it holds the gate.
+    """
+    log = file.with_name(f"{file.name}-wal")
+    if log.exists():
+        aside = file.with_name(f"{log.name}.left-{time.time_ns()}")
+        log.rename(aside)
+        _report.warning("%s is the log of a database that is not there; see %s", log, aside)
+    file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
+
+
+def create(file: Path, image: bytes) -> None:
+    """Put a new database there, whole and synced, where there is none or an empty file.
+
+    Raises OSError. Whoever calls it holds the gate.
+    """
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        replace_file(folder, file.name, image)
+    finally:
+        os.close(folder)
+
+
+class Place:
+    """A path, and the file that was found there first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._name = str(path)
+        self._found: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raise StoreUnavailable where another file stands there now, OSError where none does.
+
+        What is written to the one that was taken away is lost; and the log beside the new one is
+        that of the old.
+        """
+        now = os.lstat(self._name)
+        if self._found is None:
+            self._found = now.st_dev, now.st_ino
+        elif self._found != (now.st_dev, now.st_ino):
+            raise StoreUnavailable(
+                f"{self.path}: another file was put in its place; close the store, remove "
+                f"{self.path.name}-wal and {self.path.name}-shm, and open it anew"
+            )
+
+
+# --- what is to be warned about --------------------------------------------------------------
+
+
+def problems(file: Path) -> list[str]:
+    """Who else may read it, and whether the file system can be relied on. Raises OSError."""
+    return [*_open_to_others(file), *_on_network(file)]
+
+
+def _open_to_others(file: Path) -> list[str]:
+    found = []
+    for path, wanted in [
+        (file.parent, "700"),
+        (file, "600"),
+        *((file.with_name(file.name + end), "600") for end in BESIDE),
+    ]:
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                found.append(
+                    f"{path} has mode {mode:04o}, so others may read your sessions; "
+                    f"chmod {wanted} {path}"
+                )
+    return found
+
+
+def _on_network(file: Path) -> list[str]:
+    kind = _file_system(file.parent)
+    if kind not in _NETWORK:
+        return []
+    return [
+        f"{file} is on a network file system ({kind}): SQLite's log does not work there; use a "
+        "local disk, or PostgreSQL for many machines"
+    ]
+
+
+def free_bytes(file: Path) -> int:
+    """Room left for us. Raises OSError."""
+    room = os.statvfs(file.parent)
+    return room.f_bavail * room.f_frsize
+
+
+_file_systems: dict[int, str] = {}
+"""The kind by device: it takes longer to find out than to open a store."""
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of file system a folder is on, as far as the system tells."""
+    device = folder.stat().st_dev
+    if device not in _file_systems:
+        _file_systems[device] = _look_up(str(folder))
+    return _file_systems[device]
+
+
+def _look_up(folder: str) -> str:
+    if sys.platform != "linux":
+        return ""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for fields in (line.split(" ") for line in mounts.splitlines()):
+        if len(fields) > 2:
+            point = fields[1].replace("\\040", " ")
+            inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, fields[2]
+    return kind

@@ -1,0 +1,179 @@
+-- Every statement on sessions, under the name by which the code asks for it.
+
+-- --- one session -------------------------------------------------------------------------------
+
+-- name: find_session
+SELECT session.id, session.uid, session.created, session.updated, session.last_seq,
+       session.bytes, session.fork_of, state.body
+FROM session JOIN state ON state.session = session.id
+WHERE session.namespace = ?1 AND session.key = ?2 AND session.deleted IS NULL;
+
+-- name: find_life
+SELECT id, uid, last_seq
+FROM session
+WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL;
+
+-- name: add_session
+INSERT INTO session (namespace, key, uid, created, updated, last_seq, bytes, version, fork_of)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1, ?8)
+RETURNING id;
+
+-- name: add_state
+INSERT INTO state (session, body) VALUES (?1, ?2);
+
+-- name: touch_session
+UPDATE session
+SET updated = ?2, last_seq = ?3, bytes = ?4, version = version + 1
+WHERE id = ?1;
+
+-- name: set_state
+UPDATE state SET body = ?2 WHERE session = ?1;
+
+-- name: list_keys
+SELECT key
+FROM session
+WHERE namespace = ?1 AND deleted IS NULL AND key >= ?2 AND key > ?3
+ORDER BY key
+LIMIT ?4;
+
+-- name: list_keys_below
+SELECT key
+FROM session
+WHERE namespace = ?1 AND deleted IS NULL AND key >= ?2 AND key > ?3 AND key < ?5
+ORDER BY key
+LIMIT ?4;
+
+-- name: stamps
+SELECT key, uid, version
+FROM session
+WHERE namespace = ?1 AND deleted IS NULL;
+
+-- --- appending ---------------------------------------------------------------------------------
+
+-- name: take_seqs
+UPDATE session
+SET updated = ?3, last_seq = last_seq + ?4, bytes = bytes + ?5, version = version + 1
+WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL
+RETURNING id, last_seq;
+
+-- name: add_message
+INSERT INTO message (session, seq, at, body) VALUES (?1, ?2, ?3, ?4);
+
+-- name: find_token
+SELECT session.id, token.first, token.count
+FROM session JOIN token ON token.session = session.id
+WHERE session.namespace = ?1 AND session.key = ?2 AND session.deleted IS NULL AND token.token = ?3;
+
+-- name: add_token
+INSERT INTO token (session, token, first, count) VALUES (?1, ?2, ?3, ?4);
+
+-- name: bodies
+SELECT body FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY seq;
+
+-- --- reading -----------------------------------------------------------------------------------
+
+-- name: messages
+SELECT seq, at, body FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY seq;
+
+-- name: last_messages
+SELECT seq, at, body FROM message WHERE session = ?1 AND seq > ?2 ORDER BY seq DESC LIMIT ?3;
+
+-- --- changes -----------------------------------------------------------------------------------
+
+-- name: add_change
+INSERT INTO change (session, number, at, body) VALUES (?1, ?2, ?3, ?4);
+
+-- name: find_change
+SELECT body FROM change WHERE session = ?1 AND number = ?2;
+
+-- --- fork, trash, purge ------------------------------------------------------------------------
+
+-- name: copy_messages
+INSERT INTO message (session, seq, at, body)
+SELECT ?1, seq, at, body FROM message WHERE session = ?2 AND seq BETWEEN ?3 AND ?4 ORDER BY seq;
+
+-- name: delete_session
+UPDATE session SET deleted = ?2, version = version + 1 WHERE id = ?1;
+
+-- name: find_deleted
+SELECT id, uid
+FROM session
+WHERE namespace = ?1 AND key = ?2 AND deleted IS NOT NULL
+ORDER BY deleted DESC, id DESC;
+
+-- name: list_deleted
+SELECT session.key, session.uid, session.deleted, session.last_seq, state.body
+FROM session JOIN state ON state.session = session.id
+WHERE session.namespace = ?1 AND session.deleted IS NOT NULL
+ORDER BY session.deleted DESC, session.id DESC;
+
+-- name: restore_session
+UPDATE session SET key = ?2, deleted = NULL, version = version + 1 WHERE id = ?1;
+
+-- name: forks
+SELECT key FROM session WHERE namespace = ?1 AND fork_of = ?2 ORDER BY key, id;
+
+-- name: lives
+SELECT id FROM session WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL
+UNION ALL
+SELECT id FROM session WHERE namespace = ?1 AND key = ?2 AND deleted IS NOT NULL;
+
+-- name: extent
+SELECT count(*), ifnull(min(seq), 0), ifnull(max(seq), 0), ifnull(sum(length(body)), 0)
+FROM message
+WHERE session = ?1 AND seq BETWEEN ?2 AND ?3;
+
+-- name: remove_session
+DELETE FROM session WHERE id = ?1;
+
+-- name: remove_messages
+DELETE FROM message WHERE session = ?1 AND seq <= ?2;
+
+-- name: remove_tokens
+DELETE FROM token WHERE session = ?1 AND first <= ?2;
+
+-- name: remove_changes
+DELETE FROM change WHERE session = ?1;
+
+-- name: begin_purge
+INSERT INTO purge (begun) VALUES (?1);
+
+-- name: purge_begun
+SELECT begun FROM purge LIMIT 1;
+
+-- name: last_purge
+SELECT max(id) FROM purge;
+
+-- name: end_purge
+DELETE FROM purge WHERE id <= ?1;
+
+-- --- leases ------------------------------------------------------------------------------------
+
+-- name: find_lease
+SELECT holder, since, expires FROM lease WHERE namespace = ?1 AND key = ?2;
+
+-- name: add_lease
+INSERT INTO lease (namespace, key, holder, since, expires) VALUES (?1, ?2, ?3, ?4, ?5)
+RETURNING epoch;
+
+-- name: end_lease
+UPDATE lease SET expires = 0 WHERE epoch = ?1;
+
+-- name: end_lease_of
+DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
+
+-- name: lease_expires
+SELECT expires FROM lease WHERE epoch = ?1;
+
+-- name: renew_lease
+UPDATE lease SET expires = ?2 WHERE epoch = ?1 AND expires > 0 RETURNING epoch;
+
+-- --- for the doctor ----------------------------------------------------------------------------
+
+-- name: every_session
+SELECT session.id, session.key, session.uid, session.last_seq, state.body
+FROM session LEFT JOIN state ON state.session = session.id
+ORDER BY session.id;
+
+-- name: seqs_past
+SELECT count(*) FROM message WHERE session = ?1 AND (seq > ?2 OR seq < 1);

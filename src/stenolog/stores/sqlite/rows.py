@@ -1,0 +1,196 @@
+"""Rows ↔ values: a session with its state, and messages."""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from stenolog.errors import DamagedStore
+from stenolog.records import Change, Message, Span, State, timestamp
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.sqlite.queries import SQL
+
+if TYPE_CHECKING:
+    from stenolog.stores.sqlite.connections import Transaction
+
+NO_END: Final = (1 << 63) - 1
+"""Past every seq."""
+
+_encode = msgspec.json.Encoder().encode
+T = TypeVar("T", State, Change)
+
+
+class Session(Struct):
+    """One life of a session as a transaction finds it."""
+
+    id: int
+    """0: it is not there yet."""
+    updated: str
+    last_seq: int
+    bytes: int
+    """How much the messages take that are not archived."""
+    state: State
+
+
+_second = (0, "")  # the second that was spelled out last: most appends fall into the same one
+
+
+def now() -> str:
+    """The present moment, as it is written."""
+    global _second
+    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
+    known, text = _second
+    if known != seconds:
+        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
+        _second = (seconds, text)
+    return f"{text}.{micros:06d}Z"
+
+
+def find(transaction: "Transaction", namespace: str, key: str) -> Session | None:
+    """The session that lives under this key."""
+    for row in transaction.execute(SQL["find_session"], (namespace, key)):
+        number, uid, created, updated, last_seq, size, fork_of, body = row
+        state = decode_state(body, key)
+        state.uid, state.created, state.forked_from = uid, created, fork_of
+        return Session(number, updated, last_seq, size, state)
+    return None
+
+
+# --- states and changes ----------------------------------------------------------------------
+
+
+def encode(value: State | Change) -> bytes:
+    """A state or a change as JSON. What stands in columns of its own is not said twice."""
+    if isinstance(value, State):
+        value = msgspec.structs.replace(value, key="", uid="", created="", forked_from=None)
+    try:
+        return _encode(value)
+    except (UnicodeEncodeError, TypeError):
+        # Lone surrogates, and subclasses of text.
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+
+
+def decode_state(body: bytes, key: str) -> State:
+    """The state of this session, but for what stands in columns. Raises DamagedStore."""
+    state = _decode(body, State, key)
+    state.key = key
+    return state
+
+
+def decode_change(body: bytes, key: str) -> Change:
+    """A change of this session. Raises DamagedStore."""
+    return _decode(body, Change, key)
+
+
+def _decode(body: bytes, kind: type[T], key: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _damaged(key, error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        # A lone surrogate is written as an escape, which only the slower decoder takes.
+        return msgspec.convert(json.loads(body), kind)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise _damaged(key, error) from error
+
+
+def _damaged(key: str, error: Exception) -> DamagedStore:
+    return DamagedStore(
+        f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
+    )
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+def in_sight(
+    transaction: "Transaction", session: Session, *, last: int | None, after: int | None
+) -> list[Message]:
+    """The visible messages past `after`, of these the last ones."""
+    seen = states.visible(session.state, session.last_seq)
+    if after is not None and after > session.state.floor:
+        seen = spans.clipped(seen, after + 1, session.last_seq)
+    if last is not None:
+        seen = _last(seen, last)
+    return [
+        Message(seq, at, Raw(body))
+        for first, end in seen
+        for seq, at, body in transaction.execute(SQL["messages"], (session.id, first, end))
+    ]
+
+
+def _last(seen: Sequence[Span], count: int) -> list[Span]:
+    """The last so many seqs."""
+    kept: list[Span] = []
+    for first, last in reversed(seen):
+        if count <= 0:
+            break
+        kept.append((max(first, last - count + 1), last))
+        count -= last - first + 1
+    return kept[::-1]
+
+
+def everything(
+    transaction: "Transaction", session: Session, *, last: int | None, after: int
+) -> list[Message]:
+    """Every message past `after`, of these the last ones, marked as hidden or not."""
+    if after >= session.last_seq:
+        return []
+    if last is None:
+        rows = transaction.execute(SQL["messages"], (session.id, after + 1, NO_END))
+        return marked(rows, session.state)
+    rows = list(transaction.execute(SQL["last_messages"], (session.id, after, min(last, NO_END))))
+    return marked(rows[::-1], session.state)
+
+
+def marked(rows: Iterable[tuple[Any, ...]], state: State) -> list[Message]:
+    """Messages, each marked as hidden or not."""
+    floor, hidden = state.floor, state.hidden
+    return [
+        Message(
+            seq,
+            at,
+            Raw(body),
+            hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
+        )
+        for seq, at, body in rows
+    ]
+
+
+def count(state: State, last_seq: int) -> int:
+    """How many messages there are."""
+    return spans.size(states.present(state, last_seq))
+
+
+# --- keys ------------------------------------------------------------------------------------
+
+
+def keys(
+    transaction: "Transaction", namespace: str, *, prefix: str, limit: int | None, after: str | None
+) -> list[str]:
+    """A page of keys by their bytes, which is the order of their characters."""
+    values = (namespace, prefix, after or "", -1 if limit is None else min(limit, NO_END))
+    end = _past(prefix)
+    if end is None:
+        found = transaction.execute(SQL["list_keys"], values)
+    else:
+        found = transaction.execute(SQL["list_keys_below"], (*values, end))
+    return [key for (key,) in found]
+
+
+def _past(prefix: str) -> str | None:
+    """The least text above all that begin like this; None where nothing is."""
+    while prefix:
+        code = ord(prefix[-1])
+        if code < 0x10FFFF:
+            # The codes of surrogates are no characters.
+            return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
+        prefix = prefix[:-1]
+    return None

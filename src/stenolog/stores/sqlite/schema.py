@@ -1,0 +1,64 @@
+"""The tables: made anew from schema.sql, or brought up to date by the numbered files in schema/."""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import apsw
+
+from stenolog.stores.sqlite.place import APPLICATION_ID
+
+_WAL: Final = b"\2\2"
+_FORMAT: Final = slice(18, 20)
+"""Where a header says how its database is written: a 2 twice stands for the write-ahead log."""
+
+
+@cache
+def migrations() -> Sequence[str]:
+    """The scripts in their order; the last one's number is that of the schema."""
+    folder = files(__package__) / "schema"
+    found = {
+        int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".sql")
+    }
+    assert sorted(found) == list(range(1, len(found) + 1)), "a number is missing"
+    return [found[number] for number in sorted(found)]
+
+
+def newest() -> int:
+    """The number of the schema that this code knows."""
+    return len(migrations())
+
+
+@cache
+def fresh_image() -> bytes:
+    """The bytes of a new, empty database.
+
+    Made in memory, so that on the disk there never is a half-made one: who finds a file finds
+    one with our mark in its header.
+    """
+    connection = apsw.Connection(":memory:")
+    try:
+        run(connection, (files(__package__) / "schema.sql").read_text(encoding="utf-8"))
+        run(connection, f"PRAGMA user_version = {newest()}")
+        run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+        image = bytearray(connection.serialize("main"))
+    finally:
+        connection.close()
+    image[_FORMAT] = _WAL
+    return bytes(image)
+
+
+def migrate(connection: apsw.Connection, version: int) -> None:
+    """Bring older tables up to date, inside the transaction that is open."""
+    for script in migrations()[version:]:
+        run(connection, script)
+    run(connection, f"PRAGMA user_version = {newest()}")
+
+
+def run(connection: apsw.Connection, script: str) -> None:
+    """Carry out all statements of a script: what is not asked for is not run."""
+    for _ in connection.execute(script):
+        pass

@@ -1,0 +1,623 @@
+"""SQLiteStore: sessions as rows of one database file.
+
+The driver, apsw, is imported when a store is opened: `import stenolog` does without it.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from stenolog.codec import check_key, check_once, check_times, encode_message, encode_object
+from stenolog.errors import NoSuchSession, NothingToUndo, StenologError, UsageError
+from stenolog.records import (
+    Change,
+    Compacted,
+    Health,
+    Message,
+    Purged,
+    SessionInfo,
+    Trashed,
+    Undone,
+)
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.base import Append
+from stenolog.stores.sqlite import appending, changes, life, rows
+from stenolog.stores.sqlite.appending import Batch
+from stenolog.stores.sqlite.follow import News, follow
+from stenolog.stores.sqlite.gate import twin
+from stenolog.stores.sqlite.lease import Held, SQLiteLease, take
+from stenolog.stores.sqlite.queries import SQL
+from stenolog.stores.sqlite.rows import Session
+
+if TYPE_CHECKING:
+    from stenolog.stores.sqlite.connections import Transaction
+    from stenolog.stores.sqlite.database import Database
+
+BUSY_TIMEOUT: Final = 5.0
+CACHE_KB: Final = 2048
+
+Decide = Callable[["Transaction", Session], Change | None]
+"""Turns a session, as a transaction finds it, into the change to be made."""
+
+
+class SQLiteStore:
+    """Sessions in one file; stores/base.py says what each call means.
+
+    `busy_timeout`: how long a call waits for other writers. `synchronous`: with "normal" a power
+    cut may take the last messages, though no more. `cache_kb`: how much of the file each of at
+    most nine connections may keep in memory. `read_only`: nothing is changed; SQLite may still
+    need to make its log beside the file.
+    """
+
+    def __init__(
+        self,
+        file: str | os.PathLike[str],
+        *,
+        namespace: str = "sessions",
+        read_only: bool = False,
+        busy_timeout: float = BUSY_TIMEOUT,
+        synchronous: Literal["full", "normal"] = "full",
+        cache_kb: int = CACHE_KB,
+    ) -> None:
+        if namespace in ("", ".", "..") or "/" in namespace or "\0" in namespace:
+            raise UsageError(f"namespace {namespace!r} is not the name of a folder")
+        if synchronous not in ("full", "normal"):
+            raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
+        _check_whole(cache_kb=cache_kb)
+        if cache_kb < 1:
+            raise UsageError(f"cache_kb={cache_kb}: 1 or more is wanted")
+        self._namespace = namespace
+        self._lease: SQLiteLease | None = None
+        self._held = Held()
+        self.database: Database = _opened(
+            file,
+            read_only=read_only,
+            busy_timeout=busy_timeout,
+            synchronous=synchronous,
+            cache_kb=cache_kb,
+        )
+        """The file itself, for who keeps tables of its own in it."""
+
+    @property
+    def namespace(self) -> str:
+        """Which of the sessions in the file are this store's."""
+        return self._namespace
+
+    # --- appending ---------------------------------------------------------------------------
+
+    def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
+        """Append `{"role": role, "content": content}`; its seq."""
+        return self._append(key, encode_object({"role": role, "content": content}), once)
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Append one message; its seq."""
+        return self._append(key, encode_message(message), once)
+
+    def add_messages(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        once: str | None = None,
+        at: Sequence[datetime] | None = None,
+    ) -> list[int]:
+        """Append a batch, whole or not at all; its seqs."""
+        check_key(key)
+        batch = _batch(messages, once, at)
+        if not batch.payloads:
+            self._check_writable()
+            return []
+        first = self._append_batch(key, batch)
+        return list(range(first, first + len(batch.payloads)))
+
+    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
+        """The appends of several callers in one transaction; for each its seqs, or an error."""
+        check_key(key)
+        self._check_writable()
+        results: list[list[int] | StenologError] = [[] for _ in appends]
+        group: list[tuple[int, Batch]] = []
+        for index, one in enumerate(appends):
+            try:
+                batch = _batch(one.messages, one.once, one.at)
+            except StenologError as error:
+                results[index] = error
+            else:
+                if batch.payloads:
+                    group.append((index, batch))
+
+        def work(transaction: "Transaction") -> None:
+            self._check_lease(transaction)
+            for index, batch in group:
+                try:
+                    first = appending.append(transaction, self._namespace, key, batch)
+                    results[index] = list(range(first, first + len(batch.payloads)))
+                except StenologError as error:
+                    results[index] = error
+
+        if group:
+            try:
+                self.database.share(work)
+            except StenologError as error:
+                for index, _ in group:
+                    results[index] = twin(error)
+        return results
+
+    def _append(self, key: str, payload: bytes, once: str | None) -> int:
+        check_key(key)
+        if once is not None or self._lease is not None:
+            check_once(once)
+            return self._append_batch(key, Batch((payload,), once))
+        return self.database.share(
+            lambda transaction: appending.append_one(transaction, self._namespace, key, payload)
+        )
+
+    def _append_batch(self, key: str, batch: Batch) -> int:
+        def work(transaction: "Transaction") -> int:
+            self._check_lease(transaction)
+            return appending.append(transaction, self._namespace, key, batch)
+
+        return self.database.share(work)
+
+    # --- changing what is in sight -----------------------------------------------------------
+
+    def set_summary(self, key: str, text: str) -> None:
+        """Replace the summary and nothing else."""
+        states.check_summary(text)
+        self._change(
+            key,
+            lambda _, session: states.decide_summary(session.state, text),
+            create=bool(text),
+        )
+
+    def truncate_history(self, key: str, keep_last: int) -> None:
+        """Hide all but the last visible ones."""
+        _check_whole(keep_last=keep_last)
+        self._change(
+            key,
+            lambda _, session: states.decide_truncate(session.state, session.last_seq, keep_last),
+        )
+
+    def clear(self, key: str) -> None:
+        """Hide all messages and empty the summary."""
+        self._change(
+            key,
+            lambda _, session: states.decide_checkpoint(
+                session.state,
+                session.last_seq,
+                key=key,
+                summary="",
+                upto=session.last_seq,
+                expect_floor=None,
+                op="clear",
+            ),
+        )
+
+    def hide(self, key: str, first: int, last: int) -> None:
+        """Hide the messages with these seqs."""
+        _check_whole(first=first, last=last)
+        if first > last:
+            raise UsageError(f"hide from {first} to {last}: the first comes after the last")
+        self._change(
+            key,
+            lambda _, session: states.decide_hide(session.state, session.last_seq, [(first, last)]),
+        )
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> None:
+        """Replace the summary and hide everything up to this seq."""
+        states.check_summary(summary)
+        _check_whole(upto=upto, expect_floor=expect_floor)
+        self._change(
+            key,
+            lambda _, session: states.decide_checkpoint(
+                session.state,
+                session.last_seq,
+                key=key,
+                summary=summary,
+                upto=upto,
+                expect_floor=expect_floor,
+            ),
+            create=True,
+        )
+
+    def set_meta(self, key: str, /, **fields: Any) -> None:
+        """Set fields of the session's own data; None removes one."""
+        encode_object({name: value for name, value in fields.items() if value is not None})
+        self._change(key, lambda _, session: states.decide_meta(session.state, fields), create=True)
+
+    def pop(self, key: str) -> Message | None:
+        """Hide the last visible message and return it."""
+        popped: list[Message] = []
+
+        def decide(transaction: "Transaction", session: Session) -> Change | None:
+            popped[:] = rows.in_sight(transaction, session, last=1, after=None)
+            hidden = [(message.seq, message.seq) for message in popped]
+            return states.decide_hide(session.state, session.last_seq, hidden)
+
+        self._change(key, decide)
+        return popped[0] if popped else None
+
+    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+        """Make exactly these messages visible."""
+        payloads = _encoded(messages)
+        added: list[bytes] = []
+
+        def decide(transaction: "Transaction", session: Session) -> Change | None:
+            before = rows.in_sight(transaction, session, last=None, after=None)
+            same = 0
+            for old, new in zip(before, payloads, strict=False):
+                if old.to_json() != new:
+                    break
+                same += 1
+            added[:] = payloads[same:]
+            end = session.last_seq
+            return states.decide_hide(
+                session.state,
+                end,
+                spans.union((message.seq, message.seq) for message in before[same:]),
+                op="replace",
+                added=(end + 1, end + len(added)) if added else None,
+            )
+
+        self._change(key, decide, create=bool(payloads), payloads=added)
+
+    def undo(self, key: str) -> Undone:
+        """Take back the newest operation on what is in sight."""
+        undone: list[Undone] = []
+
+        def decide(transaction: "Transaction", session: Session) -> Change:
+            state = session.state
+            entry = changes.looked_up(transaction, session, states.newest_undo(state, key))
+            change = states.decide_undo(state, entry)
+            added = [entry.added] if entry.added is not None else []
+            undone[:] = [
+                Undone(
+                    op=entry.op,
+                    shown=spans.size(entry.newly),
+                    hid=spans.size(spans.minus(added, states.missing(state))),
+                    summary_restored=change.summary is not None,
+                )
+            ]
+            return change
+
+        self._change(key, decide)
+        if not undone:
+            raise NothingToUndo(f"{key!r}: there is no such session")
+        return undone[0]
+
+    def _change(
+        self, key: str, decide: Decide, *, create: bool = False, payloads: Sequence[bytes] = ()
+    ) -> None:
+        """Decide and carry out in one transaction."""
+        check_key(key)
+        with self._write() as transaction:
+            session = rows.find(transaction, self._namespace, key)
+            if session is None:
+                if not create:
+                    return
+                session = _empty(key)
+            decided = decide(transaction, session)
+            if decided is None:
+                return
+            if not session.id:
+                session.id = appending.create(transaction, self._namespace, session.state, 0, 0)
+            state = states.copy(session.state)
+            states.apply_change(state, decided)
+            at = rows.now()
+            changes.add_change(transaction, session, decided)
+            changes.save(
+                transaction,
+                session,
+                state,
+                size=session.bytes + sum(map(len, payloads)),
+                last_seq=session.last_seq + len(payloads),
+                updated=at,
+            )
+            appending.add_messages(
+                transaction, session.id, session.last_seq + 1, payloads, [at] * len(payloads)
+            )
+
+    def compact(self, key: str) -> Compacted:
+        """Mark what lies below the floor as archived.
+
+        Nothing is moved: rows below the floor are not met by who reads those above it. What
+        changes is what `info` tells: `archived`, `generation`, and `bytes`.
+        """
+        check_key(key)
+        with self._write() as transaction:
+            session = rows.find(transaction, self._namespace, key)
+            if session is None:
+                return Compacted(archived=0, bytes_before=0, bytes_after=0)
+            messages, size = changes.compact(transaction, session)
+            return Compacted(
+                archived=messages,
+                bytes_before=session.bytes,
+                bytes_after=session.bytes - size,
+            )
+
+    # --- the life of a session ---------------------------------------------------------------
+
+    def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
+        """Make a session of its own from what is in sight."""
+        check_key(key)
+        check_key(new_key)
+        _check_whole(at=at)
+        with self._write() as transaction:
+            life.fork(transaction, self._namespace, key, new_key, at=at)
+
+    def delete(self, key: str) -> Trashed:
+        """Put the session into the trash."""
+        check_key(key)
+        with self._write() as transaction:
+            return life.delete(transaction, self._namespace, key)
+
+    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
+        """Bring back the last deleted session of this key, or the one of this uid."""
+        check_key(key)
+        target = key if as_key is None else as_key
+        check_key(target)
+        with self._write() as transaction:
+            life.restore(transaction, self._namespace, key, uid=uid, as_key=target)
+
+    def list_trash(self) -> list[Trashed]:
+        """The deleted sessions, the last deleted first."""
+        with self.database.read() as transaction:
+            return life.list_trash(transaction, self._namespace)
+
+    def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """Delete for good. The file is written anew, which takes as long as it is large."""
+        check_key(key)
+        _check_whole(before=before)
+        with self._write() as transaction:
+            if before is None:
+                gone = life.purge_all(transaction, self._namespace, key)
+            else:
+                gone = life.purge_before(transaction, self._namespace, key, before=before)
+            unfinished = life.unfinished(transaction)
+            if gone is None and not unfinished:
+                raise NoSuchSession(key)
+        stayed = life.vanish(self.database) if unfinished else ()
+        if gone is None:
+            gone = life.Gone(0, 0, 0, ())
+        return Purged(
+            messages=gone.messages,
+            first=gone.first,
+            last=gone.last,
+            not_reached=gone.left + stayed,
+        )
+
+    def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLiteLease:
+        """The turn in this session: one holder at a time, in all processes."""
+        check_key(key)
+        states.check_lease(ttl, wait)
+        wait = self.database.settings.busy_timeout if wait is None else wait
+        self._check_writable()
+        epoch = take(self.database, self._namespace, key, ttl=ttl, wait=wait)
+        return SQLiteLease(self, self._held, key, epoch, ttl)
+
+    def behind(self, held: SQLiteLease) -> "SQLiteStore":
+        """The same store, which refuses writes once this lease is lost."""
+        fenced = copy.copy(self)
+        fenced._lease = held
+        return fenced
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def get_history(
+        self,
+        key: str,
+        *,
+        last: int | None = None,
+        after: int | None = None,
+        full: bool = False,
+    ) -> list[Message]:
+        """The visible messages by seq, or with `full` every one."""
+        check_key(key)
+        _check_whole(last=last, after=after)
+        if last is not None and last < 0:
+            raise UsageError(f"last={last}: how many messages, 0 or more")
+        with self.database.read() as transaction:
+            session = rows.find(transaction, self._namespace, key)
+            if session is None:
+                return []
+            if full:
+                return rows.everything(transaction, session, last=last, after=max(0, after or 0))
+            return rows.in_sight(transaction, session, last=last, after=after)
+
+    def get_summary(self, key: str) -> str:
+        """The summary; empty where there is none."""
+        check_key(key)
+        with self.database.read() as transaction:
+            session = rows.find(transaction, self._namespace, key)
+            return session.state.summary if session is not None else ""
+
+    def info(self, key: str) -> SessionInfo:
+        """What is known of the session."""
+        check_key(key)
+        with self.database.read() as transaction:
+            session = life.known(transaction, self._namespace, key)
+        return _info(session)
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """Keys in the order of their bytes."""
+        _check_whole(limit=limit)
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+        _check_text(prefix=prefix, after=after)
+        with self.database.read() as transaction:
+            return rows.keys(transaction, self._namespace, prefix=prefix, limit=limit, after=after)
+
+    def stamps(self) -> dict[str, str]:
+        """For each session a mark that is another one after every change."""
+        with self.database.read() as transaction:
+            return {
+                key: f"{uid}:{version}"
+                for key, uid, version in transaction.execute(SQL["stamps"], (self._namespace,))
+            }
+
+    def follow(
+        self, key: str, *, after: int = 0, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Each message past `after` once, by seq, as it arrives."""
+        check_key(key)
+        _check_whole(after=after)
+        self.database.check_open()
+        return follow(
+            self.database,
+            lambda seen: self._news(key, seen),
+            key,
+            after=max(0, after),
+            timeout=timeout,
+        )
+
+    def _news(self, key: str, after: int) -> News | None:
+        with self.database.read() as transaction:
+            for _, uid, last_seq in transaction.execute(SQL["find_life"], (self._namespace, key)):
+                if last_seq <= after:
+                    return uid, last_seq, []
+                session = life.known(transaction, self._namespace, key)
+                found = rows.everything(transaction, session, last=None, after=after)
+                return uid, last_seq, found
+        return None
+
+    # --- health and end ----------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Whether writes can be expected to work."""
+        problems = self.database.problems()
+        with self.database.read() as transaction:
+            if life.unfinished(transaction):
+                problems.append("a purge was interrupted; purge again to finish it")
+        free, wrong = self.database.room()
+        return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
+
+    def close(self) -> None:
+        """Let go of the file and of every lease; a second call does nothing."""
+        self._held.release(self.database)
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _write(self) -> Iterator["Transaction"]:
+        with self.database.write() as transaction:
+            self._check_lease(transaction)
+            yield transaction
+
+    def _check_lease(self, transaction: "Transaction") -> None:
+        if self._lease is not None:
+            self._lease.check(transaction)
+
+    def _check_writable(self) -> None:
+        self.database.check_writable()
+
+
+def _opened(
+    file: str | os.PathLike[str],
+    *,
+    read_only: bool,
+    busy_timeout: float,
+    synchronous: str,
+    cache_kb: int,
+) -> "Database":
+    try:
+        from stenolog.stores.sqlite.connections import Settings
+        from stenolog.stores.sqlite.database import Database
+    except ImportError as error:
+        if error.name != "apsw":
+            raise
+        raise UsageError(
+            "a SQLite store needs the package apsw, which has a SQLite of its own: "
+            "pip install 'stenolog[sqlite]'"
+        ) from error
+    settings = Settings(
+        read_only=read_only,
+        busy_timeout=busy_timeout,
+        synchronous=synchronous,
+        cache_kb=cache_kb,
+    )
+    return Database(file, settings)
+
+
+def _info(session: Session) -> SessionInfo:
+    state, end = session.state, session.last_seq
+    return SessionInfo(
+        key=state.key,
+        uid=state.uid,
+        created=datetime.fromisoformat(state.created),
+        updated=datetime.fromisoformat(session.updated),
+        last_seq=end,
+        floor=state.floor,
+        visible=spans.size(states.visible(state, end)),
+        count=rows.count(state, end),
+        lost=0,
+        damaged=0,
+        void_bytes=0,
+        archived=changes.archived_upto(state),
+        generation=state.generation,
+        bytes=session.bytes,
+        undoable=len(state.undo),
+        summary=state.summary,
+        meta=state.meta,
+        forked_from=state.forked_from,
+    )
+
+
+def _empty(key: str) -> Session:
+    """A session before its first row."""
+    at = rows.now()
+    return Session(0, at, 0, 0, states.blank(key, os.urandom(8).hex(), 1, at))
+
+
+def _batch(
+    messages: Sequence[Message | Mapping[str, Any]],
+    once: str | None,
+    at: Sequence[datetime] | None,
+) -> Batch:
+    """What one caller wants appended. Raises RefusedMessage, UsageError."""
+    check_once(once)
+    payloads = _encoded(messages)
+    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
+
+
+def _encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
+    """The payloads of a list of messages. Raises RefusedMessage, UsageError."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}")
+    return [encode_message(message) for message in messages]
+
+
+def _check_whole(**numbers: int | None) -> None:
+    """Raise UsageError unless each is a whole number, or none."""
+    for name, number in numbers.items():
+        if number is not None and (type(number) is bool or not isinstance(number, int)):
+            raise UsageError(f"{name}={number!r}: a whole number is wanted")
+
+
+def _check_text(**texts: str | None) -> None:
+    """Raise UsageError unless each is text that a key could hold, or none."""
+    for name, text in texts.items():
+        try:
+            if text is not None:
+                text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise UsageError(f"{name}={text!r} is no text that a key could hold") from None

@@ -1,0 +1,147 @@
+"""What is wrong with a database, for the doctor. Nothing is written."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import apsw
+from msgspec import Struct
+
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StenologError
+from stenolog.records import Span, decode_object
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.sqlite import life, place
+from stenolog.stores.sqlite.connections import Settings, Transaction
+from stenolog.stores.sqlite.database import Database
+from stenolog.stores.sqlite.queries import SQL
+from stenolog.stores.sqlite.rows import decode_state
+from stenolog.stores.sqlite.versions import known_bugs
+
+_MOST_COMPLAINTS: Final = 20
+_BACKUP: Final = "Put the file back from a backup, or save what can be read with `steno export`."
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing that is not as it should be."""
+
+    kind: str
+    meaning: str
+    advice: str
+    key: str | None = None
+    """The session it concerns; None where it is of none."""
+    where: str = ""
+    """The place in the database; empty for the file as a whole."""
+    lost: tuple[Span, ...] = ()
+    """Seqs of messages that cannot be read because of it."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What was looked at, and what is wrong with it."""
+
+    sessions: int
+    """How many were examined, deleted ones included."""
+    findings: tuple[Finding, ...]
+
+
+def examine(file: str | os.PathLike[str]) -> Report:
+    """What is wrong with the database. Raises StoreUnavailable where it cannot be opened."""
+    try:
+        database = Database(file, Settings(read_only=True))
+    except DamagedStore as error:
+        return Report(sessions=0, findings=(_unopened(error),))
+    try:
+        with database.read() as transaction:
+            found = list(_of_the_file(database.file, transaction))
+            sessions = list(transaction.execute(SQL["every_session"]))
+            for number, key, uid, last_seq, body in sessions:
+                found += _of_a_session(transaction, number, f"session {uid}", key, last_seq, body)
+        return Report(sessions=len(sessions), findings=tuple(found))
+    except DamagedStore as error:
+        return Report(sessions=0, findings=(_damaged(str(error)),))
+    finally:
+        database.close()
+
+
+def _unopened(error: DamagedStore) -> Finding:
+    match error:
+        case ForeignLog():
+            kind, advice = "foreign file", "Name another file, or take it in with `steno import`."
+        case NewerFormat():
+            kind, advice = "newer format", "Upgrade stenolog."
+        case _:
+            return _damaged(str(error))
+    return Finding(kind=kind, meaning=str(error), advice=advice)
+
+
+def _of_the_file(file: Path, transaction: Transaction) -> Iterator[Finding]:
+    for meaning in known_bugs(apsw.sqlite_lib_version()):
+        yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
+    for meaning in place.problems(file):
+        yield Finding(kind="wide permissions", meaning=meaning, advice="Do as it says.")
+    for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MOST_COMPLAINTS})"):
+        if complaint != "ok":
+            yield _damaged(complaint)
+    for table, row, parent, _ in transaction.execute("PRAGMA foreign_key_check"):
+        yield Finding(
+            kind="stray row",
+            where=f"{table}, row {row}",
+            meaning=f"It belongs to a row of {parent} that is not there.",
+            advice=_BACKUP,
+        )
+    if life.unfinished(transaction):
+        yield Finding(
+            kind="unfinished purge",
+            meaning="A purge was interrupted; bytes of what was purged may still be in the file.",
+            advice="Purge anything again, also what is gone already: it finishes the first.",
+        )
+
+
+def _damaged(complaint: str) -> Finding:
+    return Finding(kind="damaged database", meaning=f"SQLite says: {complaint}", advice=_BACKUP)
+
+
+def _of_a_session(
+    transaction: Transaction, number: int, where: str, key: str, last_seq: int, body: bytes | None
+) -> Iterator[Finding]:
+    try:
+        if body is None:
+            raise DamagedStore(f"{key!r}: it has no state")
+        state = decode_state(body, key)
+    except StenologError as error:
+        yield Finding(
+            kind="damaged state", key=key, where=where, meaning=str(error), advice=_BACKUP
+        )
+        return
+    readable: list[Span] = []
+    broken: list[Span] = []
+    for seq, _, payload in transaction.execute(SQL["messages"], (number, 1, last_seq)):
+        (readable if _is_object(payload) else broken).append((seq, seq))
+    missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
+    for kind, lost in (("missing message", missing), ("damaged message", spans.union(broken))):
+        if lost:
+            yield Finding(
+                kind=kind,
+                key=key,
+                where=where,
+                meaning=f"{spans.size(lost):,} messages cannot be read.",
+                advice=_BACKUP,
+                lost=tuple(lost),
+            )
+    for (seqs,) in transaction.execute(SQL["seqs_past"], (number, last_seq)):
+        if seqs:
+            yield Finding(
+                kind="stray row",
+                key=key,
+                where=where,
+                meaning=f"{seqs:,} messages stand past the last seq, {last_seq:,}.",
+                advice=_BACKUP,
+            )
+
+
+def _is_object(payload: bytes) -> bool:
+    try:
+        return isinstance(decode_object(payload), dict)
+    except ValueError:
+        return False

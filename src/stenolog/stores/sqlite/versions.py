@@ -1,0 +1,26 @@
+"""Which versions of SQLite are known to damage databases. Pure."""
+
+from typing import Final
+
+_Version = tuple[int, int, int]
+
+_WAL_RESET: Final = (
+    "SQLite {} can lose committed transactions when a checkpoint meets a writer (the WAL-reset "
+    "bug, mended in 3.51.3, 3.50.7 and 3.44.6); install a newer apsw"
+)
+
+
+def known_bugs(version: str) -> list[str]:
+    """What is known to be wrong with this version of SQLite, each as a sentence."""
+    number = _number(version)
+    mended = (
+        number >= (3, 51, 3)
+        or (3, 50, 7) <= number < (3, 51, 0)
+        or (3, 44, 6) <= number < (3, 45, 0)
+    )
+    return [] if mended or number < (3, 7, 0) else [_WAL_RESET.format(version)]
+
+
+def _number(version: str) -> _Version:
+    major, minor, patch, *_ = (*map(int, version.split(".")), 0, 0)
+    return major, minor, patch

@@ -1,0 +1,99 @@
+"""Many at once on one SQLite session, by the harness of test_many_writers.py; and the gate.
+
+With sixteen writing processes, SQLite's own way to wait lets some of them starve for seconds, and
+then fail. Here none fails, and the longest wait is told.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import stenolog
+from crash import sqlite_writer
+from crash import test_many_writers as many
+from crash.conftest import Say
+
+
+def _sqlite(place: Path) -> Path:
+    return Path(f"sqlite:{place}")
+
+
+@pytest.mark.full
+def test_p7_eight_writers_a_compactor_and_two_readers(tmp_path: Path, say: Say, seed: int) -> None:
+    many.test_p7_eight_writers_a_compactor_and_two_readers(_sqlite(tmp_path), say, seed)
+
+
+def test_p7_sixty_four_threads_a_compactor_and_two_readers(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
+    many.test_p7_sixty_four_threads_a_compactor_and_two_readers(_sqlite(tmp_path), say, seed)
+
+
+def test_p7_a_process_that_forks_while_its_threads_append(tmp_path: Path, say: Say) -> None:
+    many.test_p7_a_process_that_forks_while_its_threads_append(_sqlite(tmp_path), say)
+
+
+def test_p7_ctrl_c_within_appends(tmp_path: Path, say: Say, seed: int) -> None:
+    many.interrupt(_sqlite(tmp_path), say, seed, wanted=30)
+
+
+@pytest.mark.full
+def test_p7_ctrl_c_within_appends_five_hundred_times(tmp_path: Path, say: Say, seed: int) -> None:
+    many.interrupt(_sqlite(tmp_path), say, seed, wanted=500)
+
+
+# --- the gate --------------------------------------------------------------------------------
+
+
+def test_p7_sixteen_writing_processes_and_nobody_is_turned_away(tmp_path: Path, say: Say) -> None:
+    _write_at_once(tmp_path / "sessions.db", say, writers=16, count=60)
+
+
+@pytest.mark.full
+def test_p7_sixteen_writing_processes_for_longer(tmp_path: Path, say: Say) -> None:
+    _write_at_once(tmp_path / "sessions.db", say, writers=16, count=2_000)
+
+
+def _write_at_once(file: Path, say: Say, *, writers: int, count: int) -> None:
+    stenolog.SQLiteStore(file).close()
+    command = [sys.executable, sqlite_writer.__file__, str(file), str(count)]
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(number)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for number in range(writers)
+        ]
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        told = [json.loads(process.communicate()[0]) for process in running]
+        took = time.monotonic() - began
+    say(
+        f"{writers} processes, {writers * count:,} appends, {writers * count / took:,.0f} a "
+        f"second, worst wait {max(one['worst'] for one in told) * 1000:.0f} ms"
+    )
+    # Neither StoreBusy nor anything else; and at the gate nobody meets SQLite's own waiting.
+    assert [one["failed"] for one in told] == [None] * writers
+    assert [one["waits"] for one in told] == [0] * writers
+    with stenolog.SQLiteStore(file) as store:
+        assert sum(store.info(key).count for key in store.list_sessions()) == writers * count
+        shared = [message.content for message in store.get_history("everybody")]
+    for number in range(writers):
+        own = [text for text in shared if text.startswith(f"{number}.")]
+        assert own == [f"{number}.{turn}" for turn in range(1, count, 2)]

@@ -1,0 +1,31 @@
+"""Real power cuts under a run of all operations on SQLite, by the harness of test_power_cut.py."""
+
+from pathlib import Path
+
+import pytest
+
+from crash.conftest import Say
+from crash.disks import FileSystem
+from crash.judge import Violation
+from crash.test_power_cut import FILE_SYSTEMS, cut_often
+
+
+@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+def test_p1_four_power_cuts_lose_nothing(
+    tmp_path: Path, say: Say, seed: int, kind: FileSystem
+) -> None:
+    cut_often(tmp_path, say, seed, kind, cuts=4, engine="sqlite:")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+def test_p1_a_hundred_power_cuts_lose_nothing(
+    tmp_path: Path, say: Say, seed: int, kind: FileSystem
+) -> None:
+    cut_often(tmp_path, say, seed, kind, cuts=100, engine="sqlite:")
+
+
+@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+def test_a_store_that_does_not_sync_is_caught(tmp_path: Path, say: Say, kind: FileSystem) -> None:
+    with pytest.raises(Violation, match="acknowledged messages lost"):
+        cut_often(tmp_path, say, 1, kind, cuts=5, never_sync=True, engine="sqlite:")

@@ -1,0 +1,250 @@
+"""The database beneath: forks, bounded memory, following, and what is read at what cost."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import apsw
+import pytest
+
+from stenolog import SQLiteStore
+from stenolog.stores.sqlite import connections, follow
+
+# --- forks -----------------------------------------------------------------------------------
+
+_FORKING = """
+import os, sys, threading
+import stenolog
+
+store = stenolog.SQLiteStore(sys.argv[1])
+store.add_message("a", "user", "parent before")
+store.get_history("a")
+pid = os.fork()
+if pid == 0:
+    assert [m.content for m in store.get_history("a")] == ["parent before"]
+    store.add_message("a", "user", "child")
+    assert store.database._writer._connection is not None
+    sys.exit(7)  # as a program ends: everything is cleared
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+store.add_message("a", "user", "parent after")
+print([m.content for m in store.get_history("a")])
+store.close()
+"""
+
+
+def test_p7_a_forked_child_uses_the_store_and_takes_nothing_from_its_parent(file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", _FORKING, str(file)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "['parent before', 'child', 'parent after']\n"
+    assert "Error" not in done.stderr
+
+
+_ABANDONING = """
+import gc, os, sys, weakref
+import stenolog
+
+store = stenolog.SQLiteStore(sys.argv[1])
+store.add_message("a", "user", "x")
+store.get_history("a")
+database = store.database
+connections = [database._writer._connection, database._readers._idle[0].connection]
+known = [weakref.ref(connection) for connection in connections]
+pid = os.fork()
+if pid == 0:
+    # They work on the parent's files and locks, so they must outlive all that the child does.
+    connections.clear()
+    store.close()
+    del store, database
+    gc.collect()
+    os._exit(sum(ref() is None for ref in known))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_forked_child_never_closes_what_is_its_parents(file: Path) -> None:
+    subprocess.run([sys.executable, "-c", _ABANDONING, str(file)], check=True, timeout=60)
+
+
+def test_while_a_process_forks_nobody_of_it_is_inside_sqlite(store: SQLiteStore) -> None:
+    database = store.database
+    stopped = database.before_fork()
+    assert stopped
+    assert database._queue.lock.locked()
+    assert not database._readers._free.acquire(blocking=False)
+    database.after_fork_in_parent(stopped=stopped)
+    assert store.add_message("a", "user", "x") == 1
+    assert len(store.get_history("a")) == 1
+
+
+def test_a_fork_inside_of_a_transaction_does_not_wait_for_itself(store: SQLiteStore) -> None:
+    with store.database.write() as transaction:
+        transaction.execute("INSERT INTO purge (begun) VALUES ('x')")
+        pid = os.fork()
+        if pid == 0:
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        transaction.execute("DELETE FROM purge")
+    assert store.add_message("a", "user", "x") == 1
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+_APART = (type, ModuleType, FunctionType, BuiltinFunctionType)
+
+
+def _objects(store: SQLiteStore) -> int:
+    """How many things hang on a store, but for code."""
+    gc.collect()
+    seen: set[int] = set()
+    found: list[object] = [store.database]
+    while found:
+        one = found.pop()
+        if id(one) not in seen and not isinstance(one, _APART):
+            seen.add(id(one))
+            found += gc.get_referents(one)
+    return len(seen)
+
+
+def test_p9_locks_and_connections_do_not_grow_with_the_number_of_keys(file: Path) -> None:
+    with SQLiteStore(file, synchronous="normal") as store:
+        _touch(store, 0, 100)
+        before = _objects(store)
+        _touch(store, 100, 2_000)
+        with store.database.write() as transaction:
+            transaction.execute(
+                "WITH RECURSIVE n(i) AS (SELECT 2000 UNION ALL SELECT i + 1 FROM n WHERE i < 99999)"
+                " INSERT INTO session (namespace, key, uid, created, updated, last_seq, bytes,"
+                " version) SELECT 'sessions', 'user:' || i, 'uid' || i, '', '', 0, 0, 1 FROM n"
+            )
+        _touch(store, 99_900, 100_000)
+        assert len(store.list_sessions()) == 100_000
+        assert _objects(store) == before
+        assert len(store.database._readers._idle) == 1
+        assert store.database._queue.waiting == []
+
+
+def _touch(store: SQLiteStore, first: int, end: int) -> None:
+    for number in range(first, end):
+        key = f"user:{number}"
+        store.add_message(key, "user", "x")
+        if number % 100 == 0:
+            store.get_history(key)
+
+
+def test_p9_the_log_does_not_grow_for_ever_beside_readers(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(connections, "_TOO_MANY_PAGES", 100)
+    inside: list[AbstractContextManager[connections.Transaction]] = []
+
+    def leave(_writer: connections.Writer, _times: int) -> bool:
+        """Who waits for readers finds that they come to their end."""
+        while inside:
+            inside.pop().__exit__(None, None, None)
+        return True
+
+    monkeypatch.setattr(connections.Writer, "_wait", leave)
+    with SQLiteStore(file, synchronous="normal") as store:
+        largest = 0
+        for number in range(300):
+            store.add_message("a", "user", f"{number} " * 500)
+            # The next one begins before the last one is done, so that somebody always reads.
+            inside.append(store.database.read())
+            list(inside[-1].__enter__().execute("SELECT 1 FROM session"))
+            if len(inside) > 1:
+                inside.pop(0).__exit__(None, None, None)
+            largest = max(largest, file.with_name(f"{file.name}-wal").stat().st_size)
+        leave(store.database._writer, 0)
+    assert largest < 200 * 4120
+
+
+# --- following -------------------------------------------------------------------------------
+
+
+def test_a_follower_is_woken_by_a_writer_of_this_process(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_POLL", 60.0)
+    following = store.follow("a")
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.extend(m.content for m in islice(following, 2)))
+    reader.start()
+    while not store.database.bells:
+        pass
+    store.add_message("a", "user", "1")
+    store.add_messages("a", [{"content": "2"}])
+    reader.join(20)
+    assert found == ["1", "2"]
+
+
+def test_followers_leave_nothing_behind(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "1")
+    for _ in range(3):
+        following = store.follow("a")
+        next(following)
+        del following
+    gc.collect()
+    assert store.database.bells == []
+
+
+# --- what is kept ----------------------------------------------------------------------------
+
+
+def test_p10_a_payload_is_kept_byte_for_byte(store: SQLiteStore) -> None:
+    store.add_full_message("a", {"b": 1.50, "a": "\u00e9\0", "n": 10**400})
+    with store.database.read() as transaction:
+        [(kind, body)] = transaction.execute("SELECT typeof(body), body FROM message")
+    assert kind == "blob"
+    assert body == store.get_history("a")[0].to_json()
+
+
+def test_p9_reading_costs_what_is_visible(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_messages("a", [{"content": number} for number in range(5_000)])
+    store.hide("a", 10, 4_990)
+    found: list[object] = []
+
+    class Counting(connections.Transaction):
+        def __init__(self, connection: apsw.Connection) -> None:
+            super().__init__(connection)
+            self.execute = self._counted
+
+        def _counted(self, *call: Any) -> list[tuple[Any, ...]]:
+            rows = list(self._connection.execute(*call))
+            found.extend(rows)
+            return rows
+
+    monkeypatch.setattr(connections, "Transaction", Counting)
+    assert len(store.get_history("a")) == 19
+    assert len(found) == 20
+
+
+def test_p8_numbers_that_no_database_holds_are_numbers_all_the_same(store: SQLiteStore) -> None:
+    store.add_messages("a", [{"content": number} for number in range(3)])
+    huge = 10**30
+    assert len(store.get_history("a", last=huge)) == 3
+    assert len(store.get_history("a", last=huge, full=True)) == 3
+    assert store.get_history("a", after=huge) == store.get_history("a", after=huge, full=True) == []
+    assert len(store.get_history("a", after=-huge, full=True)) == 3
+    assert list(store.follow("a", after=huge, timeout=0)) == []
+    assert store.list_sessions(limit=huge) == ["a"]
+    store.truncate_history("a", huge)
+    assert store.purge("a", before=-huge).messages == 0
+    store.hide("a", -huge, huge)
+    assert store.get_history("a") == []
+    assert store.purge("a", before=huge).messages == 3

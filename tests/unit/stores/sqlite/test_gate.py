@@ -1,0 +1,394 @@
+"""The gate: by order of arrival, together where possible, and nobody waits for ever."""
+
+import fcntl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy, StoreClosed
+from stenolog.stores.base import Append
+from stenolog.stores.sqlite.gate import Caller, FileLock, Queue, twin
+
+
+def _soon(reached: Callable[[], bool]) -> None:
+    """Wait until this is so: another thread is on its way there."""
+    limit = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < limit, "it never came to that"
+        time.sleep(0.0005)
+
+
+def _wait_for(store: SQLiteStore, writers: int) -> None:
+    """Wait until so many stand in the queue."""
+    _soon(lambda: len(store.database._queue.waiting) >= writers)
+
+
+class _Held:
+    """A queue whose lock somebody holds while others arrive, one by one."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.groups: list[list[int]] = []
+        self.threads: list[threading.Thread] = []
+        self.queue.lock.acquire()
+
+    def arrive(self, number: int) -> None:
+        def lead(group: list[Caller]) -> None:
+            for caller in group:
+                caller.attempt(None)
+            self.groups.append([caller.result for caller in group])
+            for caller in group:
+                caller.finish()
+
+        def enter() -> None:
+            self.queue.enter(Caller(lambda _: number), lead, time.monotonic() + 20)
+
+        self._start(enter)
+
+    def arrive_alone(self, number: int) -> None:
+        def enter() -> None:
+            with self.queue.alone(time.monotonic() + 20):
+                self.groups.append([number])
+
+        self._start(enter)
+
+    def _start(self, enter: Callable[[], None]) -> None:
+        waiting = len(self.queue.waiting)
+        self.threads.append(threading.Thread(target=enter))
+        self.threads[-1].start()
+        _soon(lambda: len(self.queue.waiting) > waiting)
+
+    def let_go(self) -> list[list[int]]:
+        self.queue.lock.release()
+        self.queue.call_next()
+        for thread in self.threads:
+            thread.join(20)
+        assert self.queue.waiting == []
+        return self.groups
+
+
+def test_p7_who_waits_goes_along_with_the_first() -> None:
+    held = _Held()
+    for number in range(5):
+        held.arrive(number)
+    assert held.let_go() == [[0, 1, 2, 3, 4]]
+
+
+def test_p7_the_order_of_arrival_is_kept_around_one_who_wants_a_turn_alone() -> None:
+    held = _Held()
+    held.arrive(0)
+    held.arrive(1)
+    held.arrive_alone(2)
+    held.arrive(3)
+    held.arrive_alone(4)
+    assert held.let_go() == [[0, 1], [2], [3], [4]]
+
+
+def test_p7_only_the_first_in_the_queue_may_go() -> None:
+    queue = Queue()
+    first, second = Caller(), Caller()
+    queue.waiting += [first, second]
+    assert queue._may_go(first)
+    assert not queue._may_go(second)
+    with queue.lock:
+        assert not queue._may_go(first)
+
+
+def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
+    queue = Queue()
+    with queue.lock:
+        with pytest.raises(StoreBusy):
+            queue.enter(Caller(lambda _: None), lambda _: None, time.monotonic())
+        with pytest.raises(StoreBusy), queue.alone(time.monotonic()):
+            pass
+    assert queue.waiting == []
+
+
+def test_whoever_was_taken_and_not_told_goes_first() -> None:
+    queue = Queue()
+    mine, second, third, alone = Caller(print), Caller(print), Caller(print), Caller()
+    queue.waiting += [mine, second, third, alone]
+
+    def interrupted(group: list[Caller]) -> None:
+        assert group == [mine, second, third]
+        second.finish()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        queue._lead(mine, interrupted)
+    assert queue.waiting == [third, alone]
+
+
+def test_each_caller_gets_an_error_of_its_own() -> None:
+    error = OnceConflict("a", "t", 3)
+    other = twin(error)
+    assert isinstance(other, OnceConflict)
+    assert other is not error
+    assert (other.key, other.token, other.seq, str(other)) == ("a", "t", 3, str(error))
+
+
+# --- groups in a store -----------------------------------------------------------------------
+
+
+def _hold_the_gate(store: SQLiteStore) -> tuple[threading.Event, threading.Thread]:
+    """Somebody who is in a transaction until told to leave."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.database.write():
+            inside.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(20)
+    return leave, thread
+
+
+def test_p7_threads_that_wait_share_one_transaction(store: SQLiteStore) -> None:
+    leave, holder = _hold_the_gate(store)
+    found: dict[int, int] = {}
+
+    def append(number: int) -> None:
+        found[number] = store.add_message(f"session {number % 3}", "user", number)
+
+    writers = [threading.Thread(target=append, args=[number]) for number in range(9)]
+    for number, writer in enumerate(writers):
+        writer.start()
+        _wait_for(store, number + 1)
+    with store.database.read() as transaction:
+        [(before,)] = transaction.execute("PRAGMA data_version")
+        leave.set()
+        for thread in [holder, *writers]:
+            thread.join(20)
+    with store.database.read() as transaction:
+        [(after,)] = transaction.execute("PRAGMA data_version")
+    assert sorted(found.values()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    # The holder changed nothing, so there was one commit.
+    assert after == before + 1
+
+
+def test_p12_one_wrong_append_in_a_group_concerns_nobody_else(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x", once="t")
+    found = store.add_group(
+        "a",
+        [
+            Append(messages=[{"role": "user", "content": "1"}]),
+            Append(messages=[{"role": "user", "content": "other"}], once="t"),
+            Append(messages=[{"role": "user", "content": float("nan")}]),
+            Append(messages=[]),
+            Append(messages=[{"role": "user", "content": "x"}], once="t"),
+            Append(messages=[{"role": "user", "content": "2"}], once="u"),
+            Append(messages=[{"role": "user", "content": "2"}], once="u"),
+        ],
+    )
+    assert [one if isinstance(one, list) else type(one).__name__ for one in found] == [
+        [2],
+        "OnceConflict",
+        "RefusedMessage",
+        [],
+        [1],
+        [3],
+        [3],
+    ]
+    assert [message.content for message in store.get_history("a")] == ["x", "1", "2"]
+
+
+def test_p8_a_group_that_cannot_be_stored_tells_each_of_its_callers(file: Path) -> None:
+    with SQLiteStore(file, busy_timeout=0.05) as store:
+        leave, holder = _hold_the_gate(store)
+        try:
+            found = store.add_group(
+                "a", [Append(messages=[{"role": "user"}]), Append(messages=[{"role": "user"}])]
+            )
+        finally:
+            leave.set()
+            holder.join(20)
+        assert [type(one) for one in found] == [StoreBusy, StoreBusy]
+        assert found[0] is not found[1]
+        assert store.list_sessions() == []
+
+
+def test_an_interruption_of_the_leader_costs_nobody_else_anything(store: SQLiteStore) -> None:
+    leave, holder = _hold_the_gate(store)
+    found: list[object] = []
+
+    class Interruption(BaseException):
+        pass
+
+    def interrupted(_: object) -> None:
+        raise Interruption
+
+    def lead() -> None:
+        with suppress(Interruption):
+            store.database.share(interrupted)
+        found.append("interrupted")
+
+    def append() -> None:
+        found.append(store.add_message("a", "user", "x"))
+
+    threads = [threading.Thread(target=lead), threading.Thread(target=append)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        _wait_for(store, number + 1)
+    leave.set()
+    for thread in [holder, *threads]:
+        thread.join(20)
+    assert sorted(found, key=str) == [1, "interrupted"]
+    assert store.add_message("a", "user", "y") == 2
+
+
+def test_an_interruption_after_the_commit_is_told_when_all_know_of_it(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("a", "user", "x")
+    writer = store.database._writer
+    commit = writer.commit
+
+    def commit_and_press_ctrl_c() -> None:
+        commit()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer, "commit", commit_and_press_ctrl_c)
+    mine, other = Caller(lambda _: 1), Caller(lambda _: 2)
+    with pytest.raises(KeyboardInterrupt):
+        store.database._lead([mine, other])
+    assert (mine.done, other.done) == (True, True)
+    assert (other.result, other.error) == (2, None)
+
+
+def test_whatever_strikes_nobody_stays_untold(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.database._writer, "leave", strike)
+    mine, other = Caller(lambda _: 1), Caller(lambda _: 2)
+    with pytest.raises(KeyboardInterrupt):
+        store.database._lead([mine, other])
+    monkeypatch.undo()
+    store.database._writer.leave()
+    assert isinstance(other.error, MaybeStored)
+    assert store.add_message("a", "user", "x") == 1
+
+
+# --- closing ---------------------------------------------------------------------------------
+
+
+def test_closing_waits_for_nobody_and_takes_nothing_from_who_is_inside(file: Path) -> None:
+    store = SQLiteStore(file)
+    leave, holder = _hold_the_gate(store)
+    found: list[object] = []
+
+    def append() -> None:
+        try:
+            found.append(store.add_message("a", "user", "x"))
+        except StoreClosed as error:
+            found.append(type(error))
+
+    waiting = threading.Thread(target=append)
+    waiting.start()
+    _wait_for(store, 1)
+    with store.database.read() as transaction:
+        store.close()
+        assert list(transaction.execute("SELECT count(*) FROM session")) == [(0,)]
+    leave.set()
+    for thread in (holder, waiting):
+        thread.join(20)
+    assert found == [StoreClosed]
+    # The last one out has taken the log over.
+    assert not file.with_name("sessions.db-wal").exists()
+    store.close()
+
+
+def test_a_transaction_that_fails_inside_leaves_nothing(store: SQLiteStore) -> None:
+    def fail() -> None:
+        with store.database.write() as transaction:
+            transaction.execute("INSERT INTO purge (begun) VALUES ('x')")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with store.database.read() as transaction:
+        assert list(transaction.execute("SELECT * FROM purge")) == []
+
+
+def test_readers_do_not_wait_for_a_writer(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x")
+    with store.database.write() as transaction:
+        transaction.execute("DELETE FROM message")
+        assert [message.content for message in store.get_history("a")] == ["x"]
+        assert store.list_sessions() == ["a"]
+    assert store.get_history("a") == []
+
+
+def test_p8_more_readers_than_connections_wait_their_turn(file: Path) -> None:
+    with SQLiteStore(file, busy_timeout=0.05) as store:
+        store.add_message("a", "user", "x")
+        inside = [store.database.read() for _ in range(8)]
+        for one in inside:
+            one.__enter__()
+        with pytest.raises(StoreBusy, match="read at once"):
+            store.get_history("a")
+        for one in inside:
+            one.__exit__(None, None, None)
+        assert len(store.get_history("a")) == 1
+        assert len(store.database._readers._idle) == 8
+
+
+# --- between processes -----------------------------------------------------------------------
+
+_NEXT = """
+import sys, time
+from pathlib import Path
+from stenolog.stores.sqlite.gate import FileLock
+
+lock = FileLock(Path(sys.argv[1]))
+lock.lock(time.monotonic() + 20)
+print("inside", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_p7_a_process_that_comes_back_at_once_does_not_overtake_who_waits(file: Path) -> None:
+    mine = FileLock(file)
+    mine.lock(0)
+    next_one = file.with_name(f"{file.name}-next")
+    next_one.touch()
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _NEXT, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as other,
+        next_one.open("r+b") as looking,
+    ):
+        _soon(lambda: _is_taken(looking.fileno()))
+        mine.unlock()
+        with pytest.raises(StoreBusy):
+            mine.lock(0)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "inside\n"
+        other.communicate()
+    mine.lock(0)
+    # To have it already is no harm.
+    mine.lock(0)
+    mine.close()
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Whether some other process is next."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False

@@ -1,0 +1,106 @@
+"""`sqlite:` in a place's name: what it accepts, and what it says otherwise."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stenolog
+from stenolog import SQLiteStore, UsageError
+from stenolog.stores.sqlite.connections import Settings
+
+
+def _pragma(store: stenolog.Store, name: str) -> object:
+    assert isinstance(store, SQLiteStore)
+    with store.database.write() as transaction:
+        [(value,)] = transaction.execute(f"PRAGMA {name}")
+    return value
+
+
+def test_a_url_opens_the_file(file: Path) -> None:
+    with stenolog.open_store(f"sqlite:{file}") as store:
+        assert isinstance(store, SQLiteStore)
+        store.add_message("a", "user", "x")
+        assert _pragma(store, "synchronous") == 2
+        assert _pragma(store, "cache_size") == -Settings().cache_kb
+    with stenolog.open_store(f"sqlite:{file}", read_only=True) as store:
+        assert len(store.get_history("a")) == 1
+
+
+def test_a_url_carries_parameters(file: Path) -> None:
+    with stenolog.open_store(f"sqlite:{file}?synchronous=normal&cache_kb=512") as store:
+        assert _pragma(store, "synchronous") == 1
+        assert _pragma(store, "cache_size") == -512
+    with stenolog.open_store(f"sqlite:{file}?synchronous=full") as store:
+        assert _pragma(store, "synchronous") == 2
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    ["synchronous=off", "synchronous=", "cache_kb=0", "cache_kb=many", "cache_kb", "cache=1", "&"],
+)
+def test_p8_other_parameters_are_refused_and_the_accepted_ones_named(
+    file: Path, parameters: str
+) -> None:
+    with pytest.raises(UsageError, match=r"synchronous=normal.* cache_kb=NUMBER"):
+        stenolog.open_store(f"sqlite:{file}?{parameters}")
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("where", ["sqlite:", "sqlite:?cache_kb=512", "sqlite::memory:"])
+def test_p8_a_url_without_a_file_is_refused(where: str) -> None:
+    with pytest.raises(UsageError):
+        stenolog.open_store(where)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"synchronous": "off"}, {"cache_kb": 0}, {"cache_kb": True}, {"namespace": "a/b"}],
+    ids=str,
+)
+def test_p8_the_class_refuses_the_same(file: Path, wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        SQLiteStore(file, **wrong)  # type: ignore[arg-type]
+    assert not file.exists()
+
+
+def test_without_apsw_the_error_names_the_extra(file: Path) -> None:
+    script = (
+        "import sys; sys.modules['apsw'] = None\n"
+        "import stenolog\n"
+        "from stenolog import *\n"
+        "for opened in (lambda: stenolog.open_store('sqlite:' + sys.argv[1]),\n"
+        "               lambda: stenolog.SQLiteStore(sys.argv[1])):\n"
+        "    try:\n"
+        "        opened()\n"
+        "    except stenolog.UsageError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("pip install 'stenolog[sqlite]'") == 2
+    assert not file.exists()
+
+
+def test_import_stenolog_loads_no_driver() -> None:
+    script = "import sys, stenolog; print({'apsw', 'sqlite3'} & sys.modules.keys() or 'none')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "none\n"
+
+
+def test_namespaces_share_a_file_and_nothing_else(file: Path) -> None:
+    with SQLiteStore(file) as sessions, SQLiteStore(file, namespace="notes") as notes:
+        sessions.add_message("a", "user", "said")
+        notes.add_message("a", "user", "remembered")
+        notes.set_summary("a", "text")
+        assert [message.content for message in sessions.get_history("a")] == ["said"]
+        assert sessions.get_summary("a") == ""
+        notes.delete("a")
+        assert sessions.list_sessions() == ["a"]
+        assert sessions.list_trash() == []
+        assert notes.purge("a").messages == 1
+        assert sessions.info("a").count == 1

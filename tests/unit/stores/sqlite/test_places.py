@@ -1,0 +1,394 @@
+"""P8, P11, P13: files that are not what they should be give typed errors and are left alone."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+import needs
+from crash.disks import tiny_tmpfs
+from stenolog import (
+    DamagedStore,
+    ForeignLog,
+    NewerFormat,
+    NotStored,
+    ReadOnly,
+    SQLiteStore,
+    StoreBusy,
+    StoreClosed,
+    StoreUnavailable,
+    UsageError,
+    open_store,
+)
+from stenolog.stores.sqlite import schema
+
+SAMPLES = Path(__file__).resolve().parents[3] / "samples"
+KEY = "a"
+
+
+def _beside(file: Path) -> list[str]:
+    return sorted(path.name for path in file.parent.iterdir())
+
+
+@contextmanager
+def _connection(file: Path) -> Iterator[apsw.Connection]:
+    """A connection of somebody else's."""
+    connection = apsw.Connection(str(file))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+# --- P11 -------------------------------------------------------------------------------------
+
+
+def test_p11_what_is_created_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with SQLiteStore(tmp_path / "new" / "workspace" / "sessions.db") as store:
+            store.add_message(KEY, "user", "hello")
+            found = sorted((tmp_path / "new").rglob("*"))
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in found}
+    finally:
+        os.umask(before)
+    assert modes == {
+        "workspace": 0o700,
+        "sessions.db": 0o600,
+        "sessions.db-gate": 0o600,
+        "sessions.db-next": 0o600,
+        "sessions.db-shm": 0o600,
+        "sessions.db-wal": 0o600,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["", *(f"sessions.db{end}" for end in ("", "-wal", "-shm", "-gate", "-next"))]
+)
+def test_p11_what_is_open_to_others_is_warned_about(
+    file: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "hello")
+        assert store.health().problems == ()
+        wide = file.parent / name
+        wide.chmod(0o755 if not name else 0o644)
+        with SQLiteStore(file) as again:
+            advice = f"chmod {'600' if name else '700'} {wide}"
+            assert advice in caplog.text
+            for opened in (store, again):
+                health = opened.health()
+                assert health.ok
+                assert any(advice in problem for problem in health.problems)
+
+
+def test_p11_the_folder_may_be_behind_a_symlink(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with SQLiteStore(tmp_path / "link" / "sessions.db") as store:
+        store.add_message(KEY, "user", "hello")
+    assert (tmp_path / "real" / "sessions.db").is_file()
+
+
+def test_p11_the_file_itself_is_not_followed(file: Path) -> None:
+    outside = file.parent / "outside.db"
+    SQLiteStore(outside).close()
+    before = outside.read_bytes()
+    file.symlink_to(outside)
+    for read_only in (False, True):
+        with pytest.raises(DamagedStore, match="symbolic link"):
+            SQLiteStore(file, read_only=read_only)
+    assert outside.read_bytes() == before
+    assert "sessions.db-gate" not in _beside(file)
+
+
+@pytest.mark.parametrize("end", ["-gate", "-next", "-wal"])
+def test_p11_nothing_beside_it_is_followed(file: Path, end: str) -> None:
+    target = file.parent / "target"
+    target.write_bytes(b"mine")
+    SQLiteStore(file).close()
+    beside = file.with_name(file.name + end)
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(target)
+    with pytest.raises(StoreUnavailable):
+        SQLiteStore(file)
+    assert target.read_bytes() == b"mine"
+
+
+# --- what stands in its place ----------------------------------------------------------------
+
+
+def test_p8_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.db"
+    shutil.copyfile(SAMPLES / "openai-agents.db", file)
+    before, changed = file.read_bytes(), file.stat().st_mtime_ns
+    for read_only in (False, True):
+        with pytest.raises(ForeignLog, match="steno import"):
+            SQLiteStore(file, read_only=read_only)
+    assert file.read_bytes() == before
+    assert file.stat().st_mtime_ns == changed
+    assert _beside(file) == ["theirs.db"]
+
+
+@pytest.mark.parametrize("text", [b"hello", b"SQLite format 3\0", b"\0" * 4096, b"{}\n" * 1000])
+def test_p8_a_file_that_is_no_database_is_refused_and_left_as_it_is(
+    file: Path, text: bytes
+) -> None:
+    file.write_bytes(text)
+    with pytest.raises(ForeignLog):
+        SQLiteStore(file)
+    assert file.read_bytes() == text
+    assert _beside(file) == ["sessions.db"]
+
+
+def test_p8_a_folder_in_its_place_is_said(file: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        SQLiteStore(file.parent)
+    with pytest.raises(UsageError):
+        SQLiteStore("/")
+
+
+def test_p8_a_pipe_in_its_place_does_not_hang(file: Path) -> None:
+    os.mkfifo(file)
+    with pytest.raises(DamagedStore):
+        SQLiteStore(file)
+
+
+def test_an_empty_file_becomes_a_database(file: Path) -> None:
+    file.touch(0o600)
+    with SQLiteStore(file) as store:
+        assert store.add_message(KEY, "user", "hello") == 1
+
+
+def test_what_a_killed_creator_left_is_in_nobodys_way(file: Path) -> None:
+    file.with_name(f".{file.name}.new").write_bytes(b"half of it")
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "hello")
+    assert _beside(file) == ["sessions.db", "sessions.db-gate", "sessions.db-next"]
+
+
+# --- P13 -------------------------------------------------------------------------------------
+
+
+def test_p13_a_newer_schema_is_refused_by_name(file: Path) -> None:
+    SQLiteStore(file).close()
+    with _connection(file) as connection:
+        schema.run(connection, f"PRAGMA user_version = {schema.newest() + 1}")
+    before = file.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(NewerFormat, match=f"schema {schema.newest() + 1}"):
+            SQLiteStore(file, read_only=read_only)
+    assert file.read_bytes() == before
+
+
+def test_p13_a_process_that_was_already_running_refuses_it_too(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "hello")
+        with _connection(file) as connection:
+            schema.run(connection, f"PRAGMA user_version = {schema.newest() + 1}")
+        for call in (
+            lambda: store.add_message(KEY, "user", "again"),
+            lambda: store.set_summary(KEY, "text"),
+            lambda: store.get_history(KEY),
+            lambda: store.list_sessions(),
+        ):
+            with pytest.raises(NewerFormat):
+                call()
+        with _connection(file) as connection:
+            assert list(connection.execute("SELECT count(*) FROM message")) == [(1,)]
+
+
+# --- places that change under a running store ------------------------------------------------
+
+
+def test_p8_a_file_that_vanished_is_said_and_not_made_anew(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "hello")
+        for path in file.parent.iterdir():
+            path.unlink()
+        with pytest.raises(NotStored, match="gone"):
+            store.add_message(KEY, "user", "again")
+        with pytest.raises(StoreUnavailable, match="gone"):
+            store.get_history(KEY)
+    assert not file.exists()
+
+
+def test_p8_another_file_in_its_place_is_neither_read_nor_written(file: Path) -> None:
+    other = file.with_name("other.db")
+    SQLiteStore(other).close()
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "hello")
+        other.replace(file)
+        before = file.read_bytes()
+        with pytest.raises(NotStored, match="another file was put in its place"):
+            store.add_message(KEY, "user", "again")
+        with pytest.raises(StoreUnavailable, match="another file was put in its place"):
+            store.get_history(KEY)
+        assert file.read_bytes() == before
+
+
+def test_p8_a_damaged_page_is_damage_and_names_the_doctor(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        for number in range(200):
+            store.add_message(KEY, "user", f"{number} " * 50)
+    with file.open("r+b") as database:
+        database.seek(4096)
+        database.write(b"\xff" * (file.stat().st_size - 4096))
+    with (
+        pytest.raises(DamagedStore, match="steno doctor") as raised,
+        SQLiteStore(file) as store,
+    ):
+        store.get_history(KEY)
+    assert not isinstance(raised.value, ForeignLog)
+    with pytest.raises(DamagedStore, match="steno doctor"), SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "x")
+
+
+# --- read-only -------------------------------------------------------------------------------
+
+
+def test_read_only_changes_nothing_and_says_so(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "hello")
+    before, changed = file.read_bytes(), file.stat().st_mtime_ns
+    with SQLiteStore(file, read_only=True) as store:
+        assert [message.content for message in store.get_history(KEY)] == ["hello"]
+        assert store.info(KEY).count == 1
+        assert store.health().ok
+        for call in (
+            lambda: store.add_message(KEY, "user", "x"),
+            lambda: store.add_messages(KEY, []),
+            lambda: store.set_summary(KEY, "x"),
+            lambda: store.delete(KEY),
+            lambda: store.purge(KEY),
+            lambda: store.lease(KEY, ttl=1),
+        ):
+            with pytest.raises(ReadOnly):
+                call()
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == (before, changed)
+
+
+def test_read_only_sees_what_others_write(file: Path) -> None:
+    with SQLiteStore(file) as writing, SQLiteStore(file, read_only=True) as reading:
+        for number in range(3):
+            writing.add_message(KEY, "user", number)
+            assert len(reading.get_history(KEY)) == number + 1
+
+
+def test_p8_read_only_does_not_make_a_file(file: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="no such file"):
+        SQLiteStore(file, read_only=True)
+    assert _beside(file) == []
+
+
+def test_a_database_on_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
+    needs.kernel("mount")
+    with tiny_tmpfs(tmp_path, "1m") as mounted:
+        file = mounted / "sessions.db"
+        with SQLiteStore(file) as store:
+            store.add_message(KEY, "user", "hello")
+        subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
+        with SQLiteStore(file, read_only=True) as store:
+            assert [message.content for message in store.get_history(KEY)] == ["hello"]
+        with pytest.raises(StoreUnavailable):
+            SQLiteStore(file)
+
+
+# --- the disk is full ------------------------------------------------------------------------
+
+
+def _fill(store: SQLiteStore) -> int:
+    """Append until there is no room; how many were stored."""
+    for stored in range(1000):
+        try:
+            store.add_message(KEY, "user", "x" * 20_000)
+        except NotStored:
+            return stored
+    raise AssertionError("it never was full")
+
+
+def test_p8_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    needs.kernel("mount")
+    with tiny_tmpfs(tmp_path, "2m") as mounted:
+        with SQLiteStore(mounted / "sessions.db") as store:
+            stored = _fill(store)
+            assert not store.health().ok
+            with pytest.raises(NotStored, match="disk is full"):
+                store.add_message(KEY, "user", "x" * 100_000)
+            subprocess.run(["mount", "-o", "remount,size=8m", mounted], check=True)
+            assert store.add_message(KEY, "user", "x" * 20_000) == stored + 1
+        with open_store(f"sqlite:{mounted}/sessions.db") as store:
+            assert len(store.get_history(KEY)) == stored + 1
+
+
+# --- locks, and the end ----------------------------------------------------------------------
+
+
+def test_p8_another_program_that_writes_for_too_long_is_store_busy(file: Path) -> None:
+    with SQLiteStore(file, busy_timeout=0.1) as store, _connection(file) as connection:
+        store.add_message(KEY, "user", "hello")
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy):
+            store.add_message(KEY, "user", "x")
+        with pytest.raises(StoreBusy):
+            store.set_summary(KEY, "x")
+        # Readers do not wait for writers.
+        assert len(store.get_history(KEY)) == 1
+        connection.execute("COMMIT")
+        assert store.add_message(KEY, "user", "x") == 2
+
+
+def test_p8_another_process_at_the_gate_for_too_long_is_store_busy(file: Path) -> None:
+    script = (
+        "import fcntl, sys; gate = open(sys.argv[1], 'r+b'); fcntl.flock(gate, fcntl.LOCK_EX);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with SQLiteStore(file, busy_timeout=0.1) as store:
+        store.add_message(KEY, "user", "hello")
+        with subprocess.Popen(
+            [sys.executable, "-c", script, f"{file}-gate"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            with pytest.raises(StoreBusy):
+                store.add_message(KEY, "user", "x")
+            assert len(store.get_history(KEY)) == 1
+            holder.communicate()
+        assert store.add_message(KEY, "user", "x") == 2
+
+
+def test_closing_lets_go_of_every_file(file: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of this process
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "hello")
+        store.get_history(KEY)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert _beside(file) == ["sessions.db", "sessions.db-gate", "sessions.db-next"]
+    with pytest.raises(StoreClosed):
+        store.database.check_open()
+
+
+@pytest.mark.parametrize("wrong", [b"hello", None])
+def test_a_store_that_could_not_be_opened_leaves_nothing_open(
+    file: Path, wrong: bytes | None
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    if wrong is not None:
+        file.write_bytes(wrong)
+    else:
+        SQLiteStore(file).close()
+        with file.open("r+b") as database:
+            database.seek(100)
+            database.write(b"\xff" * 3996)
+    with pytest.raises(DamagedStore):
+        SQLiteStore(file).get_history(KEY)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -1,0 +1,151 @@
+"""Purge: no byte of what was purged stays in the file, in its log, or anywhere beside it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stenolog import NoSuchSession, NothingToUndo, SQLiteStore
+from stenolog.stores.sqlite.database import Database
+
+
+def _bytes(file: Path) -> bytes:
+    """All that lies in the folder. To be read when it is closed, or SQLite loses its locks."""
+    return b"".join(path.read_bytes() for path in sorted(file.parent.iterdir()))
+
+
+def _talk(store: SQLiteStore, key: str, word: str, *, count: int = 40) -> None:
+    """Messages of all sizes, so that they lie in pages, in rests of pages and in overflow."""
+    for number in range(count):
+        size = (1, 40, 400, 3000, 9000)[number % 5]
+        store.add_message(key, "user", f"{word} {number} " * size, once=f"{word}-token-{number}")
+
+
+def test_nothing_of_a_purged_session_stays(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        _talk(store, "keep", "harmless")
+        _talk(store, "secret-key", "confidential")
+        store.set_summary("secret-key", "classified " * 900)
+        store.set_summary("secret-key", "secluded " * 900)
+        store.set_meta("secret-key", title="undisclosed")
+        store.lease("secret-key", ttl=60).release()
+        store.delete("secret-key")
+        _talk(store, "keep", "innocent")
+        _talk(store, "secret-key", "restricted")
+        found = store.purge("secret-key")
+        assert (found.messages, found.first, found.last, found.not_reached) == (80, 1, 40, ())
+        with pytest.raises(NoSuchSession):
+            store.purge("secret-key")
+        # Killed now, it would leave the same files; closing takes nothing more away.
+        alive = _beside(file)
+        assert len(store.get_history("keep")) == 80
+    left = _bytes(file)
+    assert b"harmless" in left
+    for word in _SECRETS:
+        assert word not in left, word
+    assert alive["sessions.db-wal"] < 64 * 1024
+
+
+_SECRETS = (
+    b"confidential",
+    b"secret-key",
+    b"classified",
+    b"secluded",
+    b"undisclosed",
+    b"restricted",
+)
+
+
+def _beside(file: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in file.parent.iterdir()}
+
+
+def test_nothing_of_purged_messages_stays_and_the_session_goes_on(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        _talk(store, "a", "confidential")
+        store.checkpoint("a", summary="classified " * 900, upto=20)
+        store.set_summary("a", "harmless")
+        store.compact("a")
+        _talk(store, "a", "innocent")
+        found = store.purge("a", before=41)
+        assert (found.messages, found.first, found.last) == (40, 1, 40)
+        assert any("summary" in left for left in found.not_reached)
+        assert [message.seq for message in store.get_history("a", full=True)] == list(range(41, 81))
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+        assert store.add_message("a", "user", "x", once="confidential-token-3") == 81
+        info = store.info("a")
+        assert (info.floor, info.count, info.visible, info.archived) == (40, 41, 41, 0)
+        assert store.purge("a", before=41).messages == 0
+    left = _bytes(file)
+    assert b"innocent" in left
+    assert b"confidential 1" not in left
+    assert b"classified" not in left
+
+
+def test_an_undo_step_that_is_kept_still_works_though_it_is_long(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_messages("a", [{"role": "user", "content": n} for n in range(1200)])
+        store.set_summary("a", "classified")
+        wanted = [{"role": "user", "content": n} for n in range(1200) if n < 600 or n % 2]
+        store.set_history("a", wanted)
+        hidden = sum(message.hidden for message in store.get_history("a", full=True))
+        store.purge("a", before=10)
+        assert store.info("a").undoable == 2
+        undone = store.undo("a")
+        assert (undone.op, undone.shown) == ("replace", hidden)
+        assert len(store.get_history("a")) == 1200 - 9
+
+
+@pytest.fixture
+def cut_short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Make `rewrite` fail as a kill would: the rows are gone, their bytes are not."""
+
+    def die(_: Database) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Database, "rewrite", die)
+    yield monkeypatch.undo
+    monkeypatch.undo()
+
+
+def test_what_is_deleted_is_overwritten_even_where_it_goes_no_further(
+    file: Path, cut_short: Callable[[], None]
+) -> None:
+    with SQLiteStore(file) as store:
+        for number in range(20):
+            # Past the first page of its row: the rest of it lies in pages of its own.
+            store.add_message("a", "user", f"{'x' * 6000} confidential {number} {'x' * 6000}")
+        with pytest.raises(KeyboardInterrupt):
+            store.purge("a")
+    assert b"confidential" not in _bytes(file)
+    cut_short()
+
+
+def test_a_purge_that_was_interrupted_is_finished_by_the_next_one(
+    file: Path, cut_short: Callable[[], None]
+) -> None:
+    with SQLiteStore(file) as store:
+        _talk(store, "a", "confidential")
+        with pytest.raises(KeyboardInterrupt):
+            store.purge("a")
+    cut_short()
+    with SQLiteStore(file) as store:
+        assert store.list_sessions() == []
+        assert any("purge" in problem for problem in store.health().problems)
+        assert store.purge("a").messages == 0
+        assert store.health().problems == ()
+        with pytest.raises(NoSuchSession):
+            store.purge("a")
+    assert b"confidential" not in _bytes(file)
+
+
+def test_while_somebody_reads_the_log_the_caller_is_told_that_it_stays(file: Path) -> None:
+    with SQLiteStore(file, busy_timeout=0.1) as store:
+        _talk(store, "a", "confidential")
+        with store.database.read() as transaction:
+            list(transaction.execute("SELECT * FROM session"))
+            [left] = store.purge("a").not_reached
+            assert "purge again" in left
+        assert store.purge("a").not_reached == ()
+    assert b"confidential" not in _bytes(file)

@@ -1,0 +1,134 @@
+"""The tables: a fresh database equals a migrated one, and older ones are brought up to date."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stenolog import SQLiteStore
+from stenolog.stores.sqlite import schema
+from stenolog.stores.sqlite.place import APPLICATION_ID
+from stenolog.stores.sqlite.queries import SQL
+
+
+def _tables(connection: apsw.Connection) -> list[tuple[object, ...]]:
+    """Every table, index and trigger, with its text but for white space and comments."""
+    return sorted(
+        (kind, name, table, " ".join(line.partition("--")[0] for line in (sql or "").split()))
+        for kind, name, table, sql in connection.execute(
+            "SELECT type, name, tbl_name, sql FROM sqlite_schema"
+        )
+    )
+
+
+def _made(*scripts: str) -> apsw.Connection:
+    connection = apsw.Connection(":memory:")
+    for script in scripts:
+        schema.run(connection, script)
+    return connection
+
+
+def _old_database(file: Path, version: int) -> None:
+    """A database as a stenolog of that schema left it."""
+    connection = apsw.Connection(str(file))
+    for script in schema.migrations()[:version]:
+        schema.run(connection, script)
+    schema.run(connection, f"PRAGMA user_version = {version}")
+    schema.run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+    schema.run(connection, "PRAGMA journal_mode = WAL")
+    schema.run(
+        connection,
+        """
+        INSERT INTO session VALUES
+            (1, 'sessions', 'a', '0123456789abcdef', '2026-01-01T00:00:00.000000Z',
+             '2026-01-01T00:00:00.000000Z', 1, 30, 1, NULL, NULL);
+        INSERT INTO state VALUES
+            (1, CAST('{"format":1,"key":"","uid":"","generation":1,"created":""}' AS BLOB));
+        INSERT INTO message VALUES
+            (1, 1, 1, '2026-01-01T00:00:00.000000Z',
+             CAST('{"role":"user","content":"old"}' AS BLOB));
+        """,
+    )
+    connection.close()
+
+
+def test_a_fresh_schema_equals_the_migrated_one(file: Path) -> None:
+    SQLiteStore(file).close()
+    fresh = apsw.Connection(str(file))
+    migrated = _made(*schema.migrations())
+    try:
+        assert _tables(fresh) == _tables(migrated)
+        assert fresh.pragma("user_version") == schema.newest() == len(schema.migrations())
+    finally:
+        fresh.close()
+        migrated.close()
+
+
+@pytest.mark.parametrize("version", range(1, schema.newest()))
+def test_p13_an_older_database_is_brought_up_to_date_with_its_content(
+    file: Path, version: int
+) -> None:
+    _old_database(file, version)
+    with SQLiteStore(file) as store:
+        assert [message.content for message in store.get_history("a")] == ["old"]
+        assert store.add_message("a", "user", "new") == 2
+        with store.lease("a", ttl=10) as lease:
+            assert not lease.lost
+    connection = apsw.Connection(str(file))
+    fresh = _made(*schema.migrations())
+    try:
+        assert _tables(connection) == _tables(fresh)
+        assert connection.pragma("user_version") == schema.newest()
+    finally:
+        connection.close()
+        fresh.close()
+
+
+def test_each_migration_opens_with_why() -> None:
+    for script in schema.migrations():
+        assert script.startswith("-- ")
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_every_statement_is_one_that_sqlite_takes_without_a_full_scan(name: str) -> None:
+    connection = _made(*schema.migrations())
+    values = [None] * max([0, *(int(n) for n in range(1, 10) if f"?{n}" in SQL[name])])
+    plan = [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", values)]
+    connection.close()
+    whole = {"every_session", "purge_begun", "end_purge"}
+    assert name in whole or not any(step.startswith("SCAN") for step in plan), plan
+
+
+def test_messages_and_sessions_are_found_by_index_alone(store: SQLiteStore) -> None:
+    with store.database.read() as transaction:
+        plan = [
+            detail
+            for *_, detail in transaction.execute(
+                f"EXPLAIN QUERY PLAN {SQL['find_session']}", ("sessions", "a")
+            )
+        ]
+    assert any("USING INDEX session_live" in step for step in plan)
+
+
+def test_the_file_is_as_the_design_says(store: SQLiteStore) -> None:
+    with store.database.write() as transaction:
+        found = {
+            name: next(iter(transaction.execute(f"PRAGMA {name}")))[0]
+            for name in ("journal_mode", "synchronous", "foreign_keys", "application_id")
+        }
+    assert found == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "application_id": APPLICATION_ID,
+    }
+
+
+def test_removing_a_session_takes_everything_of_it_along(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x", once="t")
+    store.set_summary("a", "text")
+    with store.database.write() as transaction:
+        transaction.execute("DELETE FROM session")
+    with store.database.read() as transaction:
+        for table in ("state", "message", "token", "change"):
+            assert list(transaction.execute(f"SELECT count(*) FROM {table}")) == [(0,)]  # noqa: S608
