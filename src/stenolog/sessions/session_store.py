@@ -4,38 +4,22 @@ A loop must go on talking; so what failed is logged, counted and shown in `healt
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from msgspec import Struct
-
-from stenolog.errors import NoSuchSession, StenologError
-from stenolog.records import Health, Message
+from stenolog.errors import NoSuchSession
+from stenolog.records import Message
+from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store
+from stenolog.stores.failures import Failures, SessionHealth
+
+__all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
 
 WORTH_A_REWRITE: Final = 64 * 1024
 """Below this size of the live log, `save` leaves it alone."""
 
 _logger = logging.getLogger("stenolog")
-_Result = TypeVar("_Result")
-
-
-class SessionHealth(Struct, frozen=True, kw_only=True):
-    """Whether writes can be expected to be kept, and what went wrong so far."""
-
-    ok: bool
-    """The store says so, and the newest write succeeded."""
-    free_bytes: int | None
-    """Room left where the store lives; None where that has no meaning, or could not be asked."""
-    problems: tuple[str, ...]
-    """What is wrong now or soon will be, each with what to do."""
-    failed_writes: int
-    """How many writes failed since the store was opened."""
-    failed_reads: int
-    """How many reads fell back to nothing since the store was opened."""
-    last_error: str | None
-    """The newest failure in words; None where there was none."""
 
 
 @runtime_checkable
@@ -132,76 +116,90 @@ class SessionStore(Protocol):
 
 
 class JSONLBackend:
-    """The SessionStore over any Store; it owns the store and closes it."""
+    """The SessionStore over any Store; it owns the store and closes it.
+
+    A key that is no session, but an alias of one that was taken in from another program, opens
+    that one (sessions/aliases.py).
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._closing = Lock()
         self._closed = False
-        self._counting = Lock()
-        self._failed_writes = 0
-        self._failed_reads = 0
-        self._last_error: str | None = None
-        self._write_trouble: str | None = None
+        self._failures = Failures()
+        self._own_key = Aliases(store).own_key
 
     @property
     def store(self) -> Store:
-        """The store beneath; calls made there raise when they fail."""
+        """The store beneath; calls made there raise when they fail, and know no aliases."""
         return self._store
 
     def add_message(
         self, key: str, role: str, content: Any, *, once: str | None = None
     ) -> int | None:
         """Append a message; its seq. A failure gives None and is logged and counted."""
-        return self._write(
-            "add_message", key, lambda: self._store.add_message(key, role, content, once=once)
+        return self._failures.write(
+            "add_message",
+            key,
+            lambda: self._store.add_message(self._own_key(key), role, content, once=once),
         )
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int | None:
         """Append a message; its seq. A failure gives None and is logged and counted."""
-        return self._write(
-            "add_full_message", key, lambda: self._store.add_full_message(key, message, once=once)
+        return self._failures.write(
+            "add_full_message",
+            key,
+            lambda: self._store.add_full_message(self._own_key(key), message, once=once),
         )
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """The messages by seq. A failure gives an empty list and is logged and counted."""
-        return self._read(
+        return self._failures.read(
             "get_history",
             key,
-            lambda: self._store.get_history(key, last=last, after=after, full=full),
+            lambda: self._store.get_history(self._own_key(key), last=last, after=after, full=full),
             otherwise=[],
         )
 
     def get_summary(self, key: str) -> str:
         """The summary. A failure gives an empty text and is logged and counted."""
-        return self._read("get_summary", key, lambda: self._store.get_summary(key), otherwise="")
+        return self._failures.read(
+            "get_summary", key, lambda: self._store.get_summary(self._own_key(key)), otherwise=""
+        )
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace the summary. A failure gives False and is logged and counted."""
-        return self._change("set_summary", key, lambda: self._store.set_summary(key, text))
+        return self._failures.change(
+            "set_summary", key, lambda: self._store.set_summary(self._own_key(key), text)
+        )
 
     def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
         """Replace what is visible. A failure gives False and is logged and counted."""
-        return self._change("set_history", key, lambda: self._store.set_history(key, messages))
+        return self._failures.change(
+            "set_history", key, lambda: self._store.set_history(self._own_key(key), messages)
+        )
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
         """Hide all but the last ones. A failure gives False and is logged and counted."""
-        return self._change(
-            "truncate_history", key, lambda: self._store.truncate_history(key, keep_last)
+        return self._failures.change(
+            "truncate_history",
+            key,
+            lambda: self._store.truncate_history(self._own_key(key), keep_last),
         )
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> bool:
         """Summary and floor in one step. A failure gives False and is logged and counted."""
-        return self._change(
+        return self._failures.change(
             "checkpoint",
             key,
             lambda: self._store.checkpoint(
-                key, summary=summary, upto=upto, expect_floor=expect_floor
+                self._own_key(key), summary=summary, upto=upto, expect_floor=expect_floor
             ),
         )
 
@@ -210,6 +208,7 @@ class JSONLBackend:
 
         A failure is raised as the store raised it; a session that is not there is none.
         """
+        key = self._own_key(key)
         try:
             info = self._store.info(key)
         except NoSuchSession:
@@ -223,7 +222,7 @@ class JSONLBackend:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """A page of keys. A failure gives an empty list and is logged and counted."""
-        return self._read(
+        return self._failures.read(
             "list_sessions",
             None,
             lambda: self._store.list_sessions(prefix=prefix, limit=limit, after=after),
@@ -232,28 +231,11 @@ class JSONLBackend:
 
     def health(self) -> SessionHealth:
         """The store's health and the failures here. A failure to ask is a problem in it."""
-        try:
-            found = self._store.health()
-        except StenologError as error:
-            found = Health(ok=False, free_bytes=None, problems=(str(error),))
-        except Exception as error:
-            _logger.exception("health failed")
-            found = Health(ok=False, free_bytes=None, problems=(repr(error),))
-
-        with self._counting:
-            trouble = () if self._write_trouble is None else (self._write_trouble,)
-            return SessionHealth(
-                ok=found.ok and not trouble,
-                free_bytes=found.free_bytes,
-                problems=(*found.problems, *trouble),
-                failed_writes=self._failed_writes,
-                failed_reads=self._failed_reads,
-                last_error=self._last_error,
-            )
+        return self._failures.health(self._store.health)
 
     def close(self) -> None:
         """Close the store, once. A failure is logged, not raised."""
-        with self._counting:
+        with self._closing:
             if self._closed:
                 return
             self._closed = True
@@ -261,52 +243,3 @@ class JSONLBackend:
             self._store.close()
         except Exception:
             _logger.exception("close failed; every write was on disk when it was answered")
-
-    def _change(self, call: str, key: str, change: Callable[[], None]) -> bool:
-        def changed() -> bool:
-            change()
-            return True
-
-        return bool(self._write(call, key, changed))
-
-    def _write(self, call: str, key: str, write: Callable[[], _Result]) -> _Result | None:
-        try:
-            result = write()
-        except StenologError as error:
-            words = _in_words(call, key, error)
-            _logger.log(logging.ERROR, words)
-        except Exception as error:
-            words = _in_words(call, key, error)
-            _logger.exception(words)
-        else:
-            with self._counting:
-                self._write_trouble = None
-            return result
-
-        with self._counting:
-            self._failed_writes += 1
-            self._last_error = words
-            self._write_trouble = f"the newest write failed: {words}"
-        return None
-
-    def _read(
-        self, call: str, key: str | None, read: Callable[[], _Result], *, otherwise: _Result
-    ) -> _Result:
-        try:
-            return read()
-        except StenologError as error:
-            words = _in_words(call, key, error)
-            _logger.log(logging.ERROR, "%s; taken as empty", words)
-        except Exception as error:
-            words = _in_words(call, key, error)
-            _logger.exception("%s; taken as empty", words)
-
-        with self._counting:
-            self._failed_reads += 1
-            self._last_error = words
-        return otherwise
-
-
-def _in_words(call: str, key: str | None, error: Exception) -> str:
-    of = "" if key is None else f" of {key!r}"
-    return f"{call}{of} failed: {type(error).__name__}: {error}"

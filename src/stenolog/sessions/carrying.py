@@ -1,0 +1,135 @@
+"""One old session and the session it goes to: the steps of taking it in, in their order.
+
+Each step is one write, and each can be made again: whoever is killed between two of them is
+continued by the next run.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from msgspec import Raw
+
+from stenolog.errors import OnceConflict
+from stenolog.records import Message, timestamp
+from stenolog.sessions import alias_marks, merging
+from stenolog.sessions.aliases import claimed
+from stenolog.sessions.importers.old import OldSession
+from stenolog.sessions.merging import Merge, There
+from stenolog.stores.base import Store
+from stenolog.stores.json_file import KeptMessage
+
+CHUNK: Final = 500
+"""So many messages are added in one batch."""
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+RECEIPTS: Final = 20
+"""How many receipts a session keeps."""
+
+
+class Carrying:
+    """`mark`, `add`, `settle`, `receipt`; `problems` says what could not be carried."""
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        old: OldSession,
+        digest: str,
+        there: There | None,
+        merge: Merge,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._digest = digest
+        self._seqs = list(merge.seqs)
+        self.old = old
+        self.there = there
+        self.merge = merge
+        self.problems: list[str] = []
+
+    def mark(self, names: Sequence[str]) -> None:
+        """Say what is being taken in, so that a later run can tell what it finds half done."""
+        meta = {} if self.there is None else self.there.meta
+        fields: dict[str, Any] = {"importing": self._digest}
+        aliases = [*claimed(meta), *(name for name in names if name not in claimed(meta))]
+        if aliases:
+            fields["aliases"] = aliases
+        for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
+            if value is not None and name not in meta:
+                fields[name] = value
+        if names:
+            alias_marks.prepare(self._store)
+        self._store.set_meta(self._key, **fields)
+        if names:
+            alias_marks.change(self._store)
+
+    def add(self) -> Iterator[list[int]]:
+        """Add what is not there, a batch at a time; the seqs of each."""
+        for start, batch in _batches(self.old.messages, len(self._seqs)):
+            token = batch[0].once
+            try:
+                seqs = self._append(batch, token or f"import:{self._digest}:{start}")
+            except OnceConflict:
+                words = f"the token of message {start + 1} stands for another one: it has a new one"
+                self.problems.append(words)
+                seqs = self._append(batch, f"import:{self._digest}:{start}")
+            self._seqs += seqs
+            yield seqs
+
+    def _append(self, batch: Sequence[KeptMessage], once: str) -> list[int]:
+        messages = [Message(seq=1, _at="", _body=Raw(one.payload)) for one in batch]
+        times = [one.at for one in batch if one.at is not None]
+        return self._store.add_messages(self._key, messages, once=once, at=times)
+
+    def settle(self) -> None:
+        """Hide what was hidden and set the summary, unless that would be old over newer."""
+        self.problems += self.not_carried()
+        if not self.merge.carry:
+            return
+        floor = merging.hidden_start(self.old)
+        if floor:
+            upto = self._seqs[floor - 1]
+            self._store.checkpoint(self._key, summary=self.old.summary, upto=upto)
+        elif self.old.summary:
+            self._store.set_summary(self._key, self.old.summary)
+        for number, message in enumerate(self.old.messages[floor:], floor):
+            if message.hidden:
+                self._store.hide(self._key, self._seqs[number], self._seqs[number])
+
+    def not_carried(self) -> Iterator[str]:
+        """What is left out because the session has gone on since, each as a sentence."""
+        if self.merge.carry or len(self.merge.seqs) == len(self.old.messages):
+            return
+        if self.old.summary:
+            yield "its summary is left out, because the session here has gone on without it"
+        if self.old.hidden:
+            yield f"{self.old.hidden} messages that were hidden there are in sight here"
+
+    def receipt(self, name: str) -> None:
+        """Say that it is done: the mark goes and the receipt comes in one step."""
+        meta = self._store.info(self._key).meta
+        receipt = {
+            "from": self.old.layout,
+            "file": name,
+            "sha256": self._digest,
+            "messages": len(self.old.messages),
+            "created": timestamp(self.old.created),
+            "updated": timestamp(self.old.updated),
+        }
+        kept = [*merging.receipts(meta), receipt][-RECEIPTS:]
+        self._store.set_meta(self._key, importing=None, imported=kept)
+
+
+def _batches(
+    messages: Sequence[KeptMessage], start: int
+) -> Iterator[tuple[int, Sequence[KeptMessage]]]:
+    """What is left to be added: messages with a token one by one, the others in batches."""
+    while start < len(messages):
+        end, size = start + 1, len(messages[start].payload)
+        if messages[start].once is None:
+            while end < len(messages) and end - start < CHUNK and messages[end].once is None:
+                size += len(messages[end].payload)
+                if size > CHUNK_BYTES:
+                    break
+                end += 1
+        yield start, messages[start:end]
+        start = end

@@ -1,0 +1,1 @@
+"""Sessions that other programs kept: `old` the values, a module per layout, `folder` the files."""

@@ -1,0 +1,261 @@
+"""A folder with old sessions: which files belong together, reading them, and renaming them.
+
+Once taken in, a file gets the ending `.migrated`. While it is being taken in it may have the
+ending `.importing`: a log of another program can stand under the very name that ours needs
+(docs/decisions/0005). Nothing is ever deleted or overwritten here, and no file that is a link
+is followed.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.codec import parse_line
+from stenolog.sessions.importers import legacy, picoclaw, zeroclaw
+from stenolog.sessions.importers.old import OldSession, lines
+from stenolog.stores import disk, json_file
+from stenolog.stores.json_file import META_SUFFIX, NotASession
+from stenolog.stores.jsonl import names
+from stenolog.stores.jsonl.scan import looks_torn
+
+LOG_SUFFIX: Final = ".jsonl"
+IMPORTING: Final = ".importing"
+MIGRATED: Final = ".migrated"
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OURS: Final = b'{"kind":"state",'
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """The file or files of one old session."""
+
+    name: str
+    """What the session's own file was called before anything was renamed."""
+    body: str | None
+    """The file with the messages, as it is called now; None where there is only a meta."""
+    meta: str | None = None
+    """The `.meta.json` beside, as it is called now."""
+    bytes: int = 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that are this session's alone: the meta first, as it is renamed first."""
+        found = [name for name in (self.meta, self.body) if name is not None]
+        return tuple(name for name in found if not name.endswith(MIGRATED))
+
+
+class Found(Struct, frozen=True):
+    """An old session, read."""
+
+    session: OldSession
+    digest: str
+    """Of all its bytes: the same file is never taken in twice."""
+    changed: datetime
+    marks: tuple[tuple[int, int, int], ...]
+
+
+class Folder:
+    """A folder that may hold old sessions. A context manager; raises OSError where it is none."""
+
+    def __init__(self, path: Path, *, only: str | None = None, follow: bool = False) -> None:
+        self.path = path
+        self._only = only
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(OSError):
+            disk.release_lock(self._descriptor)
+        os.close(self._descriptor)
+
+    def lock(self, seconds: float) -> None:
+        """Wait until nobody else renames or rewrites here. Raises StoreBusy."""
+        # Some network file systems lock no folders; tokens still keep messages from coming twice.
+        with suppress(OSError):
+            what = f"the folder {self.path}"
+            disk.wait_for_lock(self._descriptor, seconds=seconds, what=what, poll=0.01)
+
+    # --- what is there -----------------------------------------------------------------------
+
+    def sources(self, *, thorough: bool) -> list[Source]:
+        """The old sessions, logs before whole files: where both have a key, the log is newer.
+
+        Without `thorough`, a name that spells out one of our keys with escapes is taken for one of
+        our logs without a look inside, so that starting costs nothing for them.
+        """
+        with os.scandir(self._descriptor) as entries:
+            names = {entry.name for entry in entries if not entry.name.startswith(".")}
+        logs = list(self._logs(names, thorough=thorough))
+        whole = [
+            Source(name=name, body=name)
+            for name in sorted(filter(json_file.is_session_name, names))
+        ]
+        chosen = [source for source in (*logs, *whole) if self._only in (None, source.name)]
+        return [replace(source, bytes=self._size(source)) for source in chosen]
+
+    def _logs(self, names: set[str], *, thorough: bool) -> Iterator[Source]:
+        stems: dict[str, None] = {}
+        for name in sorted(names):
+            plain = name.removesuffix(IMPORTING)
+            for suffix in (META_SUFFIX, LOG_SUFFIX):
+                if plain.endswith(suffix):
+                    stems[plain.removesuffix(suffix)] = None
+        for stem in stems:
+            states = [end for end in (IMPORTING, "") if stem + LOG_SUFFIX + end in names]
+            for end in states:
+                log, meta = stem + LOG_SUFFIX + end, _meta_beside(stem, end, names)
+                if end or not self._is_ours(log, thorough=thorough, beside_meta=meta is not None):
+                    yield Source(name=stem + LOG_SUFFIX, body=log, meta=meta)
+            if not states:
+                meta = next(m for m in _metas(stem) if m in names)
+                yield Source(name=stem + LOG_SUFFIX, body=None, meta=meta)
+
+    def _is_ours(self, name: str, *, thorough: bool, beside_meta: bool) -> bool:
+        """Whether this is a log of stenolog, or what is left of one."""
+        # A name that spells out a key of ours need not be opened at every start.
+        spelled = "%" in name and names.key_of(name) is not None
+        if spelled and not thorough and not beside_meta:
+            return True
+        try:
+            text = self._read(name, len(_OURS))
+            if text == _OURS:
+                return True
+            text = self._read(name)
+        except OSError:
+            return False
+        if any(parse_line(line) is not None for line in text.split(b"\n")):
+            return True
+        # An empty one may be the first moment of ours, or what picoclaw has cleared.
+        return looks_torn(text) and not (beside_meta and not text)
+
+    def _size(self, source: Source) -> int:
+        found = [self._stat(name) for name in (source.body, source.meta) if name is not None]
+        return sum(one.st_size for one in found if one is not None)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(self, source: Source) -> Found:
+        """The session of these files. Raises NotASession, OSError."""
+        files = [name for name in (source.body, source.meta) if name is not None]
+        before = [self._stat(name) for name in files]
+        body = self._read(source.body) if source.body is not None else b""
+        meta = self._read(source.meta) if source.meta is not None else None
+        changed = max((one.st_mtime_ns for one in before if one is not None), default=0)
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=changed // 1000)
+        digest = sha256(b"%d:" % len(body) + body + (meta or b"")).hexdigest()
+        session = _session(source, body, meta, moment)
+        return Found(session, digest, moment, tuple(_mark(one) for one in before))
+
+    def aliases(self, source: Source) -> tuple[str, ...]:
+        """The aliases that a session claims, by a look at its meta alone."""
+        if source.meta is None:
+            return ()
+        try:
+            return picoclaw.read_meta(self._read(source.meta)).aliases
+        except OSError:
+            return ()
+
+    def is_as_read(self, source: Source, found: Found) -> bool:
+        """Whether nobody has changed the files since."""
+        files = [name for name in (source.body, source.meta) if name is not None]
+        return tuple(_mark(self._stat(name)) for name in files) == found.marks
+
+    def _read(self, name: str, length: int = -1) -> bytes:
+        descriptor = os.open(name, _READ, dir_fd=self._descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(f"{name} is not a regular file")
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(length)
+
+    def _stat(self, name: str) -> os.stat_result | None:
+        try:
+            return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    # --- renaming ----------------------------------------------------------------------------
+
+    def set_aside(self, source: Source) -> Source:
+        """Give a log the ending that keeps it out of the way, and its meta. Raises OSError."""
+        meta, body = source.meta, source.body
+        if not source.name.endswith(LOG_SUFFIX):
+            return source
+        if meta is not None and not meta.endswith((IMPORTING, MIGRATED)):
+            meta = self._rename(meta, meta + IMPORTING)
+        if body is not None and not body.endswith(IMPORTING):
+            body = self._rename(body, body + IMPORTING)
+        return replace(source, meta=meta, body=body)
+
+    def put_back(self, source: Source) -> None:
+        """Give its files their own names again, where those are free. Raises OSError."""
+        for name in reversed(source.files):
+            plain = name.removesuffix(IMPORTING)
+            if plain != name and self._stat(plain) is None:
+                self._rename(name, plain)
+
+    def finish(self, source: Source) -> None:
+        """Give its files the ending that says they were taken in. Raises OSError."""
+        for name in source.files:
+            self._rename(name, self._free(name.removesuffix(IMPORTING) + MIGRATED))
+
+    def sync(self) -> None:
+        """Return only when the new names are on the disk. Raises OSError."""
+        disk.sync_folder(self._descriptor)
+
+    def _free(self, name: str) -> str:
+        number, free = 1, name
+        while self._stat(free) is not None:
+            number += 1
+            free = f"{name}-{number}"
+        return free
+
+    def _rename(self, name: str, to: str) -> str:
+        os.rename(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        return to
+
+
+def _session(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> OldSession:
+    if source.name.endswith(json_file.SUFFIX):
+        return legacy.read(body, name=source.name, changed=changed)
+    found = list(lines(body))
+    if meta is not None or picoclaw.looks_like(found):
+        return picoclaw.read(body, meta, name=source.name, changed=changed)
+    if zeroclaw.looks_like(found):
+        return zeroclaw.read(body, name=source.name, changed=changed)
+    if not found:
+        raise NotASession("it is empty")
+    raise NotASession(
+        next((line.problem for line in found if line.problem), "its layout is unknown")
+    )
+
+
+def _metas(stem: str) -> tuple[str, ...]:
+    return tuple(stem + META_SUFFIX + end for end in ("", IMPORTING, MIGRATED))
+
+
+def _meta_beside(stem: str, end: str, names: set[str]) -> str | None:
+    """The meta that belongs to a log; who was killed while renaming leaves the two unlike."""
+    own = stem + META_SUFFIX + end
+    if own in names:
+        return own
+    other = IMPORTING if not end else ""
+    if stem + LOG_SUFFIX + other not in names and stem + META_SUFFIX + other in names:
+        return stem + META_SUFFIX + other
+    migrated = stem + META_SUFFIX + MIGRATED
+    return migrated if migrated in names else None
+
+
+def _mark(found: os.stat_result | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -1,0 +1,155 @@
+"""picoclaw's logs: one message a line, and a `.meta.json` beside with key, summary and skip."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from json import loads
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.errors import InvalidKey
+from stenolog.sessions import keys
+from stenolog.sessions.importers.old import Line, OldSession, dated, lines, payload
+from stenolog.stores.json_file import KeptMessage, NotASession, time_of
+
+FIELDS: Final = frozenset(
+    {
+        "role",
+        "content",
+        "model_name",
+        "created_at",
+        "reasoning_content",
+        "tool_calls",
+        "tool_call_id",
+        "media",
+        "attachments",
+        "system_parts",
+    }
+)
+"""What its messages are made of: how a log is known whose `.meta.json` is missing."""
+
+
+class Meta(Struct, frozen=True, kw_only=True):
+    """A `.meta.json`, as far as it can be read."""
+
+    key: str | None = None
+    summary: str = ""
+    skip: int = 0
+    created: datetime | None = None
+    updated: datetime | None = None
+    aliases: tuple[str, ...] = ()
+    agent: str | None = None
+    channel: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> OldSession:
+    """The session in a log of this name, last changed then; an empty one where it was cleared.
+
+    Raises NotASession where there are lines, and none of them can be read.
+    """
+    stem = name.removesuffix(".jsonl")
+    about = Meta() if meta is None else read_meta(meta)
+    problems = list(about.problems)
+    found = list(lines(log))
+    messages = _messages(found, about.skip, problems)
+    if found and not messages and not about.summary:
+        raise NotASession("there is no message in it" + "".join(f"; {p}" for p in problems))
+    times = [message.at for message in messages if message.at is not None]
+    created = about.created or min(times, default=changed)
+    updated = about.updated or max(times, default=changed)
+    key = about.key or stem
+    return OldSession(
+        layout="picoclaw",
+        key=key,
+        messages=dated(messages, created, updated),
+        summary=about.summary,
+        aliases=tuple(dict.fromkeys(a for a in (*about.aliases, stem) if a != key)),
+        agent=about.agent,
+        channel=about.channel,
+        created=created,
+        updated=updated,
+        problems=tuple(problems),
+    )
+
+
+def read_meta(text: bytes) -> Meta:
+    """What a `.meta.json` says; one that cannot be read is a problem, and not the end."""
+    try:
+        fields = loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        fields, problem = {}, f"its .meta.json is not JSON, so key and summary are unknown: {error}"
+    else:
+        problem = "" if isinstance(fields, dict) else "its .meta.json is no object"
+        fields = fields if isinstance(fields, dict) else {}
+    key, skip, aliases = fields.get("key"), fields.get("skip", 0), fields.get("aliases")
+    whole = isinstance(skip, int) and not isinstance(skip, bool) and skip >= 0
+    scope = fields["scope"] if isinstance(fields.get("scope"), dict) else {}
+    scoped = key_of_scope(scope)
+    given = aliases if isinstance(aliases, list) else []
+    named = [name for name in given if isinstance(name, str) and name]
+    return Meta(
+        key=key if isinstance(key, str) and key else None,
+        summary=fields["summary"] if isinstance(fields.get("summary"), str) else "",
+        skip=skip if whole else 0,
+        created=time_of(fields.get("created_at")),
+        updated=time_of(fields.get("updated_at")),
+        aliases=tuple(named) + (() if scoped is None else (scoped,)),
+        agent=_text(scope.get("agent_id")),
+        channel=_text(scope.get("channel")),
+        problems=tuple(
+            words
+            for words in (problem, "" if whole else f"skip is {skip!r}: nothing is hidden")
+            if words
+        ),
+    )
+
+
+def key_of_scope(scope: dict[str, Any]) -> str | None:
+    """Our key for the scope behind an opaque `sk_v1_…`; None where it has none.
+
+    `{"channel": "telegram", "dimensions": ["chat"], "values": {"chat": "direct:123"}}` is
+    `telegram:123` here.
+    """
+    channel, values = _text(scope.get("channel")), scope.get("values")
+    if channel is None or not isinstance(values, dict):
+        return None
+    ids = [
+        value.partition(":")[2] or value if name == "chat" else value
+        for name in ("space", "chat", "topic", "sender")
+        if isinstance(value := values.get(name), str) and value
+    ]
+    if len(ids) not in (1, 2):
+        return None
+    try:
+        return keys.join(keys.Parts(channel, ids[-1], ids[0] if len(ids) == 2 else None))
+    except InvalidKey:
+        return None
+
+
+def looks_like(found: Sequence[Line]) -> bool:
+    """Whether these lines are its own, though no `.meta.json` says so."""
+    messages = [line.fields for line in found if line.fields is not None]
+    return (
+        bool(messages)
+        and all(fields.keys() <= FIELDS for fields in messages)
+        and any(fields.keys() - {"role", "content"} for fields in messages)
+    )
+
+
+def _messages(found: Sequence[Line], skip: int, problems: list[str]) -> list[KeptMessage]:
+    messages = []
+    # `skip` counts lines and not messages, those that cannot be read included.
+    for place, line in enumerate(found):
+        if line.fields is None:
+            problems.append(line.problem)
+            continue
+        body = payload(line.fields, f"line {line.number}", problems)
+        if body is not None:
+            at = time_of(line.fields.get("created_at"))
+            messages.append(KeptMessage(body, at, hidden=place < skip))
+    return messages
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,96 @@
+"""Which session a message belongs to: from its channel, sender, thread and chat to a key, and back.
+
+A key has two or three parts with `:` between: `channel:sender`, `channel:thread:sender`, or for a
+group that shares one session `channel:chat`. Inside a part `:` and `%` are written %3A and %25, so
+that no two senders ever get the same key. All of it is pure.
+"""
+
+import re
+from typing import Final, Literal, get_args
+
+from msgspec import Struct
+
+from stenolog.codec import check_key
+from stenolog.errors import InvalidKey, UsageError
+
+Scope = Literal["sender", "thread", "group"]
+"""Who shares a session: nobody; nobody, each thread apart; everybody in a group."""
+
+CLI_DEFAULT: Final = "cli:default"
+"""The session of a terminal, where none is named."""
+
+_ESCAPES: Final = {"%": "%25", ":": "%3A"}
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """Where a message came from, as its channel names things."""
+
+    channel: str
+    sender: str
+    chat: str | None = None
+    """The group it was said in; None where two talk alone."""
+    thread: str | None = None
+    """The thread or topic in that group; None outside of any."""
+
+
+class Parts(Struct, frozen=True):
+    """A key taken apart."""
+
+    channel: str
+    who: str
+    """The sender, or the chat of a group that shares a session: a key does not tell which."""
+    thread: str | None = None
+
+
+def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
+    """The key of the session that a message belongs to. Raises InvalidKey, UsageError."""
+    match scope:
+        case "sender":
+            return join(Parts(origin.channel, origin.sender))
+        case "thread":
+            return join(Parts(origin.channel, origin.sender, origin.thread))
+        case "group":
+            return join(Parts(origin.channel, origin.chat or origin.sender))
+        case _:
+            raise UsageError(f"scope {scope!r}: one of {', '.join(get_args(Scope))} is wanted")
+
+
+def join(parts: Parts) -> str:
+    """The key of these parts. Raises InvalidKey."""
+    given = [parts.channel, *([] if parts.thread is None else [parts.thread]), parts.who]
+    if not all(given):
+        raise InvalidKey(f"{':'.join(given)!r}: channel, thread and sender must not be empty")
+    key = ":".join(_escaped(part) for part in given)
+    check_key(key)
+    return key
+
+
+def split(key: str) -> Parts | None:
+    """The parts of a key; None for a key that was not made here."""
+    parts = key.split(":")
+    if len(parts) not in (2, 3) or not all(parts):
+        return None
+    plain = [_plain(part) for part in parts]
+    if [_escaped(part) for part in plain] != parts:
+        return None
+    return Parts(plain[0], plain[-1], plain[1] if len(plain) == 3 else None)
+
+
+def from_reference_name(name: str) -> str | None:
+    """The key that zeroclaw's `channel_sender` or `channel_thread_sender` most likely stands for.
+
+    Its names do not tell a `_` of theirs from one of the sender's: with more than two of them
+    nobody can say, and the answer is None.
+    """
+    parts = name.split("_")
+    if len(parts) not in (2, 3) or not all(parts):
+        return None
+    return join(Parts(parts[0], parts[-1], parts[1] if len(parts) == 3 else None))
+
+
+def _escaped(part: str) -> str:
+    return re.sub("[%:]", lambda found: _ESCAPES[found[0]], part)
+
+
+def _plain(part: str) -> str:
+    return part.replace("%3A", ":").replace("%25", "%")

@@ -1,0 +1,121 @@
+"""What an old session adds to one that is there: pure, and never old over newer.
+
+Messages with a token (our stand-in gives each one) are merged by it, wherever they belong. The
+others are compared: what is there must be a beginning of the old session, or the old session a
+beginning of what is there; anything else is another conversation and gets a session of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.codec import MAX_KEY_BYTES
+from stenolog.records import decode_object
+from stenolog.sessions.importers.old import OldSession
+
+TOKENS_KEPT: Final = 1_000
+"""For so many of its newest messages a session surely knows the tokens."""
+MAX_NAMES: Final = 100
+"""How many sessions of one key, and one day, are kept apart before it is called a fault."""
+
+
+class There(Struct, frozen=True, kw_only=True):
+    """A session of the store, as far as merging must know it."""
+
+    payloads: Sequence[bytes] = ()
+    seqs: Sequence[int] = ()
+    summary: str = ""
+    floor: int = 0
+    meta: Mapping[str, Any] = {}
+
+    @property
+    def importing(self) -> str | None:
+        """The digest of what was being taken in when nobody finished it."""
+        digest = self.meta.get("importing")
+        return digest if isinstance(digest, str) else None
+
+
+class Merge(Struct, frozen=True, kw_only=True):
+    """What is to be done."""
+
+    seqs: tuple[int, ...] = ()
+    """Where the first old messages stand that are there already."""
+    carry: bool = True
+    """Whether the old summary and hidden part are taken over, too."""
+
+
+def decide(old: OldSession, digest: str, there: There) -> Merge | None:
+    """How the old session merges with what is there; None: it is another conversation."""
+    given = [message.payload for message in old.messages]
+    plain = next((n for n, m in enumerate(old.messages) if m.once is not None), len(given))
+    common = _common(given, there.payloads)
+    has_all = common == len(there.payloads)
+    if common < plain and not has_all:
+        return None
+    known = there.seqs[: min(common, plain)]
+    if plain < len(given):
+        known = max(known, _settled(given, there), key=len)
+    goes_on = has_all and len(there.payloads) < len(given)
+    resumed = there.importing == digest
+    untouched = there.summary in ("", old.began_with, old.summary) and there.floor <= hidden_start(
+        old
+    )
+    return Merge(seqs=tuple(known), carry=untouched and (resumed or goes_on))
+
+
+def receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was taken in into a session so far."""
+    found = meta.get("imported")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def is_taken_in(meta: Mapping[str, Any], digest: str) -> bool:
+    """Whether exactly these bytes were taken in into a session, to the end."""
+    return any(one.get("sha256") == digest for one in receipts(meta))
+
+
+def hidden_start(old: OldSession) -> int:
+    """How many messages are hidden from the first one on."""
+    visible = (n for n, message in enumerate(old.messages) if not message.hidden)
+    return next(visible, len(old.messages))
+
+
+def names_apart(key: str, day: datetime) -> Iterator[str]:
+    """Keys for an old session whose own key belongs to another conversation."""
+    for number in range(1, MAX_NAMES + 1):
+        ending = f" (legacy {day:%Y-%m-%d}{'' if number == 1 else f' {number}'})"
+        room = MAX_KEY_BYTES - len(ending.encode())
+        yield key.encode()[:room].decode(errors="ignore") + ending
+
+
+def _common(given: Sequence[bytes], there: Sequence[bytes]) -> int:
+    """How many messages are the same from the first one on."""
+    same = 0
+    for old, stored in zip(given, there, strict=False):
+        if old != stored and not _same_but_for_time(old, stored):
+            break
+        same += 1
+    return same
+
+
+def _same_but_for_time(old: bytes, stored: bytes) -> bool:
+    """A message that picoclaw dated when it took it over from its older store."""
+    if b'"created_at"' not in stored or b'"created_at"' in old:
+        return False
+    fields = decode_object(stored)
+    fields.pop("created_at", None)
+    return fields == decode_object(old)
+
+
+def _settled(given: Sequence[bytes], there: There) -> Sequence[int]:
+    """Where those old messages stand that were merged so long ago that tokens may be forgotten.
+
+    An interrupted merge left them at the end of what is there, in their order.
+    """
+    for length in range(min(len(given), len(there.payloads)), TOKENS_KEPT, -1):
+        same = there.payloads[-length] == given[0]
+        if same and list(there.payloads[-length:]) == list(given[:length]):
+            return there.seqs[-length:][: length - TOKENS_KEPT]
+    return ()

@@ -1,0 +1,405 @@
+"""Taking the old sessions of a folder in: their files are renamed after, or only copied.
+
+All sessions are taken in first, and only then the files are renamed: a failure leaves every
+original in place, and whoever is killed between two steps is continued by the next run. Of each
+session, in this order: its meta is marked with the digest of the file, the messages are added, what
+was hidden there is hidden and the summary set, and the mark becomes a receipt. What is decided
+from all that is in sessions/merging.py.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.codec import check_key
+from stenolog.errors import (
+    DamagedStore,
+    ForeignLog,
+    NoSuchSession,
+    StoreBusy,
+    UsageError,
+)
+from stenolog.records import SessionInfo
+from stenolog.sessions import merging
+from stenolog.sessions.aliases import Aliases
+from stenolog.sessions.carrying import Carrying
+from stenolog.sessions.importers.folder import LOG_SUFFIX, Folder, Found, Source
+from stenolog.sessions.importers.old import OldSession
+from stenolog.sessions.merging import Merge, There
+from stenolog.stores.base import Store
+from stenolog.stores.json_file import SUFFIX, NotASession
+from stenolog.stores.names import escaped
+
+PATIENCE: Final = 60.0
+"""How long another process is waited for that takes the same files in."""
+MAX_ALIAS_BYTES: Final = 16 * 1024
+"""All aliases of a session together: meta has room for more than them."""
+
+Progress = Callable[[float], None]
+"""Called with the number of bytes of old files that are done, again and again."""
+
+_logger = logging.getLogger("stenolog")
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """An old session that is in the store now."""
+
+    file: str
+    layout: str
+    key: str
+    """The session that has it."""
+    messages: int
+    """How many there are in the file."""
+    added: int
+    """How many of them were not in the store before."""
+    known: bool
+    """Whether this very file had been taken in before."""
+    problems: tuple[str, ...]
+    """What could not be carried, and why, each as a sentence."""
+
+
+class Left(Struct, frozen=True):
+    """A file that was left alone."""
+
+    file: str
+    reason: str
+
+
+class Migrated(Struct, frozen=True, kw_only=True):
+    """What became of the old sessions."""
+
+    taken: tuple[Taken, ...] = ()
+    left: tuple[Left, ...] = ()
+
+    @property
+    def sessions(self) -> int:
+        """How many old sessions were taken in now, and not before."""
+        return sum(not one.known for one in self.taken)
+
+    @property
+    def messages(self) -> int:
+        """How many messages were added to the store."""
+        return sum(one.added for one in self.taken)
+
+
+def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrated:
+    """Take the old sessions of a folder into the store, and rename their files to `.migrated`.
+
+    Legacy `.json` files, picoclaw's `.jsonl` with `.meta.json`, zeroclaw's `.jsonl`, and what our
+    SessionManager wrote. What cannot be read is left alone and named. It can be called again at
+    any time. Raises what the store raised where that cannot be written; then every file is where
+    it was.
+    """
+    return take_in(Path(directory), store)
+
+
+def take_in(
+    path: Path,
+    store: Store,
+    *,
+    only: str | None = None,
+    thorough: bool = True,
+    renaming: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Migrated:
+    """Take in the old sessions of a folder, or `only` that of one file in it.
+
+    Without `thorough`, files that by their names are most likely our own logs are not looked at.
+    Without `renaming` sessions are copied: nothing in the folder changes, and what was deleted
+    here is taken in again. A `dry_run` only looks. Raises what the store raised.
+    """
+    try:
+        folder = Folder(path, only=only, follow=not renaming)
+    except FileNotFoundError:
+        return Migrated()
+    except OSError as error:
+        return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
+    with folder:
+        run = _Run(store, folder, renaming=renaming, dry_run=dry_run, progress=progress)
+        try:
+            if renaming and not dry_run:
+                folder.lock(PATIENCE)
+        except StoreBusy as error:
+            # Whoever holds it takes in the same files, and is not yet done.
+            return Migrated(left=(Left(str(path), str(error)),))
+        return run.all(folder.sources(thorough=thorough))
+
+
+class _Job(Struct):
+    """One source on its way."""
+
+    source: Source
+    file: str
+    key: str = ""
+    found: Found | None = None
+    taken: Taken | None = None
+
+
+class _Run:
+    """One call of `take_in`."""
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Folder,
+        *,
+        renaming: bool,
+        dry_run: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._renaming = renaming and not dry_run
+        self._dry_run = dry_run
+        self._progress = progress or (lambda _: None)
+        self._owners: dict[str, str] | None = None
+        self._wanted: Counter[str] = Counter()
+        self._deleted: dict[str, datetime] | None = None
+        self._left: list[Left] = []
+
+    def all(self, sources: Sequence[Source]) -> Migrated:
+        """All sessions first, then all names."""
+        jobs = [_Job(source, str(self._folder.path / source.name)) for source in sources]
+        try:
+            done = self._take_all(jobs)
+        except BaseException:
+            self._put_back(jobs)
+            raise
+        self._put_back([job for job in jobs if job.taken is None])
+        if self._renaming:
+            self._rename(done)
+        taken = tuple(job.taken for job in done if job.taken is not None)
+        return Migrated(taken=taken, left=tuple(self._left))
+
+    def _take_all(self, jobs: list[_Job]) -> list[_Job]:
+        # An alias that two of them claim is given to neither.
+        for job in jobs:
+            self._wanted.update(self._folder.aliases(job.source))
+        blocked = self._blocked(jobs)
+        if self._renaming:
+            # The logs themselves stand in the way, each in that of its own key or of another.
+            waiting = [job for job, _ in blocked if self._set_aside(job)]
+            blocked = self._blocked(_in_order(waiting))
+        self._left += [Left(job.file, reason) for job, reason in blocked]
+        return [job for job in jobs if job.taken is not None]
+
+    def _set_aside(self, job: _Job) -> bool:
+        try:
+            job.source = self._folder.set_aside(job.source)
+        except OSError as error:
+            reason = f"it is in the way, and cannot be renamed: {error.strerror}"
+            self._left.append(Left(job.file, reason))
+            return False
+        return True
+
+    def _blocked(self, jobs: Sequence[_Job]) -> list[tuple[_Job, str]]:
+        """Take these in; those for which a foreign log is in the way, and what the store said."""
+        return [(job, reason) for job in jobs if (reason := self._take(job)) is not None]
+
+    def _take(self, job: _Job) -> str | None:
+        """Take one session in, or note why it is left. Raises StoreUnavailable.
+
+        The answer is what the store says of a foreign log in the way.
+        """
+        try:
+            self._read_and_merge(job)
+        except ForeignLog as error:
+            # As text: the error itself would hold on to the log that was looked at.
+            return str(error)
+        except NotASession as error:
+            if not (error.something_else and self._renaming):
+                self._left.append(Left(job.file, str(error)))
+        except (DamagedStore, UsageError) as error:
+            self._left.append(Left(job.file, str(error)))
+        return None
+
+    def _read_and_merge(self, job: _Job) -> None:
+        try:
+            found = self._folder.read(job.source)
+        except OSError as error:
+            raise NotASession(f"it cannot be read: {error.strerror or error}") from error
+        check_key(found.session.key)
+        job.key = found.session.key
+        job.taken = self._merge(job, found)
+        job.found = found
+
+    # --- one session -------------------------------------------------------------------------
+
+    def _merge(self, job: _Job, found: Found) -> Taken:
+        old = found.session
+        key = self._own_key(old.key)
+        taken = Taken(
+            file=job.file,
+            layout=old.layout,
+            key=key,
+            messages=len(old.messages),
+            added=0,
+            known=True,
+            problems=old.problems,
+        )
+        if not old.messages and not old.summary:
+            return taken  # somebody cleared it: there is nothing to carry
+        for target in (key, *merging.names_apart(old.key, old.updated)):
+            there = self._look(target, found.digest)
+            if there is None and target == key and self._was_deleted(key, found):
+                reason = f"{key!r} was deleted after this file was last written: it stays deleted"
+                return replace(taken, problems=(*old.problems, reason))
+            if there is not None and merging.is_taken_in(there.meta, found.digest):
+                return replace(taken, key=target)
+            merge = Merge() if there is None else merging.decide(old, found.digest, there)
+            if merge is not None:
+                plan = Carrying(self._store, target, old, found.digest, there, merge)
+                words = [*old.problems]
+                names: list[str] = []
+                if target == key:
+                    names, refused = self._names(old, key)
+                    words += refused
+                else:
+                    words.append(f"{key!r} is another conversation: it is kept as {target!r}")
+                added, more = self._carry_out(job, plan, names)
+                return replace(
+                    taken, key=target, added=added, known=False, problems=(*words, *more)
+                )
+        raise UsageError(f"there are {merging.MAX_NAMES} other conversations named {old.key!r}")
+
+    def _carry_out(
+        self, job: _Job, plan: Carrying, names: Sequence[str]
+    ) -> tuple[int, Sequence[str]]:
+        done = 0.0
+        if self._dry_run:
+            added, problems = (
+                len(plan.old.messages) - len(plan.merge.seqs),
+                list(plan.not_carried()),
+            )
+        else:
+            plan.mark(names)
+            before = plan.there.seqs[-1] if plan.there is not None and plan.there.seqs else 0
+            new: set[int] = set()
+            for seqs in plan.add():
+                new.update(seq for seq in seqs if seq > before)
+                step = job.source.bytes * len(seqs) / max(1, len(plan.old.messages))
+                done += step
+                self._progress(step)
+            plan.settle()
+            plan.receipt(job.source.name)
+            added, problems = len(new), plan.problems
+        self._progress(job.source.bytes - done)
+        return added, problems
+
+    def _own_key(self, key: str) -> str:
+        """The session of this name, or the one that has it as an alias."""
+        return key if self._info(key) is not None else self._aliases().get(key, key)
+
+    def _aliases(self) -> dict[str, str]:
+        # Looked up once: whoever else takes sessions in waits for the lock of the folder.
+        if self._owners is None:
+            self._owners = dict(Aliases(self._store).owners())
+        return self._owners
+
+    def _info(self, key: str) -> SessionInfo | None:
+        try:
+            return self._store.info(key)
+        except NoSuchSession:
+            return None
+        except ForeignLog:
+            if self._dry_run:
+                return None
+            raise
+
+    def _look(self, key: str, digest: str) -> There | None:
+        info = self._info(key)
+        if info is None:
+            return None
+        is_known = merging.is_taken_in(info.meta, digest)
+        messages = [] if is_known else self._store.get_history(key, full=True)
+        return There(
+            payloads=[message.to_json() for message in messages],
+            seqs=[message.seq for message in messages],
+            summary=info.summary,
+            floor=info.floor,
+            meta=info.meta,
+        )
+
+    def _was_deleted(self, key: str, found: Found) -> bool:
+        """Whether somebody deleted the session since: an old file must not bring it back."""
+        if not self._renaming:
+            return False
+        if self._deleted is None:
+            # The last deleted stands first; the first of each key is to stay.
+            trash = self._store.list_trash()
+            self._deleted = {one.key: one.deleted for one in reversed(trash)}
+        deleted = self._deleted.get(key)
+        return deleted is not None and deleted > found.changed
+
+    def _names(self, old: OldSession, key: str) -> tuple[list[str], list[str]]:
+        """The aliases that the session gets, and why not the others."""
+        given: list[str] = []
+        problems = []
+        room = MAX_ALIAS_BYTES
+        for name in old.aliases:
+            owner = self._aliases().get(name)
+            room -= len(name.encode("utf-8", "surrogatepass"))
+            if self._wanted[name] > 1:
+                problems.append(f"the alias {name!r} is claimed by several sessions: left out")
+            elif owner not in (None, key):
+                problems.append(f"the alias {name!r} opens {owner!r} already: left out")
+            elif room < 0:
+                problems.append(f"the alias {name!r} is one too many: left out")
+            else:
+                given.append(name)
+        self._aliases().update(dict.fromkeys(given, key))
+        return given, problems
+
+    # --- names of files ----------------------------------------------------------------------
+
+    def _put_back(self, jobs: Iterable[_Job]) -> None:
+        if self._renaming:
+            for job in jobs:
+                try:
+                    self._folder.put_back(job.source)
+                except OSError as error:
+                    _logger.warning("%s keeps its name %s: %s", job.file, job.source.files, error)
+
+    def _rename(self, jobs: Iterable[_Job]) -> None:
+        for job in jobs:
+            try:
+                if job.found is not None and not self._folder.is_as_read(job.source, job.found):
+                    reason = "it was taken in, but has changed since: it is read again next time"
+                    self._left.append(Left(job.file, reason))
+                    self._folder.put_back(job.source)
+                else:
+                    self._folder.finish(job.source)
+            except OSError as error:
+                reason = f"it was taken in, but could not be renamed: {error.strerror}"
+                self._left.append(Left(job.file, reason))
+        with suppress(OSError):
+            self._folder.sync()
+
+
+def _in_order(jobs: Sequence[_Job]) -> list[_Job]:
+    """Those last whose files are called what our logs are called: they could not be put back.
+
+    Of one key, the log comes before the whole file.
+    """
+    last = {job.key for job in jobs if job.source.name == escaped(job.key) + LOG_SUFFIX}
+    return sorted(jobs, key=lambda job: (job.key in last, job.source.name.endswith(SUFFIX)))
+
+
+def report(migrated: Migrated) -> None:
+    """Tell in the log what became of old sessions, where there were any."""
+    if migrated.sessions:
+        _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
+    for one in migrated.taken:
+        for words in one.problems:
+            _logger.warning("%s: %s", one.file, words)
+    for file in migrated.left:
+        _logger.warning("%s is left as it is: %s", file.file, file.reason)

@@ -1,0 +1,276 @@
+"""A session as one whole JSON file: what stands in it, and what an operation on it means.
+
+The five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`, `updated`) and
+one of ours, `stenolog`, which the reference ignores: the seq of the first message in `messages`, a
+token and a time for each of them, and the messages that are hidden. All of it is pure;
+stores/legacy_json.py reads and writes the files.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from json import loads
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from stenolog.codec import check_once, encode_object
+from stenolog.errors import OnceConflict, RefusedMessage, StaleCheckpoint, UsageError
+from stenolog.records import timestamp
+from stenolog.stores.names import escaped
+
+SUFFIX: Final = ".json"
+META_SUFFIX: Final = ".meta.json"
+"""What picoclaw's newer store keeps beside its logs: no session of its own."""
+NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
+"""What comes before it is Go's way to say that there is no time."""
+
+
+class NotASession(ValueError):
+    """There is no session in this file, and why."""
+
+    def __init__(self, reason: str, *, something_else: bool = False) -> None:
+        self.something_else = something_else
+        """Whether it is whole, and simply no session."""
+        super().__init__(reason)
+
+
+class KeptMessage(Struct, frozen=True):
+    """One message of a file; its seq is its place among all of them, hidden ones included."""
+
+    payload: bytes
+    at: datetime | None = None
+    once: str | None = None
+    hidden: bool = False
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """A session as a file holds it."""
+
+    key: str | None
+    messages: tuple[KeptMessage, ...] = ()
+    summary: str = ""
+    began_with: str = ""
+    """The summary that was there when this store first wrote the session."""
+    created: datetime | None = None
+    updated: datetime | None = None
+    ours: bool = False
+    """Whether this store wrote it, and not the reference."""
+    problems: tuple[str, ...] = ()
+    """What stands in the file and could not be read, each as a sentence."""
+
+    def visible(self) -> list[int]:
+        """The seqs in sight."""
+        return [seq for seq, message in enumerate(self.messages, 1) if not message.hidden]
+
+    def floor(self) -> int:
+        """The seq up to which everything is hidden."""
+        visible = self.visible()
+        return visible[0] - 1 if visible else len(self.messages)
+
+
+def time_of(text: object) -> datetime | None:
+    """A time as Go writes it (RFC 3339, up to nanoseconds); None for anything else, or no time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return moment if moment > NO_TIME else None
+
+
+def parse(text: bytes) -> Kept:
+    """The session in a file. Raises NotASession."""
+    try:
+        found = loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise NotASession(f"it is not JSON: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("messages", ""), list | None):
+        raise NotASession(
+            "it is JSON, but no session: there is no list of messages", something_else=True
+        )
+    problems: list[str] = []
+    key = found.get("key")
+    visible = [
+        message
+        for number, value in enumerate(found.get("messages") or [], 1)
+        if (message := _message(value, f"message {number}", problems)) is not None
+    ]
+    session = Kept(
+        key=key if isinstance(key, str) and key else None,
+        messages=tuple(visible),
+        summary=found["summary"] if isinstance(found.get("summary"), str) else "",
+        created=time_of(found.get("created")),
+        updated=time_of(found.get("updated")),
+        problems=tuple(problems),
+    )
+    ours = found.get("stenolog")
+    return session if ours is None else _with_ours(session, ours)
+
+
+def compose(session: Kept) -> bytes:
+    """The file of a session."""
+    visible = [message for message in session.messages if not message.hidden]
+    hidden = [(seq, m) for seq, m in enumerate(session.messages, 1) if m.hidden]
+    fields = {
+        "key": session.key,
+        "messages": [Raw(message.payload) for message in visible],
+        "summary": _text(session.summary),
+        "created": _written(session.created),
+        "updated": _written(session.updated),
+        "stenolog": {
+            "first": session.floor() + 1,
+            "tokens": [_text(m.once) for m in visible],
+            "times": [_written(m.at) for m in visible],
+            "hidden": [[seq, _text(m.once), _written(m.at), Raw(m.payload)] for seq, m in hidden],
+            "began_with": _text(session.began_with),
+        },
+    }
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def file_name(key: str) -> str:
+    """The name of a session's file: never that of a `.meta.json`."""
+    stem = escaped(key)
+    return (stem[: -len(".meta")] + "%2Emeta" if stem.endswith(".meta") else stem) + SUFFIX
+
+
+def is_session_name(name: str) -> bool:
+    """Whether a file of this name may hold a session."""
+    return name.endswith(SUFFIX) and not name.endswith(META_SUFFIX) and not name.startswith(".")
+
+
+def _message(value: object, what: str, problems: list[str]) -> KeptMessage | None:
+    if not isinstance(value, dict):
+        problems.append(f"{what} is no object")
+        return None
+    try:
+        payload = encode_object(value)
+    except RefusedMessage as error:
+        problems.append(f"{what}: {error}")
+        return None
+    return KeptMessage(payload, time_of(value.get("created_at")))
+
+
+def _with_ours(session: Kept, ours: object) -> Kept:
+    """The session with what our own field adds; unchanged where that is not as we write it."""
+    try:
+        return _placed(session, ours)
+    except (KeyError, TypeError, ValueError, StopIteration, UsageError):
+        said = "the field `stenolog` is not as stenolog writes it: tokens and hidden messages in it"
+        return replace(session, problems=(*session.problems, f"{said} are left out"))
+
+
+def _placed(session: Kept, ours: Any) -> Kept:
+    visible = [
+        KeptMessage(message.payload, time_of(at), _token(once))
+        for message, once, at in zip(session.messages, ours["tokens"], ours["times"], strict=True)
+    ]
+    hidden: dict[int, KeptMessage] = {}
+    for seq, once, at, fields in ours["hidden"]:
+        if type(seq) is not int or type(fields) is not dict:
+            raise TypeError("a hidden message is a seq, a token, a time and an object")
+        hidden[seq] = KeptMessage(encode_object(fields), time_of(at), _token(once), True)
+    rest = iter(visible)
+    total = len(visible) + len(ours["hidden"])
+    messages = [hidden.pop(seq) if seq in hidden else next(rest) for seq in range(1, total + 1)]
+    if hidden or not isinstance(ours["began_with"], str):
+        raise ValueError("a seq is there twice, or beyond the end")
+    return replace(session, messages=tuple(messages), began_with=ours["began_with"], ours=True)
+
+
+def _token(once: Any) -> str | None:
+    check_once(once)
+    return once if isinstance(once, str) else None
+
+
+def _text(text: str | None) -> Raw | None:
+    """Text as JSON, lone surrogates included: the fast codec alone would refuse them."""
+    if text is None:
+        return None
+    return Raw(encode_object({"": text})[4:-1])
+
+
+def _written(moment: datetime | None) -> str | None:
+    return None if moment is None else timestamp(moment)
+
+
+# --- what an operation means -----------------------------------------------------------------
+
+
+def appended(session: Kept, payloads: Sequence[bytes], once: str | None = None) -> Kept:
+    """The session with these messages at its end."""
+    # A token for each: only so can the next good start tell what it has already from what is new.
+    new = [
+        KeptMessage(payload, datetime.now(UTC), once or f"json:{os.urandom(10).hex()}")
+        for payload in payloads
+    ]
+    return replace(session, messages=(*session.messages, *new))
+
+
+def hiding(session: Kept, seqs: Sequence[int] | range) -> Kept:
+    """The session with these seqs out of sight."""
+    wanted = set(seqs)
+    return replace(
+        session,
+        messages=tuple(
+            replace(message, hidden=True) if seq in wanted else message
+            for seq, message in enumerate(session.messages, 1)
+        ),
+    )
+
+
+def added(session: Kept, payload: bytes, once: str | None) -> tuple[Kept, int]:
+    """The session with one more message, unless it has the token; and the seq.
+
+    Raises OnceConflict.
+    """
+    if once is not None:
+        for seq, message in enumerate(session.messages, 1):
+            if message.once == once:
+                if message.payload != payload:
+                    raise OnceConflict(session.key or "", once, seq)
+                return session, seq
+    return appended(session, [payload], once), len(session.messages) + 1
+
+
+def truncated(session: Kept, keep_last: int) -> Kept:
+    """The session with only the last ones in sight."""
+    visible = session.visible()
+    return hiding(session, visible[: max(len(visible) - max(keep_last, 0), 0)])
+
+
+def replaced(session: Kept, payloads: Sequence[bytes]) -> Kept:
+    """The session with exactly these messages in sight; what they begin with alike stays."""
+    visible = session.visible()
+    same = 0
+    for seq, payload in zip(visible, payloads, strict=False):
+        if session.messages[seq - 1].payload != payload:
+            break
+        same += 1
+    return appended(hiding(session, visible[same:]), payloads[same:])
+
+
+def checkpointed(session: Kept, summary: str, upto: int, expect_floor: int | None) -> Kept:
+    """The session with another summary and floor. Raises UsageError, StaleCheckpoint."""
+    last = len(session.messages)
+    if upto > last:
+        raise UsageError(f"{session.key!r}: checkpoint up to {upto}, but the last seq is {last}")
+    if expect_floor is not None and expect_floor != session.floor():
+        raise StaleCheckpoint(session.key or "", expect_floor, session.floor())
+    return hiding(summarised(session, summary), range(1, upto + 1))
+
+
+def summarised(session: Kept, text: str) -> Kept:
+    """The session with another summary. Raises UsageError."""
+    if not isinstance(text, str):
+        raise UsageError(f"a summary is text, not {type(text).__name__}")
+    try:
+        encode_object({"summary": text})
+    except RefusedMessage as error:
+        raise UsageError(str(error)) from error
+    return replace(session, summary=text)

@@ -1,0 +1,173 @@
+"""Processes that take old sessions in, or stand in for the store, and are killed at the n-th step.
+
+A small process with everything imported forks one for each run. A step is a call that can leave
+something behind: it is counted by the profiler of Python itself, so nothing in our code knows of
+it, and the process is killed with -9 right before that call.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from stenolog import NotStored
+from stenolog.sessions import carrying, opening
+from stenolog.stores.base import Store
+from stenolog.stores.legacy_json import SessionManager
+from stenolog.stores.opening import open_store
+
+TESTS: Final = Path(__file__).resolve().parent.parent
+
+_STEPS: Final = frozenset(
+    {
+        *("write", "pwrite", "fsync", "fdatasync", "rename", "unlink", "mkdir", "link", "open"),
+        *("flock", "ftruncate", "truncate"),
+        # SQLite, by its driver.
+        *("execute", "executemany"),
+    }
+)
+
+KEYS: Final = ("telegram:91001", "agent:main:slack:1001", "telegram:1001", "new:1")
+"""Whom the stand-in talks to: a session it knows, an alias, one it does not know, a new one."""
+
+
+class Runner:
+    """Runs programs in forked processes. A context manager."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "crash.migrating"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def run(self, program: str, where: str, *, kill_at: int = 0) -> int:
+        """How many steps it made; 0 where it was killed right before the one of this number."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps([program, where, kill_at]) + "\n")
+        self._server.stdin.flush()
+        steps: int | str = json.loads(self._server.stdout.readline())
+        assert isinstance(steps, int), steps
+        return steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.communicate()
+
+
+# --- the other side --------------------------------------------------------------------------
+
+
+def start(where: str) -> None:
+    """Start as an agent does."""
+    sessions = opening.open_sessions(where)
+    assert sessions.store is not None, sessions.health().problems
+    sessions.close()
+
+
+def fail(where: str) -> None:
+    """Start where not all sessions can be taken in, and talk to the stand-in."""
+    opening.open_store = _open_full  # type: ignore[attr-defined]
+    sessions = opening.open_sessions(where)
+    assert isinstance(sessions, SessionManager)
+    for key in KEYS:
+        for number in range(3):
+            seq = sessions.add_message(key, "user", f"said {number}", once=f"t{number}")
+            assert seq, sessions.health()
+        sessions.save(key)
+    last = len(sessions.get_history("telegram:91001", full=True))
+    assert sessions.checkpoint("telegram:91001", summary="by the stand-in", upto=last - 1)
+    sessions.close()
+
+
+def _open_full(where: Any, **options: Any) -> Store:
+    """A store that has no room left when it comes to one of the sessions."""
+    store = open_store(where, **options)
+    add = store.add_messages
+
+    def add_messages(key: str, *arguments: Any, **given: Any) -> list[int]:
+        if key == "telegram_1001_alice":
+            raise NotStored("no space left on device; free some space, then try again")
+        return add(key, *arguments, **given)
+
+    store.add_messages = add_messages  # type: ignore[method-assign]
+    return store
+
+
+PROGRAMS: Final[dict[str, Callable[[str], None]]] = {"start": start, "fail": fail}
+
+
+def _play(program: str, where: str, kill_at: int) -> int:
+    made = 0
+
+    def count(_frame: object, event: str, called: Any) -> None:
+        nonlocal made
+        if event == "c_call" and getattr(called, "__name__", "") in _STEPS:
+            made += 1
+            if made == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    PROGRAMS[program](where)
+    sys.setprofile(None)
+    return made
+
+
+def _serve() -> None:
+    logging.disable()
+    # So that the samples take several batches.
+    carrying.CHUNK = 7  # type: ignore[misc]
+    for line in sys.stdin:
+        program, where, kill_at = json.loads(line)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.close(read)
+                answer: object = _play(program, where, kill_at)
+                code = 0
+            except BaseException as error:  # noqa: BLE001 - told, before the child ends here
+                sys.setprofile(None)
+                answer = repr(error)
+            finally:
+                os.write(write, json.dumps(answer).encode())
+                os._exit(code)
+        os.close(write)
+        with os.fdopen(read, "rb") as told:
+            answer = json.loads(told.read() or "0")
+        os.waitpid(pid, 0)
+        print(json.dumps(answer), flush=True)
+
+
+def _warm_up() -> None:
+    """Whatever is imported or read at first use is not met again in a child."""
+    import tempfile
+
+    from stenolog.stores.sqlite import SQLiteStore
+
+    with tempfile.TemporaryDirectory() as folder:
+        SQLiteStore(Path(folder) / "x.db").close()
+        opening.open_sessions(folder).close()
+
+
+if __name__ == "__main__":
+    _warm_up()
+    _serve()

@@ -1,0 +1,124 @@
+"""Migration, the stand-in and the merge, killed between every two steps, twice."""
+
+import os
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from crash.conftest import Say
+from crash.migrating import Runner
+from stenolog.stores.opening import open_store
+
+SAMPLES: Final = Path(__file__).parents[1] / "samples"
+WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
+
+SCENARIOS: Final = {
+    # What is run, one after the other; each is killed twice and then comes to its end.
+    "migration": ("start",),
+    "merge": ("fail", "start"),
+}
+
+
+def _prepare(workspace: Path) -> None:
+    for layout in ("picoclaw", "picoclaw-legacy", "zeroclaw"):
+        shutil.copytree(SAMPLES / layout, workspace / "sessions", dirs_exist_ok=True)
+    for path in (workspace, *workspace.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o700)
+        else:
+            os.utime(path, (1_800_000_000, 1_800_000_000))
+
+
+def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
+    """All that the sessions say, and the names of the old files.
+
+    What the stand-in wrote has the times of its run, so these count only where it had no part.
+    """
+    with open_store(where) as store:
+        found: dict[str, Any] = {
+            key: (
+                [
+                    (m.seq, m.hidden, m.to_json(), m.at if exact else None)
+                    for m in store.get_history(key, full=True)
+                ],
+                store.get_summary(key),
+                store.info(key).floor,
+                store.info(key).meta if exact else store.info(key).meta.get("aliases"),
+                store.info(key).meta.get("importing"),
+            )
+            for key in store.list_sessions()
+        }
+    found["files"] = sorted(
+        path.name
+        for path in (workspace / "sessions").iterdir()
+        if path.is_file() and not path.read_bytes().startswith(b'{"kind":"state"')
+    )
+    return found
+
+
+class _Trial:
+    """One scenario on one engine."""
+
+    def __init__(self, runner: Runner, place: Path, engine: str, programs: Sequence[str]) -> None:
+        self._runner = runner
+        self._place = place
+        self._where = WHERE[engine]
+        self._programs = programs
+        self._exact = "fail" not in programs
+        self.steps = [0 for _ in programs]
+        self.expected = self.run({})
+
+    def run(self, kills: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+        """Run all programs, each killed at its steps first; what there is in the end."""
+        workspace = self._place / "workspace"
+        where = self._where.format(workspace)
+        _prepare(workspace)
+        try:
+            for number, program in enumerate(self._programs):
+                for step in kills.get(number, ()):
+                    self._runner.run(program, where, kill_at=step)
+                self.steps[number] = self._runner.run(program, where) or self.steps[number]
+            return _picture(workspace, where, exact=self._exact)
+        finally:
+            shutil.rmtree(workspace)
+
+
+def _kill_everywhere(
+    place: Path, say: Say, seed: int, scenario: str, engine: str, *, stride: int, seconds: int
+) -> None:
+    chance = random.Random(seed)
+    with Runner() as runner:
+        trial = _Trial(runner, place, engine, SCENARIOS[scenario])
+        steps = list(trial.steps)
+        assert len(trial.expected) == (8 if scenario == "merge" else 7)
+        runs = 0
+        for number, count in enumerate(steps):
+            for first in range(1 + chance.randrange(stride), count + 1, stride):
+                for _ in range(seconds):
+                    second = chance.randint(1, count)
+                    found = trial.run({number: (first, second)})
+                    runs += 1
+                    assert found == trial.expected, f"program {number} killed at {first}, {second}"
+    say(f"{scenario} on {engine}: seed {seed}, {steps} steps, killed twice in {runs} runs")
+
+
+@pytest.mark.parametrize("engine", WHERE)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_p2_killed_at_a_sample_of_steps_twice_it_ends_as_undisturbed(
+    quick_disk: Path, say: Say, seed: int, scenario: str, engine: str
+) -> None:
+    stride = 15 if scenario == "migration" else 40
+    _kill_everywhere(quick_disk, say, seed, scenario, engine, stride=stride, seconds=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", WHERE)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_p2_killed_between_every_two_steps_twice_it_ends_as_undisturbed(
+    quick_disk: Path, say: Say, seed: int, scenario: str, engine: str
+) -> None:
+    _kill_everywhere(quick_disk, say, seed, scenario, engine, stride=1, seconds=1)

@@ -1,0 +1,49 @@
+"""docs/origin.md: every test it names is there, and every test by a reference's name is in it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "origin.md").read_text()
+NAMED = re.compile(r"`((?:tests|src)/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def _defined(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = NAMED.findall(PAGE)
+    assert len(named) > 60
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not (ROOT / file).exists() or (test and test not in _defined(ROOT / file))
+    ]
+    assert missing == []
+
+
+def test_every_test_with_a_name_of_the_references_is_in_the_table() -> None:
+    named = set(NAMED.findall(PAGE))
+    tests = {
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / "tests" / "reference").glob("test_*.py")
+        for name in _defined(path)
+        if name.startswith("test_")
+    }
+    assert len(tests) == 8 + 25 + 9 + 6
+    assert tests - named == set()
+
+
+def test_every_row_has_a_test_or_says_why_not() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
+    bare = [
+        row
+        for row in rows
+        if not NAMED.search(row) and "**open**" not in row and "| there |" not in row
+    ]
+    assert bare == []

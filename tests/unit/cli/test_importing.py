@@ -1,0 +1,34 @@
+"""`steno import` in a terminal: a bar where it takes long enough to look at one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stenolog.stores.opening import open_store
+
+InTerminal = Callable[..., tuple[int, str]]
+
+
+@pytest.mark.parametrize(("count", "shown"), [(2_000, True), (20, False)])
+def test_a_long_import_shows_how_far_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_terminal: InTerminal,
+    count: int,
+    shown: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    messages = [{"role": "user", "content": "x" * 600} for _ in range(count)]
+    (tmp_path / "old" / "k.json").write_text(json.dumps({"key": "k", "messages": messages}))
+
+    code, said = in_terminal("import", "old")
+
+    assert code == 0
+    assert ("Taking in" in said) == shown
+    assert ("100%" in said) == shown
+    assert f"1 session taken in, {count:,} messages." in said
+    with open_store("workspace") as store:
+        assert store.info("k").count == count

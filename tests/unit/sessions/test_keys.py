@@ -1,0 +1,119 @@
+"""Keys from channel, sender, thread and chat: readable, and no two of them alike."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.errors import InvalidKey, UsageError
+from stenolog.sessions import keys
+from stenolog.sessions.importers.picoclaw import key_of_scope
+from stenolog.sessions.keys import Origin, Parts, Scope
+
+names = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(":%_"), min_size=1)
+parts = st.builds(
+    Parts,
+    names.filter(lambda n: len(n) < 50),
+    names.filter(lambda n: len(n) < 50),
+    st.none() | names,
+)
+
+
+@pytest.mark.parametrize(
+    ("scope", "key"),
+    [("sender", "telegram:7"), ("thread", "telegram:99:7"), ("group", "telegram:-100")],
+)
+def test_the_scope_says_who_shares_a_session(scope: Scope, key: str) -> None:
+    origin = Origin(channel="telegram", sender="7", chat="-100", thread="99")
+    assert keys.key_for(origin, scope=scope) == key
+
+
+@pytest.mark.parametrize("scope", ["sender", "thread", "group"])
+def test_outside_of_threads_and_groups_each_sender_has_a_session(scope: Scope) -> None:
+    assert keys.key_for(Origin(channel="slack", sender="U7"), scope=scope) == "slack:U7"
+
+
+def test_each_sender_is_alone_unless_told_otherwise() -> None:
+    origin = Origin(channel="slack", sender="U7", chat="C42", thread="17.5")
+    assert keys.key_for(origin) == "slack:U7"
+
+
+def test_a_terminal_has_a_key_of_that_form() -> None:
+    assert keys.split(keys.CLI_DEFAULT) == Parts("cli", "default")
+
+
+def test_a_colon_inside_a_part_does_not_make_another_part() -> None:
+    assert keys.join(Parts("matrix", "@a:b.org")) == "matrix:@a%3Ab.org"
+    assert keys.join(Parts("matrix", "@a%3Ab.org")) == "matrix:@a%253Ab.org"
+    assert keys.split("matrix:@a%3Ab.org") == Parts("matrix", "@a:b.org")
+
+
+@given(parts)
+def test_p6_a_key_is_taken_apart_as_it_was_made(given: Parts) -> None:
+    try:
+        key = keys.join(given)
+    except InvalidKey:
+        return  # too long
+    assert keys.split(key) == given
+
+
+@given(parts, parts)
+def test_p6_no_two_senders_have_one_key(one: Parts, other: Parts) -> None:
+    try:
+        assert (keys.join(one) == keys.join(other)) == (one == other)
+    except InvalidKey:
+        return
+
+
+@pytest.mark.parametrize("key", ["plain", "a:b:c:d", ":b", "a:", "a:%41", "a:%3a", "a:50%", ""])
+def test_a_key_that_was_not_made_here_has_no_parts(key: str) -> None:
+    assert keys.split(key) is None
+
+
+@pytest.mark.parametrize("sender", ["", "x" * 2000, "\ud800"])
+def test_what_cannot_be_a_key_is_refused(sender: str) -> None:
+    with pytest.raises(InvalidKey):
+        keys.key_for(Origin(channel="telegram", sender=sender))
+
+
+def test_another_scope_is_refused_by_name() -> None:
+    wrong: Any = "everybody"
+    with pytest.raises(UsageError, match="sender, thread, group"):
+        keys.key_for(Origin(channel="a", sender="b"), scope=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("telegram_alice", "telegram:alice"),
+        ("telegram_1001_alice", "telegram:1001:alice"),
+        ("telegram_1001_alice_b", None),
+        ("gw", None),
+        ("_alice", None),
+        ("telegram_", None),
+        ("telegram__alice", None),
+    ],
+)
+def test_a_name_of_the_reference_is_understood_where_only_one_key_fits(
+    name: str, key: str | None
+) -> None:
+    assert keys.from_reference_name(name) == key
+
+
+@pytest.mark.parametrize(
+    ("scope", "key"),
+    [
+        ({"channel": "telegram", "values": {"chat": "direct:123"}}, "telegram:123"),
+        ({"channel": "slack", "values": {"chat": "group:C1", "sender": "u7"}}, "slack:C1:u7"),
+        ({"channel": "slack", "values": {"sender": "u:7"}}, "slack:u%3A7"),
+        ({"channel": "slack", "values": {"space": "s", "chat": "c", "sender": "u"}}, None),
+        ({"channel": "slack", "values": {}}, None),
+        ({"channel": "slack"}, None),
+        ({"values": {"chat": "direct:123"}}, None),
+        ({"channel": "slack", "values": {"chat": 7}}, None),
+        ({"channel": "slack", "values": {"chat": "x" * 2000}}, None),
+    ],
+)
+def test_the_scope_behind_an_opaque_key_of_picoclaw(scope: dict[str, Any], key: str | None) -> None:
+    assert key_of_scope(scope) == key

@@ -1,0 +1,318 @@
+"""The legacy store: its files, which the reference reads too, and what it must never lose."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import needs
+from stenolog.codec import encode_object
+from stenolog.stores import json_file
+from stenolog.stores.json_file import Kept, KeptMessage
+from stenolog.stores.legacy_json import SessionManager
+from stenolog.testing.strategies import messages, texts
+
+SAMPLES = Path(__file__).parents[2] / "samples" / "picoclaw-legacy"
+
+_WRITER = """
+import sys
+from stenolog.stores.legacy_json import SessionManager
+
+sessions = SessionManager(sys.argv[1])
+for number in range(int(sys.argv[3])):
+    seq = sessions.add_message("k", "user", f"{sys.argv[2]}.{number}")
+    print(seq, f"{sys.argv[2]}.{number}", flush=True)
+"""
+
+
+def _contents(sessions: SessionManager, key: str = "k", **options: Any) -> list[Any]:
+    return [message.content for message in sessions.get_history(key, **options)]
+
+
+def _writer(place: Path, name: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(place), name, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+# --- the files -------------------------------------------------------------------------------
+
+
+def test_a_file_has_the_five_fields_of_the_reference_and_one_of_ours(tmp_path: Path) -> None:
+    sessions = SessionManager(tmp_path / "sessions")
+    for content in "abc":
+        sessions.add_message("telegram:1001", "user", content, once=f"update-{content}")
+    sessions.checkpoint("telegram:1001", summary="an a", upto=1)
+
+    file = json.loads((tmp_path / "sessions" / "telegram%3A1001.json").read_bytes())
+
+    assert list(file) == ["key", "messages", "summary", "created", "updated", "stenolog"]
+    assert file["key"] == "telegram:1001"
+    assert file["messages"] == [{"role": "user", "content": "b"}, {"role": "user", "content": "c"}]
+    assert file["summary"] == "an a"
+    assert datetime.fromisoformat(file["created"]) <= datetime.fromisoformat(file["updated"])
+    assert file["stenolog"]["first"] == 2
+    assert file["stenolog"]["tokens"] == ["update-b", "update-c"]
+
+
+def test_p11_files_and_folders_are_private(tmp_path: Path) -> None:
+    os.umask(0)
+    SessionManager(tmp_path / "new" / "sessions").add_message("k", "user", "x")
+    os.umask(0o022)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").rglob("*")}
+    assert modes == {"sessions": 0o700, "k.json": 0o600}
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def test_sessions_of_the_reference_are_read_and_their_files_stay_as_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "sessions"
+    shutil.copytree(SAMPLES, place)
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    sessions = SessionManager(place)
+
+    assert sessions.list_sessions() == ["discord:1001:77", "telegram:91001"]
+    assert _contents(sessions, "telegram:91001") == [f"legacy 0/{n}" for n in range(5)]
+    assert sessions.get_summary("telegram:91001") == "An older talk."
+    assert sessions.add_message("telegram:91001", "user", "new") == 6
+    assert any("broken.json" in problem for problem in sessions.health().problems)
+    assert sessions.health().ok
+    assert not caplog.records
+
+    assert before.items() <= {path.name: path.read_bytes() for path in place.iterdir()}.items()
+    assert _contents(SessionManager(place), "telegram:91001")[-1] == "new"
+
+
+def test_a_file_of_the_reference_under_our_very_name_is_kept_beside(tmp_path: Path) -> None:
+    original = b'{"key":"a","messages":[{"role":"user","content":"old"}, 7],"x":1}'
+    (tmp_path / "a.json").write_bytes(original)
+    sessions = SessionManager(tmp_path)
+    assert sessions.add_message("a", "user", "new") == 2
+    assert sessions.add_message("a", "user", "newer") == 3
+    assert (tmp_path / "a.json.original").read_bytes() == original
+    assert _contents(SessionManager(tmp_path), "a") == ["old", "new", "newer"]
+    assert SessionManager(tmp_path).list_sessions() == ["a"]
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"key": "x", "messages": [', b"[]", b'{"key":"x"}', b"\xff", b""]
+)
+def test_a_file_that_cannot_be_read_is_never_written_over(
+    text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "x.json").write_bytes(text)
+    sessions = SessionManager(tmp_path)
+    assert sessions.add_message("x", "user", "new") is None
+    assert "move it away" in caplog.text
+    assert sessions.add_message("y", "user", "new") == 1
+    assert (tmp_path / "x.json").read_bytes() == text
+
+
+def test_p11_no_link_is_followed(tmp_path: Path) -> None:
+    place, elsewhere = tmp_path / "sessions", tmp_path / "elsewhere"
+    place.mkdir(mode=0o700)
+    elsewhere.mkdir()
+    (elsewhere / "k.json").write_text('{"key":"k","messages":[{"role":"user","content":"x"}]}')
+    (place / "k.json").symlink_to(elsewhere / "k.json")
+    assert SessionManager(place).list_sessions() == []
+    linked = tmp_path / "linked"
+    linked.symlink_to(elsewhere)
+    assert SessionManager(linked).list_sessions() == []
+    assert SessionManager(linked).add_message("new", "user", "x") is None
+    assert [path.name for path in elsewhere.iterdir()] == ["k.json"]
+
+
+def test_meta_files_and_taken_in_files_are_no_sessions(tmp_path: Path) -> None:
+    text = '{"key":"k","messages":[]}'
+    for name in ("a.meta.json", "a.json.migrated", ".a.json", "a.json.original", "a.jsonl"):
+        (tmp_path / name).write_text(text)
+    assert SessionManager(tmp_path).list_sessions() == []
+
+
+@given(st.lists(messages(), max_size=6), st.data())
+def test_p10_what_is_composed_is_parsed_back(
+    bodies: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    moment = datetime(2026, 11, 15, tzinfo=UTC)
+    session = Kept(
+        key="k",
+        messages=tuple(
+            KeptMessage(
+                encode_object(body),
+                moment + timedelta(microseconds=number),
+                data.draw(st.none() | st.text(min_size=1, max_size=8)),
+                data.draw(st.booleans()),
+            )
+            for number, body in enumerate(bodies)
+        ),
+        summary=data.draw(texts()),
+        began_with=data.draw(texts()),
+        created=moment,
+        updated=moment,
+        ours=True,
+    )
+    assert json_file.parse(json_file.compose(session)) == session
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        7,
+        {},
+        {"tokens": [], "times": [], "hidden": [], "began_with": ""},
+        {"tokens": ["t"], "times": [None], "hidden": [[5, None, None, {}]], "began_with": ""},
+        {"tokens": ["t"], "times": [None], "hidden": [[1, "", None, {}]], "began_with": ""},
+        {"tokens": [7], "times": [None], "hidden": [], "began_with": ""},
+        {"tokens": ["t"], "times": [None], "hidden": [], "began_with": None},
+    ],
+)
+def test_our_field_written_by_somebody_else_is_left_out_and_named(ours: Any) -> None:
+    file = {"key": "k", "messages": [{"role": "user"}], "stenolog": ours}
+    kept = json_file.parse(json.dumps(file).encode())
+    assert [message.once for message in kept.messages] == [None]
+    assert not kept.ours
+    assert "stenolog" in kept.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-11-15T09:15:41.5643977Z", datetime(2026, 11, 15, 9, 15, 41, 564397, tzinfo=UTC)),
+        ("2026-05-06T07:08:09.123456789+02:00", datetime(2026, 5, 6, 5, 8, 9, 123456, tzinfo=UTC)),
+        ("2026-05-06T07:08:09", datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)),
+        ("0001-01-01T00:00:00Z", None),
+        ("0001-01-01T00:00:00+14:00", None),
+        ("yesterday", None),
+        (None, None),
+        (1234, None),
+    ],
+)
+def test_times_as_go_writes_them(text: object, expected: datetime | None) -> None:
+    assert json_file.time_of(text) == expected
+
+
+# --- nothing is lost -------------------------------------------------------------------------
+
+
+def test_p1_every_acknowledged_message_survives_kill_9(tmp_path: Path) -> None:
+    place = tmp_path / "sessions"
+    with _writer(place, "a", 10_000) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(40)]
+        os.kill(process.pid, signal.SIGKILL)
+        said += process.stdout.readlines()
+    acknowledged = [line.split()[1] for line in said if line.endswith("\n")]
+    found = _contents(SessionManager(place))
+    assert found[: len(acknowledged)] == acknowledged
+    assert len(found) - len(acknowledged) in (0, 1)
+
+
+def test_p1_the_file_and_its_folder_are_synced_before_the_answer(tmp_path: Path) -> None:
+    needs.tool("strace")
+    needs.kernel("ptrace")
+    log, place = tmp_path / "calls", tmp_path / "sessions"
+    command = [sys.executable, "-c", _WRITER, str(place), "a", "1"]
+    traced = "trace=write,fdatasync,fsync,rename,renameat,renameat2"
+    subprocess.run(
+        ["strace", "-e", traced, "-o", str(log), *command],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+    )
+    calls = [line.partition("(")[0] for line in log.read_text().splitlines()]
+    written = next(n for n, line in enumerate(log.read_text().splitlines()) if '{\\"key' in line)
+    assert calls[written : written + 5] == ["write", "fdatasync", "renameat", "fsync", "write"]
+
+
+def test_p7_processes_take_turns_and_lose_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "sessions"
+    writers = [_writer(place, name, 30) for name in "abc"]
+    for writer in writers:
+        assert writer.communicate()[0].count("\n") == 30
+    found = _contents(SessionManager(place))
+    assert len(found) == 90
+    for name in "abc":
+        assert [text for text in found if text[0] == name] == [f"{name}.{n}" for n in range(30)]
+
+
+def test_p8_a_write_that_failed_is_absent_and_can_be_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "sessions"
+    sessions = SessionManager(place)
+    assert sessions.add_message("k", "user", "a") == 1
+    # In the way of the file that is to be renamed.
+    (place / ".k.json.new").mkdir()
+
+    assert sessions.add_message("k", "user", "b", once="b") is None
+    assert _contents(sessions) == ["a"]
+    assert not sessions.health().ok
+    assert "writing" in caplog.text
+
+    (place / ".k.json.new").rmdir()
+    assert sessions.add_message("k", "user", "b", once="b") == 2
+    assert sessions.health().ok
+    assert _contents(SessionManager(place)) == ["a", "b"]
+
+
+def test_p8_a_folder_that_cannot_be_made_is_a_failed_write_and_no_exception(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    sessions = SessionManager(tmp_path / "file" / "sessions")
+    assert sessions.add_message("k", "user", "a") is None
+    assert sessions.get_history("k") == []
+    assert not sessions.health().ok
+    assert caplog.records
+
+
+def test_a_file_that_was_taken_in_meanwhile_is_written_whole_again(tmp_path: Path) -> None:
+    sessions = SessionManager(tmp_path)
+    sessions.add_message("k", "user", "a")
+    (tmp_path / "k.json").rename(tmp_path / "k.json.migrated")
+    assert sessions.add_message("k", "user", "b") == 2
+    assert _contents(sessions) == _contents(SessionManager(tmp_path)) == ["a", "b"]
+
+
+def test_save_writes_a_file_that_is_gone(tmp_path: Path) -> None:
+    sessions = SessionManager(tmp_path)
+    sessions.add_message("k", "user", "a")
+    (tmp_path / "k.json").unlink()
+    sessions.save("k")
+    assert _contents(SessionManager(tmp_path)) == ["a"]
+
+
+def test_who_stands_in_for_another_store_is_not_well_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    sessions = SessionManager(tmp_path, because="StoreUnavailable: no disk")
+    sessions.add_message("k", "user", "a")
+    health = sessions.health()
+    assert not health.ok
+    assert "StoreUnavailable: no disk" in health.problems[0]
+    assert str(tmp_path) in health.problems[0]
+    assert health.free_bytes
+    assert health.failed_writes == 0
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the folder itself is open in it
+    sessions = SessionManager(tmp_path)
+    sessions.add_message("k", "user", "a")
+    sessions.get_history("k")
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above
