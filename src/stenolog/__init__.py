@@ -7,6 +7,7 @@ from stenolog.errors import (
     DamagedStore,
     ForeignLog,
     InvalidKey,
+    LeaseLost,
     MaybeStored,
     NewerFormat,
     NoSuchSession,
@@ -16,6 +17,7 @@ from stenolog.errors import (
     ReadOnly,
     RefusedMessage,
     SessionDeleted,
+    SessionExists,
     StaleCheckpoint,
     StenologError,
     StoreBusy,
@@ -23,15 +25,19 @@ from stenolog.errors import (
     StoreUnavailable,
     UsageError,
 )
-from stenolog.records import Compacted, Health, Message, SessionInfo, Undone
-from stenolog.stores.base import Store
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.stores.base import Lease, Store
 from stenolog.stores.opening import open_store
 
 if TYPE_CHECKING:
+    from stenolog.sessions.migration import Migrated, migrate_from_json
+    from stenolog.sessions.opening import open_sessions
     from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
     from stenolog.stores.async_store import AsyncStore
     from stenolog.stores.in_memory import InMemoryStore
     from stenolog.stores.jsonl import JSONLStore
+    from stenolog.stores.legacy_json import SessionManager
+    from stenolog.stores.sqlite import SQLiteStore
 
 __all__ = [
     "AsyncStore",
@@ -43,18 +49,25 @@ __all__ = [
     "InvalidKey",
     "JSONLBackend",
     "JSONLStore",
+    "Lease",
+    "LeaseLost",
     "MaybeStored",
     "Message",
+    "Migrated",
     "NewerFormat",
     "NoSuchSession",
     "NotStored",
     "NothingToUndo",
     "OnceConflict",
+    "Purged",
     "ReadOnly",
     "RefusedMessage",
+    "SQLiteStore",
     "SessionDeleted",
+    "SessionExists",
     "SessionHealth",
     "SessionInfo",
+    "SessionManager",
     "SessionStore",
     "StaleCheckpoint",
     "StenologError",
@@ -62,8 +75,11 @@ __all__ = [
     "StoreBusy",
     "StoreClosed",
     "StoreUnavailable",
+    "Trashed",
     "Undone",
     "UsageError",
+    "migrate_from_json",
+    "open_sessions",
     "open_store",
 ]
 
@@ -74,8 +90,13 @@ _LATER = {
     "InMemoryStore": "stenolog.stores.in_memory",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
+    "Migrated": "stenolog.sessions.migration",
+    "SQLiteStore": "stenolog.stores.sqlite",
     "SessionHealth": "stenolog.sessions.session_store",
+    "SessionManager": "stenolog.stores.legacy_json",
     "SessionStore": "stenolog.sessions.session_store",
+    "migrate_from_json": "stenolog.sessions.migration",
+    "open_sessions": "stenolog.sessions.opening",
 }
 
 

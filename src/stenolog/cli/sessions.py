@@ -3,63 +3,94 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from stenolog.cli.text import moment, one_line, printable, sentence
+from stenolog.catalog.entries import Entry, Page, State
+from stenolog.cli.catalog import catalog_of
+from stenolog.cli.text import age, moment, one_line, printable, sentence
 from stenolog.cli.workspace import chosen, open_to_read, workspace_option
-from stenolog.errors import NoSuchSession, StenologError
+from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 
-_COLUMNS = ("key", "visible", "all", "updated")
+_A_PAGE: Final = 50
+"""So many sessions are listed in a terminal, where nothing else is said."""
 
 
 @click.command("list")
 @click.argument("directory", metavar="[DIR]", required=False)
+@click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
+@click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+@click.option(
+    "--state",
+    type=click.Choice(["idle", "running", "interrupted"]),
+    help="Only sessions in this state.",
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="How many to list; in a terminal 50, where nothing is said.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
 @workspace_option
 @click.pass_context
-def list_command(ctx: click.Context, directory: str | None, workspace: str) -> None:
-    """List the sessions of a workspace.
+def list_command(
+    ctx: click.Context,
+    directory: str | None,
+    prefix: str,
+    tag: str | None,
+    state: State | None,
+    limit: int | None,
+    as_json: bool,
+    workspace: str,
+) -> None:
+    """List the sessions of a workspace, the last changed first.
 
     One line each, with tabs between: the key, how many messages are visible, how many there are,
-    and when it last changed. In a terminal it is a table.
+    when it last changed, its state, and its title. In a terminal it is a table.
+
+    A session is running while somebody has the turn, and interrupted where the agent did not
+    have the last word.
     """
     place = chosen(ctx, directory, workspace)
-    rows: list[Sequence[str]] = []
-    trouble: list[str] = []
-    unreadable = False
-    with open_to_read(place) as store:
-        for key in store.list_sessions():
-            try:
-                info = store.info(key)
-            except NoSuchSession:
-                continue  # deleted since it was listed
-            except StenologError as error:
-                trouble.append(f"{one_line(key)}: {sentence(str(error))}")
-                rows.append((one_line(key), "-", "-", "-"))
-                unreadable = True
-            else:
-                rows.append(_row(info))
-                trouble += _damage(info, place)
-    left_out = _files(place) - len(rows)
+    in_table = sys.stdout.isatty() and not as_json
+    wanted = limit or (_A_PAGE if in_table else sys.maxsize - 1)
+    with catalog_of(place) as (catalog, meter):
+        page = catalog.list(prefix=prefix, tag=tag, state=state, limit=wanted, progress=meter)
+    if as_json:
+        for entry in page.entries:
+            click.echo(json.dumps(_fields(entry), ensure_ascii=False))
+    elif in_table and page.entries:
+        _print_table(page.entries, color=ctx.color is not False)
+    else:
+        for entry in page.entries:
+            click.echo("\t".join(_row(entry)))
+    for words in _remarks(page, place, whole=not (prefix or tag or state)):
+        click.echo(words, err=True)
+    ctx.exit(1 if any(entry.problem is not None for entry in page.entries) else 0)
+
+
+def _remarks(page: Page, place: str, *, whole: bool) -> Iterator[str]:
+    """What is to be said of a list besides what it shows."""
+    if page.after is not None:
+        yield f"These are the newest {len(page.entries):,}; --limit shows more."
+    elif not page.entries:
+        yield f"There are no sessions in {place} yet." if whole else "No session matches."
+    for entry in page.entries:
+        if entry.problem is not None:
+            yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
+        yield from _damage(entry, place)
+    left_out = _files(place) - len(page.entries) if whole and page.after is None else 0
     if left_out > 0:
-        trouble.append(
+        yield (
             f"{left_out} of the files there {'is' if left_out == 1 else 'are'} no session that "
             f"can be read; steno doctor {place} says more."
         )
-    if not rows:
-        click.echo(f"There are no sessions in {place} yet.", err=True)
-    elif sys.stdout.isatty():
-        _print_table(rows, color=ctx.color is not False)
-    else:
-        for row in rows:
-            click.echo("\t".join(row))
-    for words in trouble:
-        click.echo(words, err=True)
-    ctx.exit(1 if unreadable else 0)
 
 
 def _files(place: str) -> int:
@@ -121,21 +152,63 @@ def _info(store: Store, key: str) -> SessionInfo:
         ) from None
 
 
-def _row(info: SessionInfo) -> Sequence[str]:
-    return (one_line(info.key), str(info.visible), str(info.count), moment(info.updated))
+def _row(entry: Entry) -> Sequence[str]:
+    if entry.problem is not None:
+        return (one_line(entry.key), "-", "-", "-", "-", "")
+    updated = moment(entry.updated) if entry.updated is not None else "-"
+    counts = (str(entry.visible), str(entry.count))
+    return (one_line(entry.key), *counts, updated, entry.state, _title(entry))
 
 
-def _print_table(rows: Sequence[Sequence[str]], *, color: bool) -> None:
+def _title(entry: Entry) -> str:
+    return one_line(printable(entry.title))
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    return {
+        "key": entry.key,
+        "uid": entry.uid,
+        "title": entry.title,
+        "state": entry.state,
+        "visible": entry.visible,
+        "count": entry.count,
+        "tokens": entry.tokens,
+        "created": moment(entry.created) if entry.created is not None else None,
+        "updated": moment(entry.updated) if entry.updated is not None else None,
+        "tags": entry.tags,
+        "agent": entry.agent,
+        "channel": entry.channel,
+        "prompt": entry.prompt,
+        "problem": entry.problem,
+    }
+
+
+_STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
+
+
+def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
     # Slow to import, and only a table in a terminal needs it.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column in ("visible", "all") else "left")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    now = datetime.now(UTC)
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("key", overflow="fold")
+    table.add_column("title", ratio=1, no_wrap=True, overflow="ellipsis", min_width=20)
+    table.add_column("state", no_wrap=True)
+    table.add_column("messages", no_wrap=True, justify="right")
+    table.add_column("age", no_wrap=True, justify="right")
+    for entry in entries:
+        said = f"{entry.visible:,}" + ("" if entry.visible == entry.count else f"/{entry.count:,}")
+        readable = entry.problem is None and entry.updated is not None
+        table.add_row(
+            Text(one_line(entry.key), style="cyan"),
+            Text(_title(entry)),
+            Text(entry.state if readable else "unreadable", style=_STYLES[entry.state]),
+            Text(said if readable else "-"),
+            Text(age(entry.updated, now) if entry.updated is not None else "-", style="dim"),
+        )
     Console(color_system="auto" if color else None, highlight=False).print(table)
 
 
@@ -167,7 +240,7 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _damage(info: SessionInfo, workspace: str) -> Iterator[str]:
+def _damage(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
     """A sentence where the session is not whole."""
     if info.lost or info.damaged:
         cost = f"{_messages(info.lost)} lost" if info.lost else "no message is lost"

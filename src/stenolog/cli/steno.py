@@ -18,7 +18,9 @@ from stenolog.errors import StenologError
 COMMANDS: Final = {
     "doctor": "stenolog.cli.doctor",
     "export": "stenolog.cli.sessions",
+    "import": "stenolog.cli.importing",
     "list": "stenolog.cli.sessions",
+    "search": "stenolog.cli.search",
     "show": "stenolog.cli.sessions",
 }
 

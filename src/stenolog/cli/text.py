@@ -1,7 +1,7 @@
 """Text that came from elsewhere, made safe to print: a message must not drive the terminal."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 # Whole sequences go, or their visible half would stay: "[31m".
@@ -37,3 +37,30 @@ def sentence(words: str) -> str:
 def moment(at: datetime) -> str:
     """A time (UTC), to the second."""
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_AGO: Final = re.compile(r"(\d{1,6})([smhdw])")
+
+
+def spoken_moment(words: str, now: datetime) -> datetime | None:
+    """The time that was meant: `2026-11-05`, `2026-11-05T14:30` (UTC), `3d` ago; None: no time."""
+    ago = _AGO.fullmatch(words.strip())
+    try:
+        if ago is not None:
+            return now - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+        found = datetime.fromisoformat(words.strip())
+    except (ValueError, OverflowError):
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def age(at: datetime, now: datetime) -> str:
+    """How long ago, in one unit; from two months on, the day."""
+    seconds = max(0, int((now - at).total_seconds()))
+    if seconds >= 9 * _UNITS["w"]:
+        return at.strftime("%Y-%m-%d")
+    for unit in ("w", "d", "h", "m"):
+        if seconds >= _UNITS[unit]:
+            return f"{seconds // _UNITS[unit]}{unit}"
+    return "now"

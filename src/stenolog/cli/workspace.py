@@ -38,5 +38,7 @@ def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
 
 def open_to_read(workspace: str) -> Store:
     """The store, opened so that nothing is written. Raises UsageError, StoreUnavailable."""
+    if workspace.startswith(("sqlite:", "jsonl:")):
+        return open_store(workspace, read_only=True)
     # Where nothing was ever stored there is no folder to open, but an empty store says the same.
     return open_store(workspace, read_only=True) if holds_sessions(workspace) else InMemoryStore()

@@ -1,12 +1,15 @@
 """Text from elsewhere must not drive the terminal."""
 
 import unicodedata
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.cli.text import one_line, printable, sentence
+from stenolog.cli.text import age, one_line, printable, sentence, spoken_moment
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +51,43 @@ def test_a_line_stays_one_line_and_keys_stay_apart(one: str, other: str) -> None
 def test_an_error_ends_with_a_full_stop() -> None:
     assert sentence("no room") == "no room."
     assert sentence("is the name right?") == "is the name right?"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("2026-11-05", datetime(2026, 11, 5, tzinfo=UTC)),
+        ("2026-11-05T14:30", datetime(2026, 11, 5, 14, 30, tzinfo=UTC)),
+        ("2026-11-05T14:30:01Z", datetime(2026, 11, 5, 14, 30, 1, tzinfo=UTC)),
+        ("2026-11-05T14:30+02:00", datetime(2026, 11, 5, 12, 30, tzinfo=UTC)),
+        ("90m", NOW - timedelta(minutes=90)),
+        ("3d", NOW - timedelta(days=3)),
+        ("2w", NOW - timedelta(weeks=2)),
+        ("yesterday", None),
+        ("", None),
+        ("999999w", None),
+    ],
+)
+def test_a_time_is_spoken_in_several_ways(words: str, meant: datetime | None) -> None:
+    assert spoken_moment(words, NOW) == meant
+
+
+@given(st.text())
+def test_any_words_are_a_time_or_none(words: str) -> None:
+    spoken_moment(words, NOW)
+
+
+@pytest.mark.parametrize(
+    ("ago", "shown"),
+    [
+        (timedelta(seconds=-5), "now"),
+        (timedelta(seconds=59), "now"),
+        (timedelta(minutes=1), "1m"),
+        (timedelta(hours=23, minutes=59), "23h"),
+        (timedelta(days=6), "6d"),
+        (timedelta(weeks=8, days=6), "8w"),
+        (timedelta(weeks=9), "2026-09-13"),
+    ],
+)
+def test_an_age_is_told_in_one_unit(ago: timedelta, shown: str) -> None:
+    assert age(NOW - ago, NOW) == shown

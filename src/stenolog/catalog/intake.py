@@ -1,0 +1,168 @@
+"""Reads what is new of the sessions that changed, and has it written into the index."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.catalog import steps, texts
+from stenolog.catalog.database import Database
+from stenolog.catalog.entries import State
+from stenolog.catalog.statements import statements
+from stenolog.catalog.steps import Row, Seen, Settled
+from stenolog.catalog.writing import Writer
+from stenolog.errors import (
+    DamagedStore,
+    ForeignLog,
+    NoSuchSession,
+    StoreBusy,
+    StoreUnavailable,
+)
+from stenolog.records import SessionInfo
+from stenolog.stores import spans
+from stenolog.stores.base import Store
+
+_MOST_TRIES: Final = 20
+_TAIL: Final = 32
+"""So many of the last messages mostly tell whether a turn came to its end."""
+
+
+class Reading(Struct, frozen=True):
+    """What the stamps of a store tell besides that something changed; most tell nothing."""
+
+    grew: Callable[[str, str], bool] = lambda _before, _now: True
+    """Whether what happened from one to the other can have been an append, and nothing else."""
+    age: Callable[[str], int] = lambda _stamp: 0
+    """The more, the later the session was changed."""
+
+
+class Intake:
+    """One round of taking in, from what was known before the store was asked for its stamps.
+
+    `made` is which index that was, `known` the stamps that it had.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        database: Database,
+        reading: Reading,
+        *,
+        made: int | None,
+        known: Mapping[str, str | None],
+    ) -> None:
+        self._known = known
+        self._store = store
+        self._database = database
+        self._sql = statements(database.prefix)
+        self._reading = reading
+        self._writer = Writer(database, made)
+
+    @property
+    def missed(self) -> bool:
+        """Whether somebody else changed a session before we could."""
+        return bool(self._writer.missed)
+
+    def take_in(self, changed: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
+        """Read the sessions with these stamps, as far as they are new."""
+        # What was said at about the same time comes together, which makes the newest easy to find.
+        keys = sorted(changed, key=lambda key: self._reading.age(changed[key]))
+        # Several who begin at once share the work, instead of all doing the same.
+        begin = int.from_bytes(os.urandom(4)) % max(1, len(keys))
+        for done, key in enumerate(keys[begin:] + keys[:begin]):
+            progress(done, len(keys))
+            self._take_in(key, changed[key])
+        self._writer.flush()
+        progress(len(keys), len(keys))
+
+    def remove(self, gone: Iterable[str]) -> None:
+        """Forget these sessions, but for what came back since."""
+        for key in gone:
+            row = self._row(key)
+            if row is not None and row.stamp == self._known[key]:
+                self._writer.put(key, steps.removal(key, row))
+        self._writer.flush()
+
+    def _row(self, key: str) -> Row | None:
+        with self._database.read() as transaction:
+            for found in list(transaction.execute(self._sql["row"], (key,))):
+                return Row(*found)
+        return None
+
+    def _take_in(self, key: str, stamp: str) -> None:
+        row = self._row(key)
+        if row is not None and row.stamp == stamp:
+            return  # somebody else was quicker
+        if (row.stamp if row is not None else None) != self._known.get(key):
+            # And perhaps even later: then our stamp is an old one by now.
+            self._writer.miss(key)
+            return
+        writer = self._writer
+        try:
+            seen = self._look(key, stamp, row)
+        except NoSuchSession:
+            # Deleted since, or not finished yet: it is asked for again the next time.
+            writer.put(key, steps.removal(key, row) if row is not None else ())
+        except ForeignLog:
+            writer.put(key, steps.emptied(key, row, settled=Settled(stamp=stamp, listed=False)))
+        except DamagedStore as error:
+            writer.put(
+                key, steps.emptied(key, row, settled=Settled(stamp=stamp, problem=str(error)))
+            )
+        except StoreUnavailable as error:
+            # It may be readable the next time, without a change.
+            writer.put(
+                key, steps.emptied(key, row, settled=Settled(stamp=None, problem=str(error)))
+            )
+        else:
+            writer.put(key, steps.steps(key, stamp, row, seen))
+
+    def _look(self, key: str, stamp: str, row: Row | None) -> Seen:
+        """The session as far as it is new, or all of it. Raises what the store raises."""
+        # Where a row is being emptied, nothing of it counts.
+        known = row if row is not None and row.uid and (row.indexed or not row.count) else None
+        for _ in range(_MOST_TRIES):
+            before = self._store.info(key)
+            if known is not None and self._is_other(before, stamp, known):
+                known = None
+            after = known.indexed if known is not None else 0
+            messages = self._store.get_history(key, after=after, full=True)
+            if known is None:
+                seqs = [message.seq for message in messages if not message.hidden]
+            else:
+                seqs = [message.seq for message in self._store.get_history(key)]
+            state = self._state(key)
+            info = self._store.info(key)
+            if info.uid != before.uid:
+                known = None
+                continue
+            if known is not None:
+                count = known.count + len(messages)
+                if not before.count <= count <= info.count:
+                    # Messages that the index has are not there any more.
+                    known = None
+                    continue
+            sight = spans.union((seq, seq) for seq in seqs)
+            return Seen(info, messages, sight, known is None, state)
+        raise StoreBusy(f"{key!r} is deleted and made anew all the time")
+
+    def _is_other(self, info: SessionInfo, stamp: str, row: Row) -> bool:
+        """Whether what the index has of a session may be said otherwise by now."""
+        if info.uid != row.uid or info.last_seq < row.indexed:
+            return True
+        if info.generation != row.generation:
+            # A compaction moves messages as they are; whatever else writes a log anew may not.
+            return info.archived <= row.archived
+        return row.stamp is not None and not self._reading.grew(row.stamp, stamp)
+
+    def _state(self, key: str) -> State:
+        last = _TAIL
+        while True:
+            tail = [message.to_dict() for message in self._store.get_history(key, last=last)]
+            state = texts.state_from(tail)
+            if state is not None:
+                return state
+            if len(tail) < last:
+                return "interrupted" if tail else "idle"
+            last *= 8

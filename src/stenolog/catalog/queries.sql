@@ -1,0 +1,160 @@
+-- Statements by name; statements.py reads them.
+
+-- name: has_tables
+SELECT count(*) FROM sqlite_master WHERE name = 'catalog_about';
+
+-- name: version
+SELECT version FROM catalog_about;
+
+-- name: about
+SELECT made, writes FROM catalog_about;
+
+-- name: count_write
+UPDATE catalog_about SET writes = writes + 1;
+
+-- name: stamps
+SELECT key, stamp FROM catalog_session;
+
+-- name: row
+SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
+       prompt, stamp, problem
+FROM catalog_session WHERE key = ?;
+
+-- name: row_version
+SELECT id, version FROM catalog_session WHERE key = ?;
+
+-- name: add_row
+INSERT INTO catalog_session (key, version, listed, uid, generation, archived, indexed, count,
+                             visible, tokens, sight, state, title, prompt, created, updated, lost,
+                             damaged)
+VALUES (?, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
+
+-- name: prompts
+SELECT role, text FROM catalog_message JOIN catalog_said USING (id)
+WHERE session = ? AND role = 'user' ORDER BY seq;
+
+-- name: begin_row
+UPDATE catalog_session
+SET version = version + 1, stamp = NULL, listed = 0, uid = ?, generation = ?, archived = ?,
+    indexed = 0, tokens = 0, sight = '[]', prompt = '', problem = NULL
+WHERE id = ?;
+
+-- name: shrink_row
+UPDATE catalog_session SET version = version + 1, count = count - ? WHERE id = ?;
+
+-- name: advance_row
+UPDATE catalog_session
+SET version = version + 1, stamp = NULL, indexed = ?, count = count + ?
+WHERE id = ?;
+
+-- name: settle_row
+UPDATE catalog_session
+SET version = version + 1, stamp = ?, listed = ?, uid = ?, generation = ?, archived = ?,
+    indexed = ?, count = count + ?, visible = ?, tokens = ?, sight = ?, state = ?, title = ?,
+    prompt = ?, created = ?, updated = ?, agent = ?, channel = ?, lost = ?, damaged = ?,
+    problem = ?
+WHERE id = ?;
+
+-- name: remove_row
+DELETE FROM catalog_session WHERE id = ?;
+
+-- name: remove_tags
+DELETE FROM catalog_tag WHERE session = ?;
+
+-- name: add_tag
+INSERT OR IGNORE INTO catalog_tag (tag, session) VALUES (?, ?);
+
+-- name: last_id
+SELECT coalesce(max(id), 0) FROM catalog_message;
+
+-- name: add_message
+INSERT INTO catalog_message (id, session, seq, role, at, tokens) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: add_said
+INSERT INTO catalog_said (id, text) VALUES (?, ?);
+
+-- name: add_words
+INSERT INTO catalog_words (rowid, parts, more, marks) VALUES (?, ?, ?, ?);
+
+-- name: add_block
+INSERT INTO catalog_block (block, oldest, newest) VALUES (?, ?, ?)
+ON CONFLICT (block) DO UPDATE
+SET oldest = min(oldest, excluded.oldest), newest = max(newest, excluded.newest);
+
+-- name: some_messages
+SELECT id, role, text FROM catalog_message JOIN catalog_said USING (id)
+WHERE session = ? ORDER BY seq DESC LIMIT ?;
+
+-- name: remove_message
+DELETE FROM catalog_message WHERE id = ?;
+
+-- name: remove_said
+DELETE FROM catalog_said WHERE id = ?;
+
+-- name: remove_words
+INSERT INTO catalog_words (catalog_words, rowid, parts, more, marks)
+VALUES ('delete', ?, ?, ?, ?);
+
+-- name: tokens_in
+SELECT coalesce(sum(tokens), 0) FROM catalog_message
+WHERE session = ? AND seq BETWEEN ? AND ?;
+
+-- name: list
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem
+FROM catalog_session
+WHERE listed
+  AND (?1 IS NULL OR key >= ?1 AND key < CAST(?2 AS TEXT))
+  AND (?3 IS NULL OR id IN (SELECT session FROM catalog_tag WHERE tag = ?3))
+  AND (?4 IS NULL OR channel = ?4)
+  AND (?5 IS NULL OR agent = ?5)
+  AND (?6 IS NULL OR (key IN (SELECT value FROM json_each(?6))) = ?7)
+  AND (?8 IS NULL OR state = ?8)
+  AND (?9 IS NULL OR updated < ?9 OR updated = ?9 AND key > ?10)
+ORDER BY updated DESC, key
+LIMIT ?11;
+
+-- name: tags
+SELECT session, tag FROM catalog_tag
+WHERE session IN (SELECT value FROM json_each(?)) ORDER BY tag;
+
+-- name: unlisted
+SELECT id FROM catalog_session WHERE NOT listed;
+
+-- name: sessions_of
+SELECT id FROM catalog_session
+WHERE listed
+  AND (?1 IS NULL OR key >= ?1 AND key < CAST(?2 AS TEXT))
+  AND (?3 IS NULL OR id IN (SELECT session FROM catalog_tag WHERE tag = ?3));
+
+-- name: blocks
+SELECT block, oldest, newest FROM catalog_block ORDER BY newest DESC;
+
+-- name: matches
+SELECT id, at, session FROM catalog_words
+JOIN catalog_message ON catalog_message.id = catalog_words.rowid
+WHERE catalog_words MATCH ? ORDER BY catalog_words.rowid DESC LIMIT ?;
+
+-- name: matches_in
+SELECT id, at, session FROM catalog_words
+JOIN catalog_message ON catalog_message.id = catalog_words.rowid
+WHERE catalog_words MATCH ? AND catalog_words.rowid BETWEEN ? AND ?
+  AND catalog_words.rowid / ? IN (SELECT value FROM json_each(?));
+
+-- name: ranks
+-- The plus keeps SQLite from asking for each id by itself: every time, all of a word's messages
+-- would be counted anew.
+SELECT rowid, bm25(catalog_words, 1.0, 1.0, 0.0) FROM catalog_words
+WHERE catalog_words MATCH ? AND rowid BETWEEN ? AND ?
+  AND +rowid IN (SELECT value FROM json_each(?));
+
+-- name: hit
+SELECT key, uid, title, sight, seq, role, at, text
+FROM catalog_message
+JOIN catalog_said USING (id)
+JOIN catalog_session ON catalog_session.id = catalog_message.session
+WHERE catalog_message.id = ? AND listed;
+
+-- name: held
+-- Of the store itself: in which sessions somebody has the turn.
+SELECT key FROM lease WHERE namespace = ? AND expires > ?;

@@ -1,0 +1,85 @@
+-- The tables of a catalog. Whatever else the database holds, they begin with catalog_ (in a SQLite
+-- store: and the namespace), and nothing refers to them: they can be dropped at any time.
+
+-- One row. `version` is that of these tables and of the tokenizer, `made` a random number that no other
+-- index has that ever stood here, `writes` grows with every change.
+CREATE TABLE catalog_about (
+    version TEXT    NOT NULL,
+    made    INTEGER NOT NULL,
+    writes  INTEGER NOT NULL
+);
+
+-- One row for each session, and for what was found in its place. Times are microseconds since 1970.
+-- `stamp` is the store's mark from before the session was read, NULL where there is more to read;
+-- `version` grows with every change, so that of two who read the same row one stores the next.
+-- `sight` are the runs of visible seqs, as JSON. `listed` is 0 for what is no session (yet).
+CREATE TABLE catalog_session (
+    id         INTEGER PRIMARY KEY,
+    key        TEXT    NOT NULL UNIQUE,
+    stamp      TEXT,
+    version    INTEGER NOT NULL,
+    listed     INTEGER NOT NULL,
+    uid        TEXT    NOT NULL,
+    generation INTEGER NOT NULL,
+    archived   INTEGER NOT NULL,
+    indexed    INTEGER NOT NULL,
+    count      INTEGER NOT NULL,
+    visible    INTEGER NOT NULL,
+    tokens     INTEGER NOT NULL,
+    sight      TEXT    NOT NULL,
+    state      TEXT    NOT NULL,
+    title      TEXT    NOT NULL,
+    prompt     TEXT    NOT NULL,
+    created    INTEGER NOT NULL,
+    updated    INTEGER NOT NULL,
+    agent      TEXT,
+    channel    TEXT,
+    lost       INTEGER NOT NULL,
+    damaged    INTEGER NOT NULL,
+    problem    TEXT
+);
+
+CREATE INDEX catalog_session_newest ON catalog_session (updated DESC, key);
+
+-- All that a look for changes reads.
+CREATE INDEX catalog_session_stamp ON catalog_session (key, stamp);
+
+CREATE TABLE catalog_tag (
+    tag     TEXT    NOT NULL,
+    session INTEGER NOT NULL,
+    PRIMARY KEY (tag, session)
+) WITHOUT ROWID;
+
+CREATE INDEX catalog_tag_session ON catalog_tag (session);
+
+CREATE TABLE catalog_message (
+    id      INTEGER PRIMARY KEY,
+    session INTEGER NOT NULL,
+    seq     INTEGER NOT NULL,
+    role    TEXT    NOT NULL,
+    at      INTEGER NOT NULL,
+    tokens  INTEGER NOT NULL,
+    UNIQUE (session, seq)
+);
+
+-- Apart from the message, so that looking through many of those reads no text.
+CREATE TABLE catalog_said (
+    id   INTEGER PRIMARY KEY,
+    text TEXT NOT NULL
+);
+
+-- Ids of messages are given out as they are read, not by time. Of some thousand in a row this tells
+-- how old they are, at the most: so the newest hits are found without looking at all of them.
+CREATE TABLE catalog_block (
+    block  INTEGER PRIMARY KEY,
+    oldest INTEGER NOT NULL,
+    newest INTEGER NOT NULL
+);
+
+-- The tokens of tokenizer.py, and in `marks` the session and the role. None of them has a character
+-- that would be split again; `=` stands in marks only.
+CREATE VIRTUAL TABLE catalog_words USING fts5 (
+    parts, more, marks, content = '', tokenize = "ascii tokenchars '='"
+);
+
+INSERT INTO catalog_about (version, made, writes) VALUES (?, random(), 0);

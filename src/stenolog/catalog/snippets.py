@@ -1,0 +1,109 @@
+"""The part of a message that shows why it was found. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.catalog import tokenizer
+from stenolog.catalog.query import Query
+from stenolog.catalog.tokenizer import Word
+
+WIDTH: Final = 160
+_BEFORE: Final = 40
+"""How much of the text may stand before the first word that was found."""
+_CUT: Final = "…"
+_MOST_PLACES: Final = 200
+
+
+class Snippet(Struct, frozen=True):
+    """A part of a text in one line, and where in it the words are."""
+
+    text: str
+    marks: Sequence[tuple[int, int]]
+
+
+class _Place(Struct, frozen=True):
+    start: int
+    end: int
+    tokens: frozenset[str]
+
+
+def snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
+    """The part with most of the words, else the beginning."""
+    places = _found(text, query)
+    start, end = _window(text, places, width)
+    # One character for another, so that places stay where they are.
+    line = "".join(" " if char.isspace() else char for char in text[start:end])
+    before, after = _CUT * (start > 0), _CUT * (end < len(text))
+    shift = len(before) - start
+    marks: list[tuple[int, int]] = []
+    for place in places:
+        first, last = max(place.start, start) + shift, min(place.end, end) + shift
+        if first < last and marks and first <= marks[-1][1]:
+            marks[-1] = (marks[-1][0], max(last, marks[-1][1]))
+        elif first < last:
+            marks.append((first, last))
+    return Snippet(before + line + after, marks)
+
+
+def _found(text: str, query: Query) -> list[_Place]:
+    """Where words of the query stand."""
+    wanted: set[str] = set()
+    beginnings: list[str] = []
+    for term in query.terms:
+        if not term.excluded:
+            wanted.update(t for word in term.words for t in (*word.parts, *word.joined))
+            if term.begins:
+                beginnings.append(term.words[-1].parts[-1])
+                beginnings += term.words[-1].joined[-1:]
+    found: list[_Place] = []
+    for start, end, word in tokenizer.places(text):
+        if len(found) >= _MOST_PLACES:
+            break
+        if word.singles and len(word.parts) == max(1, end - start - 1):
+            found += _pairs(text, start, word, wanted)
+            continue
+        tokens = word.parts + word.joined
+        said = wanted.intersection(tokens)
+        said |= {begin for begin in beginnings if any(t.startswith(begin) for t in tokens)}
+        if said:
+            found.append(_Place(start, end, frozenset(said)))
+    return found
+
+
+def _pairs(text: str, start: int, word: Word, wanted: set[str]) -> Iterator[_Place]:
+    """In what is written without spaces: the pairs and the characters that were asked for."""
+    for at, pair in enumerate(word.parts, start):
+        if pair in wanted:
+            yield _Place(at, at + len(pair), frozenset([pair]))
+        for single in range(at, at + len(pair)):
+            if text[single] in wanted:
+                yield _Place(single, single + 1, frozenset(text[single]))
+
+
+def _window(text: str, places: Sequence[_Place], width: int) -> tuple[int, int]:
+    """From where to where: the first stretch that has the most different words."""
+    if len(text) <= width:
+        return 0, len(text)
+    best, start = -1, 0
+    starts = [place.start for place in places]
+    for index, place in enumerate(places):
+        reach = bisect_left(starts, place.start + width - _BEFORE)
+        different = len(frozenset().union(*(near.tokens for near in places[index:reach])))
+        if different > best:
+            best, start = different, place.start
+    start = max(0, min(start - _BEFORE, len(text) - width))
+    return _to_words(text, start, min(len(text), start + width))
+
+
+def _to_words(text: str, start: int, end: int) -> tuple[int, int]:
+    """A little less at both ends, where that spares a word from being cut."""
+    if start > 0:
+        space = text.find(" ", start, start + _BEFORE // 2)
+        start = space + 1 if space >= 0 else start
+    if end < len(text):
+        space = text.rfind(" ", end - _BEFORE // 2, end)
+        end = space if space > start else end
+    return start, end

@@ -1,0 +1,211 @@
+"""How the index gets from what it has of a session to what was read of it. Pure.
+
+Each step is small enough for a transaction, and names the version of the row that it goes on from:
+between any two of them the process may end, and whoever comes next goes on from there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.catalog import texts, tokenizer
+from stenolog.catalog.entries import State
+from stenolog.catalog.times import microseconds
+from stenolog.records import Message, SessionInfo, Span
+from stenolog.stores import spans
+
+MOST_MESSAGES: Final = 2_000
+MOST_BYTES: Final = 2_000_000
+"""What one transaction may take in."""
+
+
+class Row(Struct, frozen=True):
+    """What the index knows of a session, as far as going on needs it."""
+
+    id: int
+    version: int
+    listed: int
+    uid: str
+    generation: int
+    archived: int
+    indexed: int
+    count: int
+    visible: int
+    tokens: int
+    sight: str
+    prompt: str
+    stamp: str | None
+    problem: str | None
+
+
+class Said(Struct, frozen=True):
+    """One message as it is indexed."""
+
+    seq: int
+    role: str
+    at: int
+    tokens: int
+    text: str
+    lines: tokenizer.Lines
+
+
+class Settled(Struct, frozen=True, kw_only=True):
+    """All that is known of a session besides its messages."""
+
+    stamp: str | None
+    listed: bool = True
+    uid: str = ""
+    generation: int = 0
+    archived: int = 0
+    indexed: int = 0
+    sight: Sequence[Span] = ()
+    tokens: int | None = None
+    """What is in sight; None where it has to be counted."""
+    state: State = "idle"
+    prompt: str = ""
+    created: int = 0
+    updated: int = 0
+    meta: Mapping[str, Any] = {}
+    lost: int = 0
+    damaged: int = 0
+    problem: str | None = None
+
+
+class Beginning(Struct, frozen=True):
+    """Which session is read from its beginning."""
+
+    uid: str = ""
+    generation: int = 0
+    archived: int = 0
+
+
+_NOTHING: Final = Beginning()
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A change to one session's part of the index, small enough for a transaction."""
+
+    key: str
+    version: int | None
+    """Of the row that it goes on from; None where there must be none."""
+    anew: Beginning | None = None
+    """The row is begun again; its messages go next."""
+    remove: int = 0
+    """So many of the newest messages go."""
+    add: Sequence[Said] = ()
+    settled: Settled | None = None
+    """Where this is the last step."""
+    gone: bool = False
+    """The row goes, too."""
+
+
+class Seen(Struct, frozen=True):
+    """A session as the store gave it."""
+
+    info: SessionInfo
+    messages: Sequence[Message]
+    sight: Sequence[Span]
+    anew: bool
+    state: State
+
+
+def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
+    """How the index gets from what it has to what was seen."""
+    info = seen.info
+    known = None if seen.anew else row
+    if known is None:
+        beginning = Beginning(info.uid, info.generation, info.archived)
+        yield from emptied(key, row, beginning=beginning)
+    version = _emptied_version(row) if known is None else known.version
+    prompt = known.prompt if known is not None else ""
+    last_seq = known.indexed if known is not None else 0
+    tokens = known.tokens if known is not None else 0
+    parts = list(_parts(seen.messages)) or [()]
+    for number, part in enumerate(parts, 1):
+        said = [_said(message) for message in part]
+        if known is None or known.listed:
+            prompt = prompt or texts.prompt_from((one.role, one.text) for one in said)
+        last_seq = said[-1].seq if said else last_seq
+        tokens += sum(one.tokens for one in said)
+        settled = None
+        if number == len(parts):
+            settled = Settled(
+                stamp=stamp,
+                uid=info.uid,
+                generation=info.generation,
+                archived=info.archived,
+                indexed=last_seq,
+                sight=seen.sight,
+                tokens=tokens if _only_grew(known, seen) else None,
+                state=seen.state,
+                prompt=prompt,
+                created=microseconds(info.created),
+                updated=microseconds(info.updated),
+                meta=info.meta,
+                lost=info.lost,
+                damaged=info.damaged,
+            )
+        yield Step(key=key, version=version, add=said, settled=settled)
+        version += 1
+
+
+def _only_grew(known: Row | None, seen: Seen) -> bool:
+    """Whether exactly the new messages came into sight, and none went out of it."""
+    old = msgspec.json.decode(known.sight, type=list[Span]) if known is not None else []
+    return spans.union(old, ((m.seq, m.seq) for m in seen.messages)) == list(seen.sight)
+
+
+def emptied(
+    key: str, row: Row | None, *, beginning: Beginning = _NOTHING, settled: Settled | None = None
+) -> Iterator[Step]:
+    """A row without messages, begun again; settled at once where nothing follows."""
+    version = row.version if row is not None else None
+    yield Step(key=key, version=version, anew=beginning)
+    version = 1 if version is None else version + 1
+    for _ in range(_removals(row)):
+        yield Step(key=key, version=version, remove=MOST_MESSAGES)
+        version += 1
+    if settled is not None:
+        yield Step(key=key, version=version, settled=settled)
+
+
+def _emptied_version(row: Row | None) -> int:
+    return 1 if row is None else row.version + 1 + _removals(row)
+
+
+def _removals(row: Row | None) -> int:
+    return 0 if row is None else -(-row.count // MOST_MESSAGES)
+
+
+def removal(key: str, row: Row) -> Iterator[Step]:
+    """A session that is no more."""
+    yield from emptied(key, row)
+    yield Step(key=key, version=_emptied_version(row), gone=True)
+
+
+def _said(message: Message) -> Said:
+    fields = message.to_dict()
+    text = texts.text_of(fields)
+    return Said(
+        seq=message.seq,
+        role=texts.role_of(fields),
+        at=microseconds(message.at),
+        tokens=texts.estimate_tokens(message),
+        text=text,
+        lines=tokenizer.lines(text),
+    )
+
+
+def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """Runs of messages that are not too much for one transaction."""
+    start = size = 0
+    for index, message in enumerate(messages):
+        length = min(len(message.to_json()), texts.LONGEST_TEXT)
+        if index > start and (index - start >= MOST_MESSAGES or size + length > MOST_BYTES):
+            yield messages[start:index]
+            start, size = index, 0
+        size += length
+    if start < len(messages):
+        yield messages[start:]

@@ -1,0 +1,162 @@
+"""What an index takes from a message and makes of a session. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stenolog.catalog.entries import State
+from stenolog.catalog.filters import clean
+from stenolog.records import Message
+
+LONGEST_TEXT: Final = 64 * 1024
+"""Of a longer message so many characters are indexed."""
+
+LONGEST_PROMPT: Final = 500
+LONGEST_TITLE: Final = 80
+
+_LONGEST_JSON: Final = 4 * LONGEST_TEXT
+_NOT_SAID: Final = {"thinking", "redacted_thinking", "reasoning"}
+
+
+def text_of(fields: Mapping[str, Any]) -> str:
+    """What can be searched for: content, calls of tools and their results, but no reasoning."""
+    said = [*_content(fields.get("content"), of_tool=fields.get("role") == "tool")]
+    said += _calls(fields.get("tool_calls"))
+    said += _calls([fields.get("function_call")])
+    return clean("\n".join(said)[:LONGEST_TEXT])
+
+
+def role_of(fields: Mapping[str, Any]) -> str:
+    """Who said it; empty where nobody is named."""
+    role = fields.get("role")
+    return clean(role) if isinstance(role, str) else ""
+
+
+def estimate_tokens(message: Message) -> int:
+    """About how many tokens a message takes: a quarter of its characters."""
+    return len(message.to_json().decode("utf-8", "replace")) // 4 + 1
+
+
+def prompt_from(said: Iterable[tuple[str, str]]) -> str:
+    """The first words of a user, of (role, text) in their order; empty where there are none."""
+    for role, text in said:
+        if role == "user" and (words := text[:LONGEST_PROMPT].strip()):
+            return words
+    return ""
+
+
+def title_from(meta: Mapping[str, Any], prompt: str) -> str:
+    """The title that somebody gave, else the first prompt in one line, cut at a word."""
+    given = meta.get("title")
+    if isinstance(given, str) and given.strip():
+        return clean(" ".join(given.split()))
+    line = " ".join(prompt.split())
+    if len(line) <= LONGEST_TITLE:
+        return line
+    cut = line[: LONGEST_TITLE - 1]
+    # What is written without spaces has no word to end at.
+    head, space, _ = cut.rpartition(" ")
+    return (head if space and len(head) > LONGEST_TITLE // 2 else cut).rstrip(" ,;:.-") + "…"
+
+
+def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tags, each once."""
+    tags = meta.get("tags")
+    given = tags if isinstance(tags, list) else [tags]
+    return tuple(sorted({clean(tag) for tag in given if isinstance(tag, str) and tag}))
+
+
+def agent_from(meta: Mapping[str, Any]) -> str | None:
+    """Whose session it is."""
+    agent = meta.get("agent")
+    return clean(agent) if isinstance(agent, str) and agent else None
+
+
+def channel_of(key: str) -> str | None:
+    """The part of a key before the first colon."""
+    channel, colon, _ = key.partition(":")
+    return channel if colon and channel else None
+
+
+def state_from(tail: Sequence[Mapping[str, Any]]) -> State | None:
+    """Whether the last turn came to its end; None where the tail does not reach far enough.
+
+    It did not where the last word is the user's, a tool's, or a call that was not answered.
+    """
+    answered: set[str] = set()
+    for fields in reversed(tail):
+        calls = _call_ids(fields)
+        if calls:
+            return "interrupted" if answered or not calls <= answered else "idle"
+        match fields.get("role"):
+            case "user":
+                return "interrupted"
+            case "tool":
+                answered.add(str(fields.get("tool_call_id")))
+            case _:
+                return "interrupted" if answered else "idle"
+    return None
+
+
+def _call_ids(fields: Mapping[str, Any]) -> set[str]:
+    calls = fields.get("tool_calls")
+    if not isinstance(calls, list):
+        return set()
+    return {str(call.get("id")) for call in calls if isinstance(call, dict)}
+
+
+# --- what was said ---------------------------------------------------------------------------
+
+
+def _content(content: Any, *, of_tool: bool) -> Iterator[str]:
+    """The text of a content: itself, or the parts of it that are text."""
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            yield _told(part) if of_tool else part
+        elif isinstance(part, dict) and part.get("type") not in _NOT_SAID:
+            text = part.get("text")
+            if isinstance(text, str):
+                yield _told(text) if of_tool else text
+            elif part.get("type") == "tool_use":
+                yield from _call(part.get("name"), part.get("input"))
+            elif part.get("type") == "tool_result":
+                yield from _content(part.get("content"), of_tool=True)
+
+
+def _calls(calls: Any) -> Iterator[str]:
+    for call in calls if isinstance(calls, list) else []:
+        if isinstance(call, dict):
+            inner = call.get("function")
+            function = inner if isinstance(inner, dict) else call
+            yield from _call(function.get("name"), function.get("arguments"))
+
+
+def _call(name: Any, arguments: Any) -> Iterator[str]:
+    told = _told(arguments) if isinstance(arguments, str) else _flat(arguments)
+    words = [word for word in (name if isinstance(name, str) else "", told) if word]
+    if words:
+        yield " ".join(words)
+
+
+def _told(text: str) -> str:
+    """JSON as it would be read aloud: an escaped line end must not stick to the next word."""
+    if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
+        try:
+            return _flat(msgspec.json.decode(text))
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            pass
+    return text
+
+
+def _flat(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case dict():
+            return ", ".join(f"{name}: {_flat(inner)}" for name, inner in value.items())
+        case list():
+            return ", ".join(map(_flat, value))
+        case None:
+            return ""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,250 @@
+"""The one tokenizer: the same words are made of a text that is indexed and of a query.
+
+A *word* is what stands between spaces. It is cut into *parts*: letters, digits, marks and
+pictographs, as far as they belong together. `getUserName`, `get_user_name` and `get-user-name`
+become get, user, name; `HTTPServer2` becomes http, server, 2. What is written without spaces
+(Chinese, Japanese, Korean, Thai …) is cut into overlapping pairs of characters. Case, width and the
+accents of Latin and Greek letters make no difference; accents elsewhere do, because there they
+make another letter.
+
+Each message has two lines of tokens. The first has the parts in their order, so that what is
+written together (`a.b/c-d`, 東京都) is found whole, as a run of them. The second has what the first
+leaves out: each word as if it were written in small letters, so that `getusername` finds
+`getUserName`, and each single character of what is written without spaces.
+
+The tokens are letters, digits and marks only. Tokens of the index's own are made distinct by a
+character that no word has. Where the same text would give other tokens, `statements.VERSION` has
+to be another.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from msgspec import Struct
+
+LONGEST: Final = 64
+"""A token has no more characters; of a longer word the first ones count."""
+
+_MOST_PARTS: Final = 12
+_MOST_BY_DIGITS: Final = 4
+"""Beyond these it is no identifier but a hash or an encoding, and the word stays whole."""
+
+_LONGEST_NAME: Final = 256
+
+_REMEMBERED: Final = 100_000
+_MEMORABLE: Final = 32
+
+# Han, kana, bopomofo, hangul, Yi; and Thai, Lao, Tibetan, Myanmar, Khmer.
+_RANGES: Final = (
+    "\u0e00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029"
+    "\u3031-\u3035\u3038-\u303c\u3041-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f"
+    "\uac00-\ud7ff\uf900-\ufaff\U0001b000-\U0001b2ff\U00020000-\U0003ffff"
+)
+_IO: Final = "\u0435\u0308"  # Cyrillic io, which most people write as ie
+_LATIN_OR_GREEK: Final = re.compile("[A-Za-z\u00c0-\u024f\u0370-\u03ff\u1e00-\u1fff]")
+_DIGITS: Final = re.compile(r"\d+|\D+")
+_UNSPACED: Final = re.compile(f"[{_RANGES}]")
+
+
+class Word(Struct, frozen=True):
+    """What one word amounts to."""
+
+    parts: tuple[str, ...]
+    """Its tokens in their order."""
+    joined: tuple[str, ...]
+    """Its tokens if names in it were written in one and in small letters, where that differs."""
+    singles: tuple[str, ...]
+    """The single characters of what is written without spaces."""
+    line: str
+    """The parts, with spaces between."""
+    small: str
+    """What is joined, with spaces between."""
+    rich: bool
+    """Whether there is more to it than its parts."""
+
+
+class Lines(Struct, frozen=True):
+    """A text as an index takes it in: tokens with spaces between."""
+
+    parts: str
+    more: str
+
+
+class _Separators(dict[int, str]):
+    """What each character becomes before a text is split: itself, a space, or a tab for a sign."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        kept = char if char == "_" or _is_of_word(char) else " " if char.isspace() else "\t"
+        self[code] = kept
+        return kept
+
+
+class _Unspaced(dict[str, bool]):
+    """Whether a character is of a script that is written without spaces, or a pictograph."""
+
+    def __missing__(self, char: str) -> bool:
+        found = bool(_UNSPACED.match(char)) or unicodedata.category(char) == "So"
+        self[char] = found
+        return found
+
+
+class _Names(dict[str, Word]):
+    """Words without signs in them that were seen before: most of any text are."""
+
+    def __missing__(self, text: str) -> Word:
+        word = _analysed(text)
+        if len(text) <= _MEMORABLE:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[text] = word
+        return word
+
+
+_separators: Final = _Separators()
+_unspaced: Final = _Unspaced()
+_names: Final = _Names()
+
+
+def lines(text: str) -> Lines:
+    """The tokens of a text that is indexed."""
+    spaced = text.translate(_separators)
+    names = spaced.split()
+    found = [_names[name] for name in names]
+    parts = " ".join([name.line for name in found if name.line])
+    more: dict[str, None] = {}
+    rich = {name for name, word in zip(names, found, strict=True) if word.rich}
+    if rich:
+        for run in spaced.split(" "):
+            inside = run.split() if run else ()
+            if not rich.isdisjoint(inside):
+                own = [_names[name] for name in inside]
+                if any(word.small for word in own):
+                    more[" ".join([word.small or word.line for word in own])] = None
+                for word in own:
+                    more.update(dict.fromkeys(word.singles))
+    return Lines(parts, " ".join(more))
+
+
+def words(text: str) -> list[Word]:
+    """The words of a text, or of a query."""
+    runs = [run.split() for run in text.translate(_separators).split(" ")]
+    return [_together([_names[name] for name in run]) for run in runs if run]
+
+
+def places(text: str) -> Iterator[tuple[int, int, Word]]:
+    """Each word of a text, with where it begins and where it ends.
+
+    Where a word has a stretch that is written without spaces, that is given by itself.
+    """
+    for found in re.finditer("[^ \t]+", text.translate(_separators)):
+        at = found.start()
+        for _, piece in _runs(found[0]):
+            yield at, at + len(piece), _names[piece]
+            at += len(piece)
+
+
+def _analysed(text: str) -> Word:
+    """A word cut into its tokens, by the rules that the head of this module tells."""
+    if text.isascii() and text.isalpha() and text.islower():
+        return _word([text[:LONGEST]], [], [])
+    parts: list[str] = []
+    joined: list[str] = []
+    singles: list[str] = []
+    # Signs that stand for several characters may stand for some that part words: ½ is 1/2.
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    for name in plain.translate(_separators).split():
+        for unspaced, piece in _runs(name):
+            if unspaced:
+                pairs = [piece[at : at + 2] for at in range(len(piece) - 1)] or [piece]
+                parts += pairs
+                joined += pairs
+                singles += piece
+            else:
+                parts += _parts(piece)
+                joined += _parts(_folded(piece).replace("_", ""))
+    return _word(parts, joined if joined != parts else [], singles)
+
+
+def _together(names: Sequence[Word]) -> Word:
+    """The word that these make with signs between them: `a.b/c-d`."""
+    if len(names) == 1:
+        return names[0]
+    parts = [part for name in names for part in name.parts]
+    joined = [part for name in names for part in name.joined or name.parts]
+    singles = [single for name in names for single in name.singles]
+    return _word(parts, joined if joined != parts else [], singles)
+
+
+def _runs(name: str) -> Iterable[tuple[bool, str]]:
+    """What is written without spaces, and what is not, by turns."""
+    if name.isascii():
+        return [(False, name)]
+    return [(found, "".join(run)) for found, run in groupby(name, _unspaced.__getitem__)]
+
+
+def _word(parts: list[str], joined: list[str], singles: list[str]) -> Word:
+    return Word(
+        parts=tuple(parts),
+        joined=tuple(joined),
+        singles=tuple(dict.fromkeys(singles)),
+        line=" ".join(parts),
+        small=" ".join(joined),
+        rich=bool(joined or singles),
+    )
+
+
+def _parts(piece: str) -> list[str]:
+    """What stands between underscores, changes of case, and digits."""
+    piece = piece[:_LONGEST_NAME]
+    found: list[str] = []
+    for name in piece.split("_"):
+        runs = [name] if name.isalpha() else _DIGITS.findall(name)
+        found += [name] if len(runs) > _MOST_BY_DIGITS else runs
+    cut = [part for run in found for part in _by_case(run)]
+    if len(cut) > _MOST_PARTS:
+        cut = [piece.replace("_", "")]
+    return [folded[:LONGEST] for part in cut if (folded := _folded(part))]
+
+
+def _by_case(run: str) -> list[str]:
+    """`HTTPServer` at its humps: HTTP, Server."""
+    if run.islower() or run.isupper():
+        return [run]
+    starts = [0]
+    for at in range(1, len(run)):
+        if run[at].isupper():
+            after = run[at + 1 :]
+            ends_capitals = run[at - 1].isupper() and after[:1].islower() and after != "s"
+            if ends_capitals or not run[at - 1].isupper():
+                starts.append(at)
+    return [run[start:end] for start, end in zip(starts, [*starts[1:], len(run)], strict=True)]
+
+
+def _folded(text: str) -> str:
+    """The text without case, and without the accents of Latin and Greek letters."""
+    if text.isascii():
+        return text.lower()
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text.casefold()))
+    kept: list[str] = []
+    base = ""
+    for char in folded:
+        if "\u0300" <= char <= "\u036f":
+            if _LATIN_OR_GREEK.match(base) or base + char == _IO:
+                continue
+        else:
+            base = char
+        kept.append(char)
+    plain = unicodedata.normalize("NFKC", "".join(kept))
+    return "".join(plain.translate(_separators).split())
+
+
+def _is_of_word(char: str) -> bool:
+    """Whether a character belongs to words: letters, digits, marks, pictographs."""
+    if "\ufe00" <= char <= "\ufe0f":  # how the sign before it is drawn
+        return False
+    category = unicodedata.category(char)
+    return category[0] in "LNM" or category == "So"

@@ -1,0 +1,181 @@
+"""Carries out steps in the tables of an index, many in one transaction."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from stenolog.catalog import steps as sizes
+from stenolog.catalog import texts, tokenizer
+from stenolog.catalog.database import Database, Transaction
+from stenolog.catalog.query import role_mark, session_mark
+from stenolog.catalog.statements import BLOCK, statements
+from stenolog.catalog.steps import Said, Step
+from stenolog.stores import spans
+
+_MOST_SECONDS: Final = 0.5
+"""For so long steps are gathered for one transaction."""
+
+
+class Writer:
+    """Carries out steps, many in one transaction."""
+
+    def __init__(self, database: Database, made: int | None) -> None:
+        self._database = database
+        self._sql = statements(database.prefix)
+        self._made = made
+        self._steps: list[Step] = []
+        self._messages = self._bytes = 0
+        self._begun = 0.0
+        self.missed: set[str] = set()
+        """Sessions that somebody else changed before a step of ours could be carried out."""
+
+    def put(self, key: str, steps: Iterable[Step]) -> None:
+        """Carry out these steps of one session soon, if possible all in one transaction."""
+        for step in steps:
+            if not self._steps:
+                self._begun = time.monotonic()
+            self._steps.append(step)
+            self._messages += len(step.add) + step.remove
+            self._bytes += sum(len(said.text) for said in step.add)
+            if self._messages >= sizes.MOST_MESSAGES or self._bytes >= sizes.MOST_BYTES:
+                self.flush()
+            if key in self.missed:
+                return
+        if self._steps and time.monotonic() - self._begun > _MOST_SECONDS:
+            self.flush()
+
+    def miss(self, key: str) -> None:
+        """Somebody else has changed it."""
+        self.missed.add(key)
+
+    def flush(self) -> None:
+        """Carry out what was put, in one transaction."""
+        steps, self._steps = self._steps, []
+        self._messages = self._bytes = 0
+        if not steps:
+            return
+        with self._database.write() as transaction:
+            [(made, _)] = transaction.execute(self._sql["about"])
+            if made != self._made:
+                # Another index by now, in which the same version may be that of another row.
+                self.missed.update(step.key for step in steps)
+            for step in steps:
+                # A step that was missed is not followed by those that go on from it.
+                if step.key not in self.missed and not self._carry_out(transaction, step):
+                    self.missed.add(step.key)
+            transaction.execute(self._sql["count_write"])
+
+    def _carry_out(self, transaction: Transaction, step: Step) -> bool:
+        """False where the row is not the one that the step goes on from."""
+        sql = self._sql
+        found = list(transaction.execute(sql["row_version"], (step.key,)))
+        if (found[0][1] if found else None) != step.version:
+            return False
+        if not found:
+            transaction.execute(sql["add_row"], (step.key,))
+            found = list(transaction.execute(sql["row_version"], (step.key,)))
+        session: int = found[0][0]
+        if step.gone:
+            transaction.execute(sql["remove_tags"], (session,))
+            transaction.execute(sql["remove_row"], (session,))
+            return True
+        if step.anew is not None:
+            begun = step.anew
+            values = (begun.uid, begun.generation, begun.archived, session)
+            transaction.execute(sql["begin_row"], values)
+        elif step.remove:
+            self._remove(transaction, session, step.remove)
+        else:
+            self._add(transaction, session, step.add)
+            if step.settled is not None:
+                self._settle(transaction, session, step)
+            else:
+                last = (step.add[-1].seq, len(step.add), session)
+                transaction.execute(sql["advance_row"], last)
+        return True
+
+    def _add(self, transaction: Transaction, session: int, said: Sequence[Said]) -> None:
+        if not said:
+            return
+        sql = self._sql
+        [(last,)] = transaction.execute(sql["last_id"])
+        numbered = list(enumerate(said, last + 1))
+        transaction.executemany(
+            sql["add_message"],
+            [(id_, session, one.seq, one.role, one.at, one.tokens) for id_, one in numbered],
+        )
+        transaction.executemany(sql["add_said"], [(id_, one.text) for id_, one in numbered])
+        transaction.executemany(
+            sql["add_words"],
+            [_words(id_, session, one.role, one.lines) for id_, one in numbered],
+        )
+        blocks: dict[int, tuple[int, int]] = {}
+        for id_, one in numbered:
+            oldest, newest = blocks.get(id_ // BLOCK, (one.at, one.at))
+            blocks[id_ // BLOCK] = (min(oldest, one.at), max(newest, one.at))
+        transaction.executemany(
+            sql["add_block"], [(block, *times) for block, times in blocks.items()]
+        )
+
+    def _remove(self, transaction: Transaction, session: int, count: int) -> None:
+        sql = self._sql
+        found = list(transaction.execute(sql["some_messages"], (session, count)))
+        # Words can only be taken out of an index by naming them again.
+        transaction.executemany(
+            sql["remove_words"],
+            [_words(id_, session, role, tokenizer.lines(text)) for id_, role, text in found],
+        )
+        ids = [(id_,) for id_, _, _ in found]
+        transaction.executemany(sql["remove_said"], ids)
+        transaction.executemany(sql["remove_message"], ids)
+        transaction.execute(sql["shrink_row"], (len(ids), session))
+
+    def _settle(self, transaction: Transaction, session: int, step: Step) -> None:
+        sql, settled = self._sql, step.settled
+        assert settled is not None, "the last step settles"
+        tokens = settled.tokens
+        if tokens is None:
+            tokens = 0
+            for span in settled.sight:
+                [(counted,)] = transaction.execute(sql["tokens_in"], (session, *span))
+                tokens += counted
+        prompt = settled.prompt
+        if not prompt:
+            # It may stand in a part that was taken in by somebody who did not come to an end.
+            said = transaction.execute(sql["prompts"], (session,))
+            prompt = texts.prompt_from((role, text) for role, text in said)
+        transaction.execute(
+            sql["settle_row"],
+            (
+                settled.stamp,
+                settled.listed,
+                settled.uid,
+                settled.generation,
+                settled.archived,
+                settled.indexed,
+                len(step.add),
+                spans.size(settled.sight),
+                tokens,
+                msgspec.json.encode(settled.sight).decode(),
+                settled.state,
+                texts.title_from(settled.meta, prompt),
+                prompt,
+                settled.created,
+                settled.updated,
+                texts.agent_from(settled.meta),
+                texts.channel_of(step.key),
+                settled.lost,
+                settled.damaged,
+                settled.problem,
+                session,
+            ),
+        )
+        transaction.execute(sql["remove_tags"], (session,))
+        tags = [(tag, session) for tag in texts.tags_from(settled.meta)]
+        transaction.executemany(sql["add_tag"], tags)
+
+
+def _words(id_: int, session: int, role: str, lines: tokenizer.Lines) -> tuple[int, str, str, str]:
+    return id_, lines.parts, lines.more, f"{session_mark(session)} {role_mark(role)}"

@@ -1,0 +1,171 @@
+"""`steno search`: where something was said."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from stenolog.catalog.entries import Hit, Hits
+from stenolog.catalog.query import parse
+from stenolog.cli.catalog import catalog_of
+from stenolog.cli.text import moment, one_line, printable, spoken_moment
+from stenolog.cli.workspace import workspace_option
+
+
+class Moment(click.ParamType[datetime]):
+    """A date, a time, or how long ago."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        """The time that was meant. Fails for what is none."""
+        if isinstance(value, datetime):
+            return value
+        found = spoken_moment(value, datetime.now(UTC))
+        if found is None:
+            self.fail(f"{value!r} is no time: 2026-11-05, 2026-11-05T14:30 or 3d", param, ctx)
+        return found
+
+
+@click.command("search")
+@click.argument("query", nargs=-1, required=True)
+@click.option("--role", metavar="ROLE", help="Only what this role said: user, assistant, tool …")
+@click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
+@click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+@click.option("--since", type=Moment(), help="Only what was said from then on (UTC, or 3d ago).")
+@click.option("--until", type=Moment(), help="Only what was said before.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="How many messages to show.",
+)
+@click.option("--newest", is_flag=True, help="The newest first, instead of the best.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each message.")
+@workspace_option
+@click.pass_context
+def search_command(
+    ctx: click.Context,
+    query: tuple[str, ...],
+    role: str | None,
+    prefix: str,
+    tag: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    newest: bool,
+    as_json: bool,
+    workspace: str,
+) -> None:
+    """Find messages that have all the words of QUERY, hidden and archived ones too.
+
+    Within QUERY, "two words" stand in this order, -word must not be there, and wor* is the
+    beginning of a word; the shell wants such a query in quotes: 'error -"not found"'. Case and
+    accents make no difference, and user finds getUserName.
+
+    One line each, with tabs between: the key, the seq, the role, when it was said, whether it is
+    visible or hidden, and the part that matches. In a terminal it is laid out for reading.
+
+    Exit code: 0 something was found, 1 nothing was, 2 wrong usage.
+    """
+    asked = " ".join(query)
+    if parse(asked).empty:
+        raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
+    with catalog_of(workspace) as (catalog, meter):
+        found = catalog.search(
+            asked,
+            role=role,
+            prefix=prefix,
+            tag=tag,
+            since=since,
+            until=until,
+            limit=limit,
+            newest=newest,
+            progress=meter,
+        )
+    if as_json:
+        for hit in found.hits:
+            _print_json(hit)
+    elif sys.stdout.isatty():
+        _print_for_reading(found.hits, color=ctx.color is not False)
+    else:
+        for hit in found.hits:
+            _print_line(hit)
+    words = _in_words(found)
+    if words:
+        click.echo(words, err=True)
+    ctx.exit(0 if found.hits else 1)
+
+
+def _print_json(hit: Hit) -> None:
+    fields = {
+        "key": hit.key,
+        "uid": hit.uid,
+        "title": hit.title,
+        "seq": hit.seq,
+        "role": hit.role,
+        "at": moment(hit.at),
+        "hidden": hit.hidden,
+        "snippet": hit.snippet,
+        "marks": hit.marks,
+    }
+    click.echo(json.dumps(fields, ensure_ascii=False))
+
+
+def _print_line(hit: Hit) -> None:
+    sight = "hidden" if hit.hidden else "visible"
+    row = (hit.key, str(hit.seq), hit.role, moment(hit.at), sight, printable(hit.snippet))
+    click.echo("\t".join(map(one_line, row)))
+
+
+def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
+    # Slow to import, and only a terminal needs it.
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console(color_system="auto" if color else None, highlight=False)
+    before = None
+    for hit in hits:
+        if hit.key != before:
+            head = Text(one_line(hit.key), style="bold cyan")
+            head.append(f"  {one_line(printable(hit.title))}", style="not bold dim default")
+            console.print(head, no_wrap=True, overflow="ellipsis")
+        before = hit.key
+        place = Text(f"[{hit.seq}] {one_line(hit.role)}", style="bold")
+        hidden = " · hidden" if hit.hidden else ""
+        place.append(f" · {moment(hit.at)}{hidden}", style="not bold dim")
+        console.print(Padding(place, (0, 0, 0, 2), expand=False))
+        said = Text()
+        for text, found in _pieces(hit):
+            said.append(text, style="bold yellow" if found else None)
+        console.print(Padding(said, (0, 0, 0, 2), expand=False))
+        console.print()
+
+
+def _pieces(hit: Hit) -> Iterator[tuple[str, bool]]:
+    """The snippet in pieces, and whether each was asked for; none can drive the terminal."""
+    at = 0
+    for start, end in hit.marks:
+        yield printable(hit.snippet[at:start]), False
+        yield printable(hit.snippet[start:end]), True
+        at = end
+    yield printable(hit.snippet[at:]), False
+
+
+def _in_words(found: Hits) -> str:
+    if not found.hits:
+        return "No message matches."
+    shown = len(found.hits)
+    if not found.exact:
+        return f"{shown:,} of more than {found.count - 1:,} shown; --limit shows more."
+    if shown < found.count:
+        return f"{shown:,} of {found.count:,} shown; --limit shows more."
+    return ""

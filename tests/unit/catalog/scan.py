@@ -1,0 +1,133 @@
+"""What a catalog must say, found by reading everything; it shares nothing with the catalog."""
+
+import json
+import re
+from typing import Any
+
+from stenolog.catalog import Catalog
+from stenolog.records import Message
+from stenolog.stores.base import Store
+
+EVERYWHERE = "allmessages"
+"""A word that a test puts into every message, so that all of them can be asked for."""
+
+Found = dict[str, dict[str, Any]]
+
+
+def full_scan(store: Store) -> Found:
+    """Each session and each of its messages, by the store alone."""
+    found: Found = {}
+    for key in store.list_sessions():
+        info = store.info(key)
+        messages = store.get_history(key, full=True)
+        visible = store.get_history(key)
+        prompts = [text for m in messages if _role(m) == "user" and (text := _text(m).strip())]
+        tags = info.meta.get("tags", [])
+        found[key] = {
+            "uid": info.uid,
+            "title": info.meta.get("title") or " ".join((prompts or [""])[0].split()),
+            "state": _state(visible),
+            "visible": len(visible),
+            "count": len(messages),
+            "tokens": sum(len(m.to_json().decode()) // 4 + 1 for m in visible),
+            "created": info.created,
+            "updated": info.updated,
+            "tags": tuple(sorted(tags)),
+            "agent": info.meta.get("agent"),
+            "channel": key.split(":")[0] if ":" in key else None,
+            "messages": {
+                m.seq: (_role(m), m.at, m.hidden)
+                for m in messages
+                if EVERYWHERE in _text(m).split()
+            },
+        }
+    return found
+
+
+def differences(told: Found, expected: Found) -> dict[str, Any]:
+    """Where the two differ, in few words; empty where they do not."""
+    found: dict[str, Any] = {}
+    for key in told.keys() | expected.keys():
+        if key not in told or key not in expected:
+            found[key] = "not listed" if key in expected else "no such session"
+            continue
+        for name, value in expected[key].items():
+            if told[key][name] != value:
+                found[f"{key}: {name}"] = (told[key][name], value)
+    return found
+
+
+def words_said(store: Store, word: str) -> set[tuple[str, int]]:
+    """Which messages have this word, spelled like this."""
+    return {
+        (key, m.seq)
+        for key in store.list_sessions()
+        for m in store.get_history(key, full=True)
+        if word in re.split(r"\W+", _text(m))
+    }
+
+
+def catalogued(catalog: Catalog) -> Found:
+    """The same, as the catalog tells it; page by page, so that pages are tried as well."""
+    found: Found = {}
+    after = None
+    while True:
+        page = catalog.list(limit=7, after=after)
+        for entry in page.entries:
+            assert entry.key not in found, "a page repeats what one before it had"
+            assert entry.problem is None
+            found[entry.key] = {
+                "uid": entry.uid,
+                "title": entry.title,
+                "state": entry.state,
+                "visible": entry.visible,
+                "count": entry.count,
+                "tokens": entry.tokens,
+                "created": entry.created,
+                "updated": entry.updated,
+                "tags": entry.tags,
+                "agent": entry.agent,
+                "channel": entry.channel,
+                "messages": {},
+            }
+        after = page.after
+        if after is None:
+            break
+    while True:
+        hits = catalog.search(EVERYWHERE, newest=True, limit=50, after=after)
+        for hit in hits.hits:
+            messages = found[hit.key]["messages"]
+            assert hit.seq not in messages, "a page repeats what one before it had"
+            assert hit.uid == found[hit.key]["uid"]
+            messages[hit.seq] = (hit.role, hit.at, hit.hidden)
+        after = hits.after
+        if after is None:
+            return found
+
+
+def found_words(catalog: Catalog, word: str) -> set[tuple[str, int]]:
+    """Which messages the catalog finds for a word."""
+    hits = catalog.search(word, limit=100_000)
+    assert hits.exact
+    return {(hit.key, hit.seq) for hit in hits.hits}
+
+
+def _role(message: Message) -> Any:
+    return message.to_dict().get("role")
+
+
+def _text(message: Message) -> str:
+    """Of the simple messages that these tests write: the content, and a call's arguments."""
+    fields = message.to_dict()
+    said = [fields["content"]] if isinstance(fields.get("content"), str) else []
+    for call in fields.get("tool_calls", []):
+        said += [call["function"]["name"], *json.loads(call["function"]["arguments"]).values()]
+    return " ".join(said)
+
+
+def _state(visible: list[Message]) -> str:
+    if not visible:
+        return "idle"
+    last = visible[-1].to_dict()
+    ended = last.get("role") in ("assistant", "system") and not last.get("tool_calls")
+    return "idle" if ended else "interrupted"

@@ -1,0 +1,334 @@
+"""What list and search say, on every engine."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stenolog
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.errors import StoreClosed, UsageError
+from stenolog.stores.base import Store
+from stenolog.testing.strategies import hostile_keys, keys, messages, texts
+
+from .conftest import fill
+
+
+def _keys(catalog: Catalog, **how: object) -> list[str]:
+    return [entry.key for entry in catalog.list(**how).entries]  # type: ignore[arg-type]
+
+
+def _found(catalog: Catalog, query: str, **how: object) -> list[tuple[str, int]]:
+    return [(hit.key, hit.seq) for hit in catalog.search(query, **how).hits]  # type: ignore[arg-type]
+
+
+# --- list ------------------------------------------------------------------------------------
+
+
+def test_an_entry_tells_what_a_session_is_about(store: Store, catalog: Catalog) -> None:
+    store.add_message("telegram:7", "system", "be brief")
+    store.add_message("telegram:7", "user", "What is\n the time?")
+    store.add_message("telegram:7", "assistant", "Noon.")
+    store.truncate_history("telegram:7", 2)
+    store.set_meta("telegram:7", tags=["b", "a"], agent="clock")
+
+    [entry] = catalog.list().entries
+
+    info = store.info("telegram:7")
+    assert (entry.key, entry.uid) == ("telegram:7", info.uid)
+    assert (entry.title, entry.prompt) == ("What is the time?", "What is\n the time?")
+    assert (entry.state, entry.visible, entry.count) == ("idle", 2, 3)
+    assert entry.tokens == sum(len(m.to_json()) // 4 + 1 for m in store.get_history("telegram:7"))
+    assert (entry.created, entry.updated) == (info.created, info.updated)
+    assert (entry.tags, entry.agent, entry.channel) == (("a", "b"), "clock", "telegram")
+    assert (entry.lost, entry.damaged, entry.problem) == (0, 0, None)
+
+
+def test_a_title_that_somebody_gave_stays(store: Store, catalog: Catalog) -> None:
+    store.add_message("k", "user", "prompt")
+    assert catalog.list().entries[0].title == "prompt"
+    store.set_meta("k", title="Given")
+    assert catalog.list().entries[0].title == "Given"
+    store.set_meta("k", title=None)
+    assert catalog.list().entries[0].title == "prompt"
+
+
+def test_the_last_changed_comes_first(store: Store, catalog: Catalog) -> None:
+    fill(store)
+    assert _keys(catalog) == ["cli:default", "telegram:2", "telegram:1"]
+    store.add_message("telegram:1", "user", "again")
+    assert _keys(catalog) == ["telegram:1", "cli:default", "telegram:2"]
+
+
+def test_pages_follow_each_other(store: Store, catalog: Catalog) -> None:
+    for number in range(7):
+        store.add_message(f"k{number}", "user", "x")
+    first = catalog.list(limit=3)
+    assert [entry.key for entry in first.entries] == ["k6", "k5", "k4"]
+    second = catalog.list(limit=3, after=first.after)
+    assert [entry.key for entry in second.entries] == ["k3", "k2", "k1"]
+    last = catalog.list(limit=3, after=second.after)
+    assert ([entry.key for entry in last.entries], last.after) == (["k0"], None)
+
+
+def test_sessions_of_one_moment_are_listed_by_key_and_each_once(
+    store: Store, catalog: Catalog
+) -> None:
+    store.add_message("a:0", "user", "x")
+    for number in range(1, 6):
+        store.fork("a:0", f"a:{number}")
+    seen: list[str] = []
+    after = None
+    for _ in range(6):
+        page = catalog.list(limit=1, after=after)
+        seen += [entry.key for entry in page.entries]
+        after = page.after
+    assert (sorted(seen), after) == ([f"a:{number}" for number in range(6)], None)
+
+
+def test_filters_of_a_list(store: Store, catalog: Catalog) -> None:
+    fill(store)
+    store.set_meta("telegram:1", tags=["work", "urgent"])
+    store.set_meta("telegram:2", tags=["work"], agent="bob")
+    store.add_message("telegram:2", "user", "still there?")
+    assert _keys(catalog, prefix="telegram:") == ["telegram:2", "telegram:1"]
+    assert _keys(catalog, prefix="tele%") == []
+    assert _keys(catalog, tag="work") == ["telegram:2", "telegram:1"]
+    assert _keys(catalog, tag="urgent") == ["telegram:1"]
+    assert _keys(catalog, channel="cli") == ["cli:default"]
+    assert _keys(catalog, agent="bob") == ["telegram:2"]
+    assert _keys(catalog, state="interrupted") == ["telegram:2"]
+    assert _keys(catalog, state="idle") == ["telegram:1", "cli:default"]
+    assert _keys(catalog, state="idle", tag="work", channel="telegram") == ["telegram:1"]
+    assert _keys(catalog, state="running") == []
+
+
+def test_a_session_in_which_somebody_has_the_turn_is_running(
+    store: Store, catalog: Catalog
+) -> None:
+    fill(store)
+    store.add_message("telegram:1", "user", "work on it")
+    with store.lease("telegram:1", ttl=60):
+        states = {entry.key: entry.state for entry in catalog.list().entries}
+        assert states == {"telegram:1": "running", "telegram:2": "idle", "cli:default": "idle"}
+        assert _keys(catalog, state="running") == ["telegram:1"]
+        assert _keys(catalog, state="interrupted") == []
+    assert _keys(catalog, state="interrupted") == ["telegram:1"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"limit": 0}, {"limit": True}, {"state": "asleep"}, {"after": "x"}, {"after": "1"}],
+)
+def test_a_list_that_makes_no_sense_is_refused(catalog: Catalog, how: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        _keys(catalog, **how)
+
+
+# --- search ----------------------------------------------------------------------------------
+
+
+def test_a_hit_tells_where_who_when_and_why(store: Store, catalog: Catalog) -> None:
+    store.add_message("telegram:7", "user", "Where is the\nneedle?")
+    store.add_message("telegram:7", "assistant", "In the haystack.")
+    store.truncate_history("telegram:7", 1)
+
+    [hit] = catalog.search("NEEDLE").hits
+
+    [message, _] = store.get_history("telegram:7", full=True)
+    assert (hit.key, hit.uid, hit.seq) == ("telegram:7", store.info("telegram:7").uid, 1)
+    assert (hit.role, hit.at, hit.hidden) == ("user", message.at, True)
+    assert (hit.title, hit.snippet) == ("Where is the needle?", "Where is the needle?")
+    assert [hit.snippet[start:end] for start, end in hit.marks] == ["needle"]
+
+
+def test_p4_hidden_and_archived_messages_are_found_and_marked(
+    store: Store, catalog: Catalog
+) -> None:
+    for number in range(6):
+        store.add_message("k", "user", f"word number {number}")
+    store.truncate_history("k", 4)
+    store.compact("k")
+    store.hide("k", 5, 5)
+    hits = catalog.search("word").hits
+    assert {hit.seq: hit.hidden for hit in hits} == {
+        1: True, 2: True, 3: False, 4: False, 5: True, 6: False
+    }  # fmt: skip
+    store.undo("k")
+    assert [hit.seq for hit in catalog.search("word").hits if hit.hidden] == [2, 1]
+
+
+def test_calls_of_tools_and_their_results_are_found(store: Store, catalog: Catalog) -> None:
+    call = {"id": "1", "function": {"name": "read_file", "arguments": '{"path":"src/x.py"}'}}
+    store.add_full_message("k", {"role": "assistant", "content": None, "tool_calls": [call]})
+    store.add_full_message("k", {"role": "tool", "tool_call_id": "1", "content": "def needle():"})
+    assert _found(catalog, "read_file") == [("k", 1)]
+    assert _found(catalog, "src/x.py") == [("k", 1)]
+    assert _found(catalog, "needle") == [("k", 2)]
+
+
+def test_all_words_must_be_there_and_excluded_ones_must_not(store: Store, catalog: Catalog) -> None:
+    for text in ("red green", "green blue", "red blue", "red green blue"):
+        store.add_message("k", "user", text)
+    assert sorted(_found(catalog, "red blue")) == [("k", 3), ("k", 4)]
+    assert sorted(_found(catalog, '"red blue"')) == [("k", 3)]
+    assert sorted(_found(catalog, "red -green")) == [("k", 3)]
+    assert sorted(_found(catalog, "gre* -blue")) == [("k", 1)]
+    assert _found(catalog, "-red") == []
+
+
+def test_filters_of_a_search(store: Store, catalog: Catalog) -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    for number, key in enumerate(("telegram:1", "telegram:2", "cli:x")):
+        said = [{"role": role, "content": "word"} for role in ("user", "assistant")]
+        times = [noon + timedelta(days=number), noon + timedelta(days=number, hours=1)]
+        store.add_messages(key, said, at=times)
+    store.set_meta("telegram:2", tags=["t"])
+    assert _found(catalog, "word", role="user", newest=True) == [
+        ("cli:x", 1), ("telegram:2", 1), ("telegram:1", 1)
+    ]  # fmt: skip
+    assert _found(catalog, "word", role="tool") == []
+    assert _found(catalog, "word", prefix="cli:", newest=True) == [("cli:x", 2), ("cli:x", 1)]
+    assert _found(catalog, "word", tag="t", newest=True) == [("telegram:2", 2), ("telegram:2", 1)]
+    assert _found(catalog, "word", tag="t", prefix="cli:") == []
+    late = noon + timedelta(days=1, hours=1)
+    assert _found(catalog, "word", since=late, newest=True) == [
+        ("cli:x", 2), ("cli:x", 1), ("telegram:2", 2)
+    ]  # fmt: skip
+    assert _found(catalog, "word", until=late, newest=True) == [
+        ("telegram:2", 1), ("telegram:1", 2), ("telegram:1", 1)
+    ]  # fmt: skip
+    assert _found(catalog, "word", since=late, until=late) == []
+
+
+def test_the_best_comes_first_or_the_newest(store: Store, catalog: Catalog) -> None:
+    store.add_message("k", "user", "needle needle needle")
+    store.add_message("k", "user", "a needle in a haystack of many other words that say nothing")
+    assert _found(catalog, "needle") == [("k", 1), ("k", 2)]
+    assert _found(catalog, "needle", newest=True) == [("k", 2), ("k", 1)]
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_pages_of_a_search_follow_each_other(store: Store, catalog: Catalog, newest: bool) -> None:
+    for number in range(11):
+        store.add_message(f"k{number % 3}", "user", f"word {'word ' * number}")
+    seen: list[tuple[str, int]] = []
+    after = None
+    for _ in range(4):
+        page = catalog.search("word", limit=3, newest=newest, after=after)
+        seen += [(hit.key, hit.seq) for hit in page.hits]
+        after = page.after
+    assert (len(seen), len(set(seen)), after) == (11, 11, None)
+
+
+def test_a_word_that_stands_everywhere_gives_the_newest_and_says_that_there_are_more(
+    store: Store, catalog: Catalog
+) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    # Said by turns in three sessions, so that they are not indexed in the order of time.
+    for number in range(3):
+        said = [{"role": "user", "content": f"word {seq}"} for seq in range(1_700)]
+        times = [start + timedelta(seconds=seq * 3 + number) for seq in range(1_700)]
+        store.add_messages(f"k{number}", said, at=times)
+
+    newest = catalog.search("word", newest=True, limit=5)
+    assert [(hit.key, hit.seq) for hit in newest.hits] == [
+        ("k2", 1700), ("k1", 1700), ("k0", 1700), ("k2", 1699), ("k1", 1699)
+    ]  # fmt: skip
+    assert not newest.exact
+    second = catalog.search("word", newest=True, limit=2, after=newest.after)
+    assert [(hit.key, hit.seq) for hit in second.hits] == [("k0", 1699), ("k2", 1698)]
+
+    best = catalog.search("word", limit=1_000)
+    assert (best.count, best.exact, best.after) == (1_000, False, None)
+    assert min(hit.at for hit in best.hits) == start + timedelta(seconds=1_700 * 3 - 1_000)
+
+    early = catalog.search("word", until=start + timedelta(seconds=4), newest=True)
+    assert [(hit.key, hit.seq) for hit in early.hits] == [
+        ("k0", 2),
+        ("k2", 1),
+        ("k1", 1),
+        ("k0", 1),
+    ]
+    assert len(catalog.search("word", prefix="k1", limit=1_000).hits) == 1_000
+
+
+def test_more_sessions_than_the_index_is_told_are_left_out_all_the_same(
+    store: Store, catalog: Catalog
+) -> None:
+    for number in range(70):
+        store.add_message(f"a{number:02}", "user", "word")
+        store.add_message(f"b{number:02}", "user", "word")
+    found = _found(catalog, "word", prefix="a", limit=1_000)
+    assert sorted(key for key, _ in found) == [f"a{number:02}" for number in range(70)]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"limit": 0},
+        {"since": datetime(2026, 1, 1)},  # noqa: DTZ001 - that it has no zone is the matter
+        {"after": "x"},
+        {"after": "x", "newest": True},
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(
+    store: Store, catalog: Catalog, how: dict[str, object]
+) -> None:
+    fill(store)
+    with pytest.raises(UsageError):
+        _found(catalog, "hello", **how)
+
+
+# --- anything at all -------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    said=st.lists(st.tuples(keys(), messages()), min_size=1, max_size=5),
+    meta=st.dictionaries(
+        st.sampled_from(["title", "tags", "agent"]),
+        st.one_of(texts(), st.lists(texts(), max_size=3), st.integers()),
+    ),
+    query=texts(),
+)
+def test_p10_any_message_key_and_query_can_be_indexed_and_asked(
+    said: list[tuple[str, dict[str, object]]], meta: dict[str, object], query: str
+) -> None:
+    with stenolog.InMemoryStore() as store, open_catalog(store) as catalog:
+        for key, message in said:
+            store.add_full_message(key, message)
+            store.set_meta(key, **meta)
+        assert set(_keys(catalog, limit=1_000)) == {key for key, _ in said}
+        for key, _ in said:
+            assert key in _keys(catalog, prefix=key)
+        _found(catalog, query, role=query, prefix=query, tag=query)
+        _keys(catalog, tag=query, channel=query, agent=query)
+
+
+def test_p6_no_two_keys_are_mistaken_for_each_other(store: Store, catalog: Catalog) -> None:
+    hostile = hostile_keys()
+    for key in hostile:
+        store.add_message(key, "user", "word")
+    assert sorted(_keys(catalog, limit=10_000)) == sorted(hostile)
+    assert sorted(_found(catalog, "word", limit=10_000)) == sorted((key, 1) for key in hostile)
+    for key in hostile[::20]:
+        assert set(_keys(catalog, prefix=key)) == {k for k in hostile if k.startswith(key)}
+
+
+def test_a_closed_catalog_says_so_and_the_store_goes_on(store: Store) -> None:
+    catalog = open_catalog(store)
+    catalog.close()
+    catalog.close()
+    with pytest.raises(UsageError, match="closed"):
+        catalog.list()
+    store.add_message("k", "user", "x")
+
+
+def test_a_closed_store_is_told_as_such(store: Store, catalog: Catalog) -> None:
+    fill(store)
+    catalog.refresh()
+    store.close()
+    with pytest.raises(StoreClosed):
+        catalog.list()

@@ -1,0 +1,73 @@
+"""What a person types, and what the index is asked."""
+
+import sqlite3
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stenolog.catalog.query import expression, parse
+from stenolog.catalog.statements import schema
+from stenolog.testing.strategies import texts
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        ("two words", '"two" AND "words"'),
+        ('"two words"', '"two words"'),
+        ("well-known", '"well known"'),
+        ("this -that", '("this") NOT ("that")'),
+        ('a -"b c" -d', '("a") NOT ("b c" OR "d")'),
+        ("wor*", '"wor" *'),
+        ('"two wor"*', '"two wor" *'),
+        ("getUser*", '("get user" * OR "getuser" *)'),
+        ("GitHub", '("git hub" OR "github")'),
+        ("--flag", '"flag"'),
+        ('an "open quote', '"an" AND "open" AND "quote"'),
+        ("東京都", '"東京 京都"'),
+        ("東", '"東"'),
+        ("Python入", '("python" AND "入")'),
+        ("東京*", '"東京"'),
+        ("a AND b OR c", '"a" AND "and" AND "b" AND "or" AND "c"'),
+        ("x:y^2", '"x y 2"'),
+    ],
+)
+def test_a_query_asks_for(typed: str, asked: str) -> None:
+    assert expression(parse(typed)) == asked
+
+
+@pytest.mark.parametrize("typed", ["", "   ", '"', '""', "*", "-", "-x", '-"x y"', "()&|", "\x00"])
+def test_what_has_nothing_to_search_for_is_empty(typed: str) -> None:
+    assert parse(typed).empty
+
+
+def test_marks_limit_a_query_to_a_role_and_to_sessions() -> None:
+    asked = expression(parse("a -b"), role="user", sessions=[3, 4])
+    assert asked == '("a" AND "r=75736572" AND ("s=3" OR "s=4")) NOT ("b")'
+    assert len(expression(parse("a"), role="x" * 1000)) < 100
+
+
+@pytest.fixture(scope="module")
+def index() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:")
+    for statement in schema()[:-1]:
+        connection.execute(statement)
+    return connection
+
+
+SIGNS = st.text("ab\"*-+^:(){}[]\\ 'NEARO東,\x00\n", max_size=30)
+
+
+@given(st.one_of(texts(), SIGNS, st.text(max_size=60)), st.sampled_from([None, "user", '"', "東"]))
+@example('"', None)
+@example("NOT", None)
+@example("a NEAR(b c, 3)", None)
+@example("{parts} : a", None)
+@example("a" * 100_000, None)
+@example("a " * 10_000, None)
+def test_no_query_is_refused(index: sqlite3.Connection, typed: str, role: str | None) -> None:
+    parsed = parse(typed)
+    if not parsed.empty:
+        asked = expression(parsed, role=role, sessions=[1])
+        assert index.execute("SELECT 1 FROM catalog_words WHERE catalog_words MATCH ?", [asked])

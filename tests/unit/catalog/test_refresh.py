@@ -1,0 +1,365 @@
+"""An index is always what a full scan says, and reads no more than it must for it."""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stenolog
+from stenolog.catalog import Catalog, open_catalog, steps, times, writing
+from stenolog.catalog.intake import Intake, Reading
+from stenolog.records import Message
+from stenolog.stores.base import Store
+from unit.catalog.operations import WORDS, operate
+from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
+
+from .conftest import fill
+
+ROLES = ["system", "assistant", "user", "tool", "user", "assistant"]
+
+
+def _agree(store: Store, catalog: Catalog) -> None:
+    assert differences(catalogued(catalog), full_scan(store)) == {}
+
+
+def _walk(stores: Sequence[Store], catalogs: Sequence[Catalog], *, seed: int, steps: int) -> None:
+    """Many operations by several writers, and now and then a look by one of the catalogs."""
+    chance = random.Random(seed)
+    done: Counter[str] = Counter()
+    for step in range(steps):
+        done[operate(chance.choice(stores), chance)] += 1
+        if chance.random() < 0.3 or step == steps - 1:
+            _agree(stores[0], chance.choice(catalogs))
+    for catalog in catalogs:
+        _agree(stores[0], catalog)
+        for word in WORDS:
+            assert found_words(catalog, word) == words_said(stores[0], word)
+        assert catalog.problems == ()
+    assert len(done) > 10, "too little happened"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
+def test_after_any_operations_of_several_writers_it_is_what_a_full_scan_says(
+    tmp_path: Path, where: str, seed: int
+) -> None:
+    with ExitStack() as opened:
+        place = where.format(tmp_path)
+        stores = [opened.enter_context(stenolog.open_store(place)) for _ in range(2)]
+        catalogs = [opened.enter_context(open_catalog(store)) for store in stores]
+        _walk(stores, catalogs, seed=seed, steps=120)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_memory_it_is_what_a_full_scan_says(seed: int) -> None:
+    with stenolog.InMemoryStore() as store, open_catalog(store) as catalog:
+        _walk([store], [catalog], seed=seed, steps=250)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
+def test_after_ten_thousand_operations_it_is_what_a_full_scan_says(
+    tmp_path: Path, where: str
+) -> None:
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")
+    for part in range(20):
+        with ExitStack() as opened:
+            place = where.format(tmp_path / str(part))
+            stores = [opened.enter_context(stenolog.open_store(place)) for _ in range(2)]
+            catalogs = [opened.enter_context(open_catalog(store)) for store in stores]
+            _walk(stores, catalogs, seed=seed + part, steps=500)
+
+
+def test_small_transactions_lead_to_the_same(
+    store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MOST_MESSAGES", 2)
+    monkeypatch.setattr(steps, "MOST_BYTES", 60)
+    _walk([store], [catalog], seed=7, steps=120)
+
+
+def _said(roles: Sequence[str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": f"allmessages {number}"} for number, role in enumerate(roles)]
+
+
+class Cut(Exception):
+    """Stands for the end of a process."""
+
+
+def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
+    flush = writing.Writer.flush
+    left = 0
+
+    def cut_off(writer: writing.Writer) -> None:
+        nonlocal left
+        if left == 0:
+            raise Cut
+        left -= 1
+        flush(writer)
+
+    with stenolog.open_store(tmp_path) as store:
+        store.add_messages("k", _said(ROLES))
+        for length in range(1, 30):
+            left = length % 10
+            with open_catalog(store) as catalog:
+                monkeypatch.setattr(writing.Writer, "flush", cut_off)
+                with suppress(Cut):
+                    catalog.refresh()
+                monkeypatch.setattr(writing.Writer, "flush", flush)
+                if length % 4 == 0:
+                    _agree(store, catalog)
+            if length % 5 == 0:
+                # Another life of the key: what was taken in of this one has to go first.
+                store.delete("k")
+                store.add_messages("k", _said(ROLES[length // 5 :] + ROLES[: length // 5]))
+        with open_catalog(store) as catalog:
+            _agree(store, catalog)
+
+
+# --- what is read ----------------------------------------------------------------------------
+
+
+class Watched(stenolog.InMemoryStore):
+    """A store that remembers which messages were read from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def get_history(self, key: str, *, full: bool = False, **how: Any) -> list[Message]:
+        found = super().get_history(key, full=full, **how)
+        if full:
+            self.read += [message.seq for message in found]
+        return found
+
+    def taken(self) -> list[int]:
+        """What was read in full since the last time."""
+        read, self.read = self.read, []
+        return read
+
+
+def test_only_what_is_new_is_read() -> None:
+    with Watched() as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        assert sorted(store.taken()) == [1, 1, 1, 2, 2, 2]
+        catalog.refresh()
+        assert store.taken() == []
+        store.add_message("cli:default", "user", "more")
+        catalog.refresh()
+        assert store.taken() == [3]
+        store.truncate_history("cli:default", 1)
+        store.compact("cli:default")
+        store.set_meta("cli:default", title="t")
+        catalog.refresh()
+        assert store.taken() == []
+
+
+def test_a_session_of_another_uid_is_read_from_its_beginning() -> None:
+    with Watched() as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        store.delete("cli:default")
+        for number in range(5):
+            store.add_message("cli:default", "user", f"allmessages {number}")
+        store.taken()
+        catalog.refresh()
+        assert store.taken() == [1, 2, 3, 4, 5]
+        _agree(store, catalog)
+
+
+def test_messages_that_are_purged_are_gone_and_the_rest_is_read_again() -> None:
+    with Watched() as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        store.add_message("cli:default", "user", "allmessages third")
+        store.purge("cli:default", before=2)
+        store.taken()
+        assert catalog.search("hello cli", prefix="cli:").count == 0
+        assert store.taken() == [2, 3]
+        _agree(store, catalog)
+
+
+def test_progress_is_told_by_sessions(store: Store, catalog: Catalog) -> None:
+    fill(store)
+    told: list[tuple[int, int]] = []
+    catalog.refresh(lambda done, total: told.append((done, total)))
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    told.clear()
+    catalog.list(progress=lambda done, total: told.append((done, total)))
+    assert told == []
+
+
+# --- several at once -------------------------------------------------------------------------
+
+
+class Meddling(stenolog.InMemoryStore):
+    """A store that lets something happen while a refresher reads from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Any] = []
+
+    def info(self, key: str) -> stenolog.SessionInfo:
+        found = super().info(key)
+        if self.meanwhile:
+            self.meanwhile.pop(0)(key)
+        return found
+
+
+def _written_between(store: Meddling, catalog: Catalog, *happens: Any) -> None:
+    fill(store)
+    catalog.refresh()
+    store.add_message("cli:default", "user", "allmessages new")
+    store.meanwhile = list(happens)
+    catalog.refresh()
+    assert not store.meanwhile
+    _agree(store, catalog)
+
+
+def _remade(store: Store, key: str) -> None:
+    store.delete(key)
+    for number in range(9):
+        store.add_message(key, "user", f"allmessages other {number}")
+
+
+def test_what_happens_while_a_session_is_read_is_not_missed() -> None:
+    for happens in (
+        lambda store, key: store.add_message(key, "user", "allmessages meanwhile"),
+        lambda store, key: store.truncate_history(key, 1),
+        lambda store, key: store.purge(key, before=2),
+        lambda store, key: store.delete(key),
+        _remade,
+        lambda store, key: store.purge(key),
+    ):
+        for skipped in (0, 1):
+            with Meddling() as store, open_catalog(store) as catalog:
+                nothing = [lambda _key: None] * skipped
+
+                def now(key: str, happens: Any = happens, store: Store = store) -> None:
+                    happens(store, key)
+
+                _written_between(store, catalog, *nothing, now)
+
+
+def _after_each_look(
+    catalog: Catalog, then: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let something happen whenever this catalog has read a session and not yet stored it."""
+    look = Intake._look
+
+    def looked(intake: Intake, *what: Any) -> Any:
+        seen = look(intake, *what)
+        if intake._database is catalog._current.database:
+            then()
+        return seen
+
+    monkeypatch.setattr(Intake, "_look", looked)
+
+
+def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="stenolog")
+    with (
+        stenolog.open_store(tmp_path) as store,
+        open_catalog(store) as one,
+        open_catalog(store) as other,
+    ):
+        fill(store)
+        _after_each_look(one, other.refresh, monkeypatch)
+        _agree(store, one)
+        store.add_message("cli:default", "user", "allmessages late")
+        store.delete("telegram:1")
+        _agree(store, one)
+        _agree(store, other)
+        assert [record.message for record in caplog.records if "anew" in record.message] == [
+            f"the index is made anew: {tmp_path}/sessions/catalog.db is missing"
+        ]
+
+
+def _slow(catalog: Catalog) -> Intake:
+    """A refresher that has looked at the rows, and takes its time."""
+    current = catalog._current
+    known = current.refresher._look_at_rows()
+    return Intake(catalog._store, current.database, Reading(), made=known.made, known=known.stamps)
+
+
+def test_one_who_was_overtaken_by_an_older_look_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        store.add_message("cli:default", "user", "third")
+        slow = _slow(catalog)
+        slow._take_in("cli:default", store.stamps()["cli:default"])
+        store.add_message("cli:default", "user", "fourth")
+        _after_each_look(catalog, slow._writer.flush, monkeypatch)
+        assert catalog.list(prefix="cli:").entries[0].count == 4
+
+
+def test_one_who_looked_long_ago_does_not_take_away_what_came_back(tmp_path: Path) -> None:
+    with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        store.delete("telegram:1")
+        slow = _slow(catalog)
+        gone = slow._known.keys() - store.stamps().keys()
+        store.restore("telegram:1")
+        catalog.refresh()
+        slow.remove(gone)
+        assert "telegram:1" in catalog._current.refresher._look_at_rows().stamps
+
+
+def test_one_who_comes_late_does_not_read_anew_what_is_newer_than_its_stamp(
+    tmp_path: Path,
+) -> None:
+    with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        store.add_message("cli:default", "user", "third")
+        slow, stamp = _slow(catalog), store.stamps()["cli:default"]
+        store.add_message("cli:default", "user", "fourth")
+        catalog.refresh()
+        before = catalog._current.refresher._look_at_rows()
+        slow.take_in({"cli:default": stamp}, lambda _done, _total: None)
+        assert slow.missed
+        assert catalog._current.refresher._look_at_rows() == before
+
+
+def test_steps_for_an_index_that_was_thrown_away_are_not_carried_out_in_the_next(
+    tmp_path: Path,
+) -> None:
+    with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        store.add_message("cli:default", "user", "allmessages third")
+        slow = _slow(catalog)
+        slow._take_in("cli:default", store.stamps()["cli:default"])
+        # The next one gets to the same version, by another way.
+        (tmp_path / "sessions" / "catalog.db").unlink()
+        store.hide("cli:default", 3, 3)
+        catalog.refresh()
+        slow._writer.flush()
+        assert slow.missed
+        _agree(store, catalog)
+
+
+def test_a_moment_is_kept_to_the_microsecond() -> None:
+    for moment in (
+        datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+        datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+        datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+    ):
+        assert times.moment(times.microseconds(moment)) == moment

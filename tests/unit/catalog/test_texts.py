@@ -1,0 +1,139 @@
+"""What an index takes from messages and sessions."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from stenolog.catalog.filters import prefix_range
+from stenolog.catalog.texts import (
+    LONGEST_TEXT,
+    agent_from,
+    channel_of,
+    prompt_from,
+    role_of,
+    state_from,
+    tags_from,
+    text_of,
+    title_from,
+)
+from stenolog.testing.strategies import messages
+
+
+def _call(*ids: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": one} for one in ids]}
+
+
+def _result(of: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": of, "content": "x"}
+
+
+USER = {"role": "user", "content": "x"}
+ANSWER = {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "plain"}, "plain"),
+        ({"content": None}, ""),
+        ({}, ""),
+        ({"content": [{"type": "text", "text": "one"}, {"type": "image"}, "two"]}, "one\ntwo"),
+        ({"content": {"type": "text", "text": "one"}}, "one"),
+        ({"content": "said", "reasoning_content": "thought"}, "said"),
+        ({"content": [{"type": "thinking", "text": "thought"}]}, ""),
+        (
+            {"tool_calls": [{"function": {"name": "read", "arguments": '{"path":"a\\nb"}'}}]},
+            "read path: a\nb",
+        ),
+        ({"tool_calls": [{"function": {"name": "read", "arguments": "{broken"}}]}, "read {broken"),
+        ({"tool_calls": [{"name": "ls", "arguments": {"a": [1, None]}}, 7]}, "ls a: 1, "),
+        ({"function_call": {"name": "old", "arguments": "{}"}}, "old"),
+        ({"role": "tool", "content": '{"out":"line\\nnext"}'}, "out: line\nnext"),
+        ({"role": "user", "content": '{"out":"as it is\\n"}'}, '{"out":"as it is\\n"}'),
+        (
+            {"content": [{"type": "tool_use", "name": "grep", "input": {"q": "x"}}]},
+            "grep q: x",
+        ),
+        (
+            {"content": [{"type": "tool_result", "content": [{"type": "text", "text": "y"}]}]},
+            "y",
+        ),
+        ({"content": "a\ud800b"}, "a?b"),
+        ({"content": "x" * (LONGEST_TEXT + 5)}, "x" * LONGEST_TEXT),
+    ],
+)
+def test_what_of_a_message_can_be_searched_for(message: dict[str, Any], text: str) -> None:
+    assert text_of(message) == text
+
+
+@given(messages())
+def test_any_message_has_a_text_that_can_be_stored(message: dict[str, Any]) -> None:
+    (text_of(message) + role_of(message)).encode()
+
+
+@pytest.mark.parametrize(
+    ("tail", "state"),
+    [
+        ([USER, ANSWER], "idle"),
+        ([USER], "interrupted"),
+        ([ANSWER, USER], "interrupted"),
+        ([USER, _call("1")], "interrupted"),
+        ([USER, _call("1", "2"), _result("2")], "interrupted"),
+        ([USER, _call("1", "2"), _result("2"), _result("1")], "interrupted"),
+        ([USER, _call("1"), _result("1"), ANSWER], "idle"),
+        ([{"role": "system", "content": "x"}], "idle"),
+        ([{"content": "x"}], "idle"),
+        ([_result("1")], None),
+        ([], None),
+    ],
+)
+def test_a_turn_is_over_when_the_agent_had_the_last_word(
+    tail: list[dict[str, Any]], state: str | None
+) -> None:
+    assert state_from(tail) == state
+
+
+@pytest.mark.parametrize(
+    ("meta", "prompt", "title"),
+    [
+        ({}, "short\n and  simple", "short and simple"),
+        ({"title": " by\nhand "}, "prompt", "by hand"),
+        ({"title": ""}, "prompt", "prompt"),
+        ({"title": 7}, "prompt", "prompt"),
+        ({}, "", ""),
+    ],
+)
+def test_a_title_is_given_or_made(meta: dict[str, Any], prompt: str, title: str) -> None:
+    assert title_from(meta, prompt) == title
+
+
+def test_a_long_title_is_cut_at_a_word_or_where_there_is_none_anywhere() -> None:
+    assert title_from({}, "words, " * 30) == "words, " * 10 + "words…"
+    assert title_from({}, "東" * 200) == "東" * 79 + "…"
+
+
+def test_the_prompt_is_the_first_that_a_user_said() -> None:
+    said = [("system", "s"), ("user", " \n"), ("user", " first "), ("user", "second")]
+    assert prompt_from(said) == "first"
+    assert prompt_from([("assistant", "a")]) == ""
+
+
+def test_tags_agent_and_channel_are_taken_where_they_make_sense() -> None:
+    assert tags_from({"tags": ["b", "a", "b", 7, ""]}) == ("a", "b")
+    assert tags_from({"tags": "one"}) == ("one",)
+    assert tags_from({"tags": {"x": 1}}) == tags_from({}) == ()
+    assert agent_from({"agent": "bob"}) == "bob"
+    assert agent_from({"agent": []}) is None
+    assert [channel_of(key) for key in ("telegram:1:2", "plain", ":x")] == ["telegram", None, None]
+
+
+def test_the_range_of_a_prefix_holds_exactly_the_keys_that_begin_so() -> None:
+    keys = ["a", "ab", "abc", "ac", "b", "é", "a\U0010ffff", "a\x00", "ab\U0010ffffz"]
+    for prefix in ("a", "ab", "a\U0010ffff", "é", "a\x00"):
+        low, high = prefix_range(prefix)
+        assert low is not None
+        assert high is not None
+        inside = [key for key in keys if low.encode() <= key.encode() < high]
+        assert inside == [key for key in keys if key.startswith(prefix)]
+    assert prefix_range("") == (None, None)

@@ -1,0 +1,139 @@
+"""One tokenizer for texts and queries: what it makes of them, and that FTS5 leaves it so."""
+
+import re
+import sqlite3
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.catalog import tokenizer
+from stenolog.catalog.query import expression, parse
+from stenolog.catalog.tokenizer import LONGEST, lines
+from stenolog.testing.strategies import texts
+
+NAMES = st.from_regex(r"[A-Za-z0-9_./-]{1,30}", fullmatch=True)
+UNSPACED = st.text("東京都千代田区にいくカタカナ한국어ไทย🎉✅", min_size=1, max_size=12)
+SOME = st.one_of(texts(), NAMES, UNSPACED, st.text(max_size=40))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "more"),
+    [
+        ("Plain words, and 42!", "plain words and 42", ""),
+        ("getUserName", "get user name", "getusername"),
+        ("get_user_name", "get user name", "getusername"),
+        ("HTTPServer2", "http server 2", "httpserver 2"),
+        ("a.b/c-d", "a b c d", ""),
+        ("utf8 UTF-8", "utf 8 utf 8", ""),
+        ("GitHub iPhone", "git hub i phone", "github iphone"),
+        ("PDFs URLs HTML", "pdfs urls html", ""),
+        ("__init__ _", "init", ""),
+        ("3f2504e04f8911d39a0c0305e82c3301", "3f2504e04f8911d39a0c0305e82c3301", ""),
+        ("café CAFÉ cafe\u0301", "cafe cafe cafe", ""),
+        ("Straße ΣΊΣΥΦΟΣ", "strasse σισυφοσ", ""),
+        ("ёлка йод", "елка йод", ""),
+        ("\uff21\uff22\uff23\uff11\uff12 ﬁne ½", "abc 12 fine 1 2", ""),
+        ("हिन्दी शब्द", "हिन्दी शब्द", ""),
+        ("東京都", "東京 京都", "東 京 都"),
+        ("Python入門", "python 入門", "入 門"),
+        ("東", "東", "東"),
+        ("ｶﾞｲﾄﾞ", "ガイ イド", "ガ イ ド"),
+        ("ไทย", "ไท ทย", "ไ ท ย"),
+        ("✅ done ❤️", "✅ done ❤", "✅ ❤"),
+        ("\x00 \ud800 --- \u200b", "", ""),
+    ],
+)
+def test_a_text_becomes_these_tokens(text: str, parts: str, more: str) -> None:
+    found = lines(text)
+    assert (found.parts, found.more) == (parts, more)
+
+
+@given(SOME)
+def test_fts5_splits_nothing_again_and_changes_nothing(text: str) -> None:
+    found = lines(text)
+    index = sqlite3.connect(":memory:")
+    try:
+        index.execute(
+            "CREATE VIRTUAL TABLE w USING fts5(t, content='', tokenize=\"ascii tokenchars '='\")"
+        )
+        index.execute("CREATE VIRTUAL TABLE v USING fts5vocab(w, instance)")
+        for line in (found.parts, found.more):
+            index.execute("INSERT INTO w (w) VALUES ('delete-all')")
+            index.execute("INSERT INTO w (rowid, t) VALUES (1, ?)", (line,))
+            taken = index.execute("SELECT term FROM v ORDER BY offset").fetchall()
+            assert " ".join(term for (term,) in taken) == line
+    finally:
+        index.close()
+
+
+@given(SOME)
+def test_no_token_is_long_or_has_a_capital_or_a_sign_of_the_index(text: str) -> None:
+    for token in f"{lines(text).parts} {lines(text).more}".split():
+        assert len(token) <= LONGEST
+        assert not set(token) & set(string.ascii_uppercase + string.punctuation)
+
+
+def _finds(query: str, text: str) -> bool:
+    """Whether an index of this text alone finds it."""
+    parsed = parse(query)
+    if parsed.empty:
+        return False
+    found = lines(text)
+    index = sqlite3.connect(":memory:")
+    try:
+        index.execute(
+            "CREATE VIRTUAL TABLE w USING fts5"
+            "(parts, more, marks, content='', tokenize=\"ascii tokenchars '='\")"
+        )
+        index.execute(
+            "INSERT INTO w (rowid, parts, more) VALUES (1, ?, ?)", [found.parts, found.more]
+        )
+        asked = [expression(parsed)]
+        return bool(index.execute("SELECT 1 FROM w WHERE w MATCH ?", asked).fetchall())
+    finally:
+        index.close()
+
+
+@given(st.lists(NAMES, min_size=1, max_size=6), st.data())
+def test_a_word_is_found_however_it_is_written(names: list[str], data: st.DataObject) -> None:
+    text = " ".join(names)
+    name = data.draw(st.sampled_from(names))
+    for query in (f'"{name}"', f'"{name.upper()}"', f'"{name.lower()}"'):
+        assert _finds(query, text) == bool(re.search("[A-Za-z0-9]", name))
+
+
+@given(st.text(string.ascii_lowercase, min_size=1, max_size=8), st.lists(NAMES, max_size=3))
+def test_parts_of_names_are_found(part: str, around: list[str]) -> None:
+    for name in (f"get{part.capitalize()}", f"get_{part}_2", f"{part}/x.py", f"a.{part}"):
+        assert _finds(part, " ".join([*around, name]))
+
+
+@given(UNSPACED, st.data())
+def test_every_piece_of_what_is_written_without_spaces_is_found(
+    text: str, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(text) - 1))
+    end = data.draw(st.integers(start + 1, len(text)))
+    assert _finds(text[start:end], f"before {text} after")
+
+
+@given(SOME, SOME)
+def test_a_text_finds_itself_among_others(text: str, other: str) -> None:
+    word = " ".join(w for w in text.replace('"', " ").split() if lines(w).parts)
+    assert _finds(f'"{word}"', f"{other} {word} {other}") == bool(word)
+
+
+def test_words_that_stand_apart_are_no_phrase() -> None:
+    assert _finds('"user name"', "the user name is")
+    assert not _finds('"user name"', "name of the user")
+    assert not _finds("京東", "東京")
+
+
+@given(SOME)
+def test_places_are_those_of_the_words(text: str) -> None:
+    found = [text[start:end] for start, end, _ in tokenizer.places(text)]
+    assert " ".join(word.line for word in tokenizer.words(" ".join(found))) == " ".join(
+        word.line for _, _, word in tokenizer.places(text)
+    )

@@ -1,0 +1,170 @@
+"""`steno list`: golden outputs, filters, errors, and the terminal."""
+
+import json
+import re
+from binascii import crc32
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from stenolog.stores.opening import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def _keys(result: Result) -> list[str]:
+    assert result.exit_code == 0
+    return [line.split("\t")[0] for line in result.stdout.splitlines()]
+
+
+def test_list_prints_a_line_for_each_session_the_last_changed_first(steno: Steno) -> None:
+    result = steno("list")
+    assert result.exit_code == 0
+    assert MOMENT.sub("TIME", result.stdout) == (
+        "日本:\\n語\t1\t1\tTIME\tinterrupted\tこんにちは\n"
+        "cli:default\t2\t2\tTIME\tinterrupted\t\n"
+        "telegram:123\t2\t4\tTIME\tidle\tmessage 1\n"
+    )
+    assert result.stderr == ""
+
+
+def test_list_takes_the_workspace_as_an_argument_or_an_option(steno: Steno) -> None:
+    Path("workspace").rename("elsewhere")
+    assert steno("list", "elsewhere").stdout == steno("list", "-w", "elsewhere").stdout != ""
+
+    both = steno("list", "elsewhere", "-w", "elsewhere")
+    assert both.exit_code == 2
+    assert "Name the workspace once" in both.stderr
+
+
+def test_list_in_a_terminal_is_a_table(in_terminal: InTerminal) -> None:
+    code, shown = in_terminal("list", NO_COLOR="1", COLUMNS="80")
+    assert code == 0
+    assert [line.split() for line in shown.splitlines()] == [
+        ["key", "title", "state", "messages", "age"],
+        ["日本:\\n語", "こんにちは", "interrupted", "1", "now"],
+        ["cli:default", "interrupted", "2", "now"],
+        ["telegram:123", "message", "1", "idle", "2/4", "now"],
+    ]
+
+
+def test_a_long_title_is_cut_and_a_long_key_is_not(in_terminal: InTerminal) -> None:
+    key = "slack:C0123456789:U9876543210:1700000000.000100"
+    with open_store("workspace") as store:
+        store.add_message(key, "user", "a title that is too long for a table " * 3)
+    _, shown = in_terminal("list", "--prefix", "slack:", NO_COLOR="1", COLUMNS="80")
+    lines = shown.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "…" in lines[1]
+    assert "".join(line.split()[0] for line in lines[1:]) == key
+
+
+def test_a_terminal_gets_fifty_and_a_pipe_all(steno: Steno, in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        for number in range(60):
+            store.add_message(f"many:{number:02}", "user", "x")
+    assert len(_keys(steno("list"))) == 63
+    _, shown = in_terminal("list", NO_COLOR="1")
+    assert len(shown.splitlines()) == 52
+    assert shown.splitlines()[-1] == "These are the newest 50; --limit shows more."
+    limited = steno("list", "--limit", "2")
+    assert _keys(limited) == ["many:59", "many:58"]
+    assert limited.stderr == "These are the newest 2; --limit shows more.\n"
+
+
+def test_list_takes_filters(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.set_meta("telegram:123", tags=["work"])
+    assert _keys(steno("list", "--prefix", "cli")) == ["cli:default"]
+    assert _keys(steno("list", "--tag", "work")) == ["telegram:123"]
+    assert _keys(steno("list", "--state", "idle")) == ["telegram:123"]
+    assert steno("list", "--state", "asleep").exit_code == 2
+    nothing = steno("list", "--tag", "other")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert nothing.stderr == "No session matches.\n"
+
+
+def test_list_writes_json_for_programs(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.set_meta("telegram:123", title="By hand", tags=["b", "a"], agent="bob")
+    [entry] = map(json.loads, steno("list", "--json", "--prefix", "tele").stdout.splitlines())
+    assert MOMENT.fullmatch(entry.pop("created"))
+    assert MOMENT.fullmatch(entry.pop("updated"))
+    assert len(entry.pop("uid")) == 16
+    assert entry.pop("tokens") > 0
+    assert entry == {
+        "key": "telegram:123",
+        "title": "By hand",
+        "state": "idle",
+        "visible": 2,
+        "count": 4,
+        "tags": ["a", "b"],
+        "agent": "bob",
+        "channel": "telegram",
+        "prompt": "message 1",
+        "problem": None,
+    }
+
+
+def test_a_title_does_not_drive_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "a\x1b[31mb\x9b2J\tc\u202ed [bold]e")
+    assert steno("list", "--prefix", "k").stdout.endswith("\tab cd [bold]e\n")
+    _, shown = in_terminal("list", "--prefix", "k", NO_COLOR="1")
+    assert "ab cd [bold]e" in shown
+    assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
+
+
+def test_list_names_a_session_that_cannot_be_read_and_goes_on(place: Path, steno: Steno) -> None:
+    steno("list")
+    log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
+    log.write_bytes(_newer(log.read_bytes()))
+
+    result = steno("list")
+
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "telegram:123\t-\t-\t-\t-\t"
+    assert "cli:default\t2" in result.stdout
+    assert "newer stenolog" in result.stderr
+
+
+def _newer(text: bytes) -> bytes:
+    first = text.splitlines()[0].rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
+    return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
+
+
+def test_list_says_that_there_are_files_of_other_programs(place: Path, steno: Steno) -> None:
+    log = place / "workspace" / "sessions" / "other.jsonl"
+    log.write_bytes(b'{"role":"user","content":"hello"}\n')
+    result = steno("list")
+    assert "other" not in _keys(result)
+    assert result.stderr == (
+        "1 of the files there is no session that can be read; steno doctor ./workspace says more.\n"
+    )
+
+
+def test_list_works_where_no_index_can_be_written(place: Path, steno: Steno) -> None:
+    (place / "workspace" / "sessions" / "catalog.db").mkdir()
+    result = steno("list")
+    assert len(_keys(result)) == 3
+    assert result.stderr.startswith("the index cannot be kept, so it was made in memory: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_list_takes_a_sqlite_store_that_is_there(place: Path, steno: Steno) -> None:
+    with open_store("sqlite:some.db") as store:
+        store.add_message("k", "user", "a title")
+    result = steno("list", "sqlite:some.db")
+    assert _keys(result) == ["k"]
+    assert result.stdout.endswith("\ta title\n")
+
+    missing = steno("list", "sqlite:other.db")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert not (place / "other.db").exists()

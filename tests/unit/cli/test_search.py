@@ -1,0 +1,164 @@
+"""`steno search`: golden outputs, filters, exit codes, and the terminal."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import Result
+
+from stenolog.cli.catalog import Meter
+from stenolog.stores.opening import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def _found(result: Result) -> list[tuple[str, int]]:
+    assert result.exit_code == 0
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    return [(key, int(seq)) for key, seq, *_ in rows]
+
+
+def test_search_prints_a_line_for_each_message(steno: Steno) -> None:
+    result = steno("search", "--newest", "message")
+    assert result.exit_code == 0
+    assert MOMENT.sub("TIME", result.stdout) == (
+        "telegram:123\t4\tassistant\tTIME\tvisible\tmessage 4\n"
+        "telegram:123\t3\tuser\tTIME\tvisible\tmessage 3\n"
+        "telegram:123\t2\tassistant\tTIME\thidden\tmessage 2\n"
+        "telegram:123\t1\tuser\tTIME\thidden\tmessage 1\n"
+    )
+    assert result.stderr == ""
+
+
+def test_search_takes_words_and_queries(steno: Steno) -> None:
+    assert _found(steno("search", "message", "3")) == [("telegram:123", 3)]
+    assert _found(steno("search", '"message 3"')) == [("telegram:123", 3)]
+    assert _found(steno("search", "mess* -2 -3 -4")) == [("telegram:123", 1)]
+    assert _found(steno("search", "こんにちは")) == [("日本:\\n語", 1)]
+    assert _found(steno("search", "a.txt")) == [("cli:default", 2)]
+
+
+def test_nothing_found_is_exit_code_1_like_grep(steno: Steno) -> None:
+    result = steno("search", "nothing of the kind")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "No message matches.\n"
+
+
+@pytest.mark.parametrize("query", ["*", "", "-x", '"'])
+def test_a_query_without_a_word_is_wrong_usage(steno: Steno, query: str) -> None:
+    result = steno("search", "--", query)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "There is no word to search for" in result.stderr
+
+
+def test_search_takes_filters(steno: Steno) -> None:
+    long_ago = datetime.now(UTC) - timedelta(days=10)
+    with open_store("workspace") as store:
+        store.add_messages("old:1", [{"role": "tool", "content": "message 5"}], at=[long_ago])
+        store.set_meta("old:1", tags=["work"])
+    assert _found(steno("search", "message", "--role", "tool")) == [("old:1", 1)]
+    assert _found(steno("search", "message", "--prefix", "old:")) == [("old:1", 1)]
+    assert _found(steno("search", "message", "--tag", "work")) == [("old:1", 1)]
+    assert _found(steno("search", "message", "--until", "3d")) == [("old:1", 1)]
+    assert len(_found(steno("search", "message", "--since", "3d"))) == 4
+    day = long_ago.date().isoformat()
+    assert len(_found(steno("search", "message", "--since", day))) == 5
+    assert steno("search", "message", "--since", "yesterday").exit_code == 2
+
+
+def test_search_says_how_many_more_there_are(steno: Steno) -> None:
+    result = steno("search", "message", "--limit", "3")
+    assert len(_found(result)) == 3
+    assert result.stderr == "3 of 4 shown; --limit shows more.\n"
+    newest = steno("search", "message", "--limit", "1", "--newest")
+    assert newest.stderr == "1 of more than 1 shown; --limit shows more.\n"
+
+
+def test_search_writes_json_for_programs(steno: Steno) -> None:
+    lines = steno("search", "message", "1", "--json").stdout.splitlines()
+    [hit] = map(json.loads, lines)
+    assert MOMENT.fullmatch(hit.pop("at"))
+    assert len(hit.pop("uid")) == 16
+    assert hit == {
+        "key": "telegram:123",
+        "title": "message 1",
+        "seq": 1,
+        "role": "user",
+        "hidden": True,
+        "snippet": "message 1",
+        "marks": [[0, 7], [8, 9]],
+    }
+
+
+def test_in_a_terminal_it_is_laid_out_for_reading(in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "word " * 30)
+    code, shown = in_terminal("search", "message", "--newest", NO_COLOR="1", COLUMNS="80")
+    assert code == 0
+    assert MOMENT.sub("TIME", shown).startswith(
+        "telegram:123  message 1\n  [4] assistant · TIME\n  message 4\n\n  [3] user · TIME\n"
+    )
+    assert "[2] assistant · TIME · hidden" in MOMENT.sub("TIME", shown)
+    _, shown = in_terminal("search", "word", NO_COLOR="1", COLUMNS="80")
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert shown.count("word") > 30
+
+
+def test_words_that_were_found_stand_out_in_colour(in_terminal: InTerminal) -> None:
+    _, shown = in_terminal("search", "message", "1")
+    assert "\x1b[1;33mmessage\x1b[0m" in shown
+    assert "\x1b" not in in_terminal("search", "message", "1", NO_COLOR="1")[1]
+
+
+def test_a_message_does_not_drive_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        said = {"role": "us\x1b[2Jer", "content": "find \x1b[31mthis\x07 \u202enow [bold]x\ty"}
+        store.add_full_message("k\x1b[2J", said)
+    line = steno("search", "find").stdout
+    assert MOMENT.sub("TIME", line) == (
+        "k\\x1b[2J\t1\tus\\x1b[2Jer\tTIME\tvisible\tfind this now [bold]x y\n"
+    )
+    _, shown = in_terminal("search", "find", NO_COLOR="1")
+    assert "find this now [bold]x y" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+
+
+def test_search_takes_a_sqlite_store(steno: Steno) -> None:
+    with open_store("sqlite:some.db") as store:
+        store.add_message("k", "user", "a needle")
+    assert _found(steno("search", "needle", "-w", "sqlite:some.db")) == [("k", 1)]
+
+
+def test_search_in_a_workspace_that_is_not_there_is_one_sentence(steno: Steno) -> None:
+    result = steno("search", "x", "-w", "nowhere")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: there is no workspace at nowhere; is the name right?\n"
+
+
+def test_a_bar_appears_only_for_who_waits_at_a_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setitem(os.environ, "TTY_COMPATIBLE", "1")
+    quick = Meter()
+    quick(1, 10)
+    quick.close()
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr("stenolog.cli.catalog._SOON", 0)
+    slow = Meter()
+    slow(3, 10)
+    slow.close()
+    assert "Indexing sessions" in capfd.readouterr().err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    piped = Meter()
+    piped(3, 10)
+    piped.close()
+    assert capfd.readouterr().err == ""
