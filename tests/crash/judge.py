@@ -16,13 +16,22 @@ from typing import Any, Final, Literal
 import msgspec
 
 import stenolog
-from crash.workload import OPEN, Line, Step, label_of, message, perform
+from crash.workload import ENDINGS, FORK, OPEN, Line, Step, label_of, message, perform
 from stenolog import errors
 from stenolog.errors import NoSuchSession, StenologError, UsageError
+from stenolog.sessions.damage import Kind
+from stenolog.sessions.repair import repair
+from stenolog.sessions.verify import examine
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 
 Fate = Literal["acked", "refused", "absent", "unknown"]
+Taken = bool | Step
+"""Whether an unknown step is taken to have happened, or what happened instead: a purge may have
+come to some of the lives of a key, and is then made again."""
+
+_HALF_PURGE: Final = "half a purge"
+_ENDINGS: Final = (*ENDINGS, _HALF_PURGE)
 
 _MAX_OPEN_QUESTIONS: Final = 10
 
@@ -57,6 +66,10 @@ class Look:
     summary: str = ""
     meta: str = "{}"
     undoable: int = 0
+    forks: tuple[tuple[str, "Look"], ...] = ()
+    """The sessions that were forked from it."""
+    trash: tuple[tuple[str, int], ...] = ()
+    """Its deleted lives, and how many messages each has."""
 
 
 @dataclass(slots=True)
@@ -144,7 +157,22 @@ def _fate(error: str) -> Fate:
 
 
 def look(store: Store, key: str) -> Seen:
-    """The session as this store shows it. Raises Violation where it contradicts itself."""
+    """A session, its forks and deleted lives. Raises Violation where it contradicts itself."""
+    seen = _look(store, key)
+    forks = store.list_sessions(prefix=key + FORK)
+    seen.look = replace(
+        seen.look,
+        forks=tuple((fork, _look(store, fork).look) for fork in forks),
+        trash=tuple((t.key, t.count) for t in store.list_trash() if _family(t.key) == key),
+    )
+    return seen
+
+
+def _family(key: str) -> str:
+    return key.partition(FORK)[0]
+
+
+def _look(store: Store, key: str) -> Seen:
     try:
         info = store.info(key)
     except NoSuchSession:
@@ -195,7 +223,7 @@ def _demand(kept: bool, otherwise: str) -> None:
 # --- the model -------------------------------------------------------------------------------
 
 
-def _replay(history: Sequence[Outcome], taken: Sequence[bool]) -> InMemoryStore | None:
+def _replay(history: Sequence[Outcome], taken: Sequence[Taken]) -> InMemoryStore | None:
     """The model after the acknowledged steps and those unknown ones that are taken to be in.
 
     None where the model contradicts what the run was told: then it was not so.
@@ -203,13 +231,16 @@ def _replay(history: Sequence[Outcome], taken: Sequence[bool]) -> InMemoryStore 
     model = InMemoryStore()
     choice = iter(taken)
     for outcome in history:
-        if outcome.fate == "absent" or (outcome.fate == "unknown" and not next(choice)):
+        happened: Taken = next(choice) if outcome.fate == "unknown" else outcome.fate != "absent"
+        if not happened:
             continue
-        step, error = outcome.step, None
+        step, error = happened if isinstance(happened, Step) else outcome.step, None
         try:
-            result = perform(model, step)
+            result = _repeat(model, step)
         except UsageError as raised:
             result, error = None, type(raised).__name__
+            if step.op == "purge" and outcome.fate == "acked":
+                error = None  # it had only to finish what was out of sight already
         except KeyError:
             # It speaks of a message that is not there if things went this way.
             return None
@@ -221,8 +252,30 @@ def _replay(history: Sequence[Outcome], taken: Sequence[bool]) -> InMemoryStore 
     return model
 
 
+def _repeat(model: InMemoryStore, step: Step) -> Any:
+    if step.op != _HALF_PURGE:
+        return perform(model, step)
+    # The live one is the first of them, if there is one.
+    with contextlib.suppress(NoSuchSession):
+        model.delete(step.key)
+        if not step.keep & 1:
+            model.restore(step.key)
+    lives = [trashed.uid for trashed in model.list_trash() if trashed.key == step.key]
+    alive = step.key in model.list_sessions()
+    for number, uid in enumerate(lives, alive):
+        if step.keep & 1 << number:
+            model.restore(step.key, uid=uid, as_key="to be purged")
+            model.purge("to be purged")
+    return None
+
+
+def _halves(key: str) -> tuple[Step, ...]:
+    """Each choice of up to three lives but all of them and none."""
+    return tuple(Step(_HALF_PURGE, key, keep=gone) for gone in range(1, 7))
+
+
 def _same(result: Any, outcome: Outcome) -> bool:
-    if not outcome.told:
+    if not outcome.told or outcome.step.op == "purge":
         return True
     if outcome.step.labels and outcome.step.op != "set_history":
         return len(result) == len(outcome.result)
@@ -231,7 +284,7 @@ def _same(result: Any, outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Possible:
-    taken: tuple[bool, ...]
+    taken: tuple[Taken, ...]
     look: Look
     below_floor: int
 
@@ -242,7 +295,7 @@ class Judge:
     def __init__(self, history: Iterable[Outcome]) -> None:
         self._history: dict[str, list[Outcome]] = {}
         for outcome in history:
-            self._history.setdefault(outcome.step.key, []).append(outcome)
+            self._history.setdefault(_family(outcome.step.key), []).append(outcome)
         self._known: dict[tuple[str, frozenset[str]], list[_Possible]] = {}
 
     def judge(self, where: Path, *, probe: int = 0, thorough: bool = False) -> list[Outcome]:
@@ -259,7 +312,7 @@ class Judge:
 
     def _judge(self, where: Path, probe: int, *, thorough: bool) -> list[Outcome]:
         untouched: dict[str, Look] = {}
-        if (where / "sessions").exists():
+        if _holds_a_store(where):
             with stenolog.open_store(str(where), read_only=True) as reader:
                 untouched = {key: look(reader, key).look for key in self._keys(reader)}
         settled: dict[str, list[Outcome]] = {}
@@ -286,15 +339,22 @@ class Judge:
                 _check_seqs(key, seen, settled[key])
                 if thorough:
                     settled[key] += _take_everything_back(store, key, settled[key])
-        if thorough:
-            with stenolog.open_store(str(where)) as store:
+        with stenolog.open_store(str(where)) as store:
+            if thorough:
                 for key, history in settled.items():
                     _compare(store, key, history, "taken back, compacted and opened again")
+            for key in settled:
+                settled[key] += _purge_again(store, key, self._history.get(key, []), settled[key])
+            if thorough:
+                for key, history in settled.items():
+                    _empty_the_trash(store, key, history)
+        if thorough and not str(where).startswith("sqlite:"):
+            _see_the_doctor(where)
         return [outcome for history in settled.values() for outcome in history]
 
     def _keys(self, store: Store) -> list[str]:
-        there = store.list_sessions()
-        strange = set(there) - self._history.keys()
+        there = [*store.list_sessions(), *(trashed.key for trashed in store.list_trash())]
+        strange = {_family(key) for key in there} - self._history.keys()
         _demand(not strange, f"sessions that nobody made: {strange}")
         return list(self._history)
 
@@ -316,23 +376,39 @@ class Judge:
         raise Violation(_difference(key, history, seen.look, self._known[asked]))
 
 
+def _holds_a_store(where: Path) -> bool:
+    file = str(where)
+    if file.startswith("sqlite:"):
+        return Path(file.removeprefix("sqlite:")).exists()
+    return (where / "sessions").exists()
+
+
 def _possibilities(
     key: str, history: Sequence[Outcome], present: frozenset[str]
 ) -> Iterable[_Possible]:
     """Every way it may have gone, given which messages are there."""
     everywhere = [label for outcome in history for label in outcome.step.labels]
-    choices: list[tuple[bool, ...]] = []
+    choices: list[tuple[Taken, ...]] = []
     late: list[int] = []
-    for outcome in history:
+    for place, outcome in enumerate(history):
         if outcome.fate == "unknown":
             labels = set(outcome.step.labels)
             half = labels & present
-            _demand(not half or half == labels, f"{key!r}: half of it is there: {outcome.step}")
+            # What came to an end since may have been there, and a purge cuts where it likes.
+            ended = any(other.step.op in _ENDINGS for other in history[place:])
+            _demand(
+                ended or not half or half == labels,
+                f"{key!r}: half of it is there: {outcome.step}",
+            )
             # A message that only this step can have brought tells whether the step happened.
             decided = bool(labels) and all(everywhere.count(label) == 1 for label in labels)
             if outcome.late:
                 late.append(len(choices))
-            choices.append((bool(half),) if decided and not outcome.late else (True, False))
+            if decided and not ended and not outcome.late:
+                choices.append((bool(half),))
+            else:
+                both: tuple[Taken, ...] = (True, False)
+                choices.append((*both, *_halves(key)) if outcome.step.op == "purge" else both)
     questions = sum(len(choice) > 1 for choice in choices) - len(late)
     _demand(questions <= _MAX_OPEN_QUESTIONS, f"{key!r}: {questions} calls ended as MaybeStored")
     for count in range(len(late) + 1):
@@ -348,14 +424,18 @@ def _possibilities(
                 yield _Possible(taken, seen.look, seen.below_floor)
 
 
-def _decided(history: Sequence[Outcome], taken: Sequence[bool]) -> list[Outcome]:
+def _decided(history: Sequence[Outcome], taken: Sequence[Taken]) -> list[Outcome]:
     choice = iter(taken)
-    return [
-        replace(outcome, fate="acked" if next(choice) else "absent", told=False)
-        if outcome.fate == "unknown"
-        else outcome
-        for outcome in history
-    ]
+    found = []
+    for outcome in history:
+        if outcome.fate == "unknown":
+            happened = next(choice)
+            step = happened if isinstance(happened, Step) else outcome.step
+            fate: Fate = "acked" if happened else "absent"
+            found.append(replace(outcome, step=step, fate=fate, told=False))
+        else:
+            found.append(outcome)
+    return found
 
 
 def _difference(
@@ -379,26 +459,42 @@ def _difference(
 def _check_seqs(key: str, seen: Seen, history: Sequence[Outcome]) -> None:
     """Seqs are as acknowledged, and missing only where a write was not finished."""
     unfinished = False
+    ended = any(outcome.step.op in _ENDINGS for outcome in history)
     last = 0
     counted: set[str] = set()
     for outcome in history:
         step = outcome.step
+        if step.op in _ENDINGS:
+            # Another life, or a beginning that is gone: the count goes on from anywhere.
+            last = 0
+            continue
+        if outcome.fate == "acked" and not set(step.labels) <= seen.seqs.keys():
+            unfinished = True  # of another life, or purged
+            continue
         # Which of two steps that cancel each other was cut short cannot be told from outside.
         unfinished = unfinished or outcome.fate == "absent" or not outcome.told
         if outcome.fate != "acked" or not step.labels or step.labels[0] in counted:
             continue
-        counted.update(step.labels)
         real = [seen.seqs[label] for label in step.labels]
+        if ended and outcome.told and real != outcome.result and _told_later(step, real, history):
+            unfinished = True  # the first ones were purged, or in another life
+            continue
+        counted.update(step.labels)
         if outcome.told and step.op != "set_history":
             _demand(
                 real == outcome.result, f"{key!r}: {step} was told {outcome.result}, has {real}"
             )
         _demand(real == list(range(real[0], real[0] + len(real))), f"{key!r}: {step} has {real}")
         _demand(
-            real[0] == last + 1 or (unfinished and real[0] > last),
+            real[0] == last + 1 or ((unfinished or ended) and real[0] > last),
             f"{key!r}: seqs {last + 1} to {real[0] - 1} are missing, and every write was finished",
         )
         last, unfinished = real[-1], False
+
+
+def _told_later(step: Step, real: list[int], history: Sequence[Outcome]) -> bool:
+    same = [o for o in history if o.fate == "acked" and o.step.labels == step.labels]
+    return any(not outcome.told or outcome.result == real for outcome in same)
 
 
 def _probe(
@@ -407,7 +503,12 @@ def _probe(
     """Ask again what carries a token, then append: both must work as if nothing had happened."""
     expected, made = seen.look, list[Outcome]()
     before = seen.last_seq
-    tokened = [outcome for outcome in history if outcome.step.once is not None][-1:]
+    tokened = [
+        outcome
+        for outcome in history
+        if outcome.step.once is not None
+        and len(seen.seqs.keys() & set(outcome.step.labels)) in (0, len(outcome.step.labels))
+    ][-1:]
     for outcome in tokened:
         again = msgspec.structs.replace(outcome.step, op="add_messages")
         result = perform(store, again)
@@ -446,6 +547,57 @@ def _take_everything_back(store: Store, key: str, history: Sequence[Outcome]) ->
         _demand(seen == wanted, f"{key!r}: after {step} {seen}, not {wanted}")
         made.append(Outcome(step, "acked", result))
     return made
+
+
+def _purge_again(
+    store: Store, key: str, said: Sequence[Outcome], history: Sequence[Outcome]
+) -> list[Outcome]:
+    """A purge that was cut short is made again, and then it is done."""
+    made: list[Outcome] = []
+    for outcome in said:
+        step = outcome.step
+        if outcome.fate != "unknown" or step.op not in ("purge", "purge_before"):
+            continue
+        model = _replay([*history, *made], ())
+        assert model is not None, "the model took all this a moment ago"
+        again = Outcome(step, "acked", told=False)
+        wanted = result = 0
+        with contextlib.suppress(NoSuchSession, KeyError):
+            wanted = perform(model, step)
+            made.append(again)
+        with contextlib.suppress(NoSuchSession, KeyError):
+            result = perform(store, step)
+        # With what was out of sight already.
+        _demand(result >= wanted, f"{key!r}: made again, {step} gave {result}, not {wanted}")
+        _compare(store, key, [*history, *made], f"purged again by {step}")
+    return made
+
+
+def _empty_the_trash(store: Store, key: str, history: Sequence[Outcome]) -> None:
+    """Every deleted life comes back whole; then nothing of the key is left by a purge."""
+    model = _replay(history, ())
+    assert model is not None, "the model took all this a moment ago"
+    lives = [t.uid for t in store.list_trash() if t.key == key]
+    for number, uid in enumerate(lives):
+        other = f"{key} life {number}"
+        store.restore(key, uid=uid, as_key=other)
+        model.restore(key, as_key=other)
+        seen, wanted = look(store, other).look, look(model, other).look
+        _demand(seen == wanted, f"{key!r}: restored it is {seen}, not {wanted}")
+        store.purge(other)
+    for fork in store.list_sessions(prefix=key + FORK):
+        store.purge(fork)
+    with contextlib.suppress(NoSuchSession):
+        store.purge(key)
+    found = look(store, key).look
+    _demand(found == Look(), f"{key!r}: after a purge {found}")
+
+
+def _see_the_doctor(where: Path) -> None:
+    """What crashes left of sessions that are no more is put aside, and nothing is damaged."""
+    repair(where)
+    found = [f for f in examine(where).findings if f.kind is not Kind.WIDE_PERMISSIONS]
+    _demand(not found, f"the doctor finds {found}")
 
 
 def _compare(store: Store, key: str, history: Sequence[Outcome], when: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 
 from crash import roles
 from crash.workload import Line, Run, decode_lines, encode_line
+from stenolog.stores.sqlite import connections
 
 TESTS: Final = Path(__file__).resolve().parent.parent
 _PR_SET_PTRACER: Final = 0x59616D61
@@ -196,6 +197,7 @@ def _play(line: socket.socket, channel: socket.socket, role: str, options: dict[
         if options.pop("never_sync", False):
             os.fsync = _no_sync
             os.fdatasync = _no_sync
+            connections.LEVELS["full"] = "OFF"
         if channel.recv(1):
             roles.ROLES[role](channel, **options)
         code = 0

@@ -94,6 +94,7 @@ class Recorder:
             "unlink": self._unlink,
             "remove": self._unlink,
             "mkdir": self._mkdir,
+            "rmdir": self._rmdir,
         }
         self._os = SimpleNamespace(**{name: getattr(os, name) for name in watched})
         try:
@@ -237,6 +238,14 @@ class Recorder:
             if place is not None:
                 found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
                 self.events.append(Moved(self._register(found), new=place, folder=True))
+
+    def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
+        place = self._place(path, dir_fd)
+        if place is None or self._alive():
+            node = self._node_at(path, dir_fd) if place is not None else ROOT
+            self._os.rmdir(path, dir_fd=dir_fd)
+            if place is not None:
+                self.events.append(Moved(node, old=place))
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -17,9 +18,11 @@ from typing import Any, Final
 
 import stenolog
 from crash.workload import Line, Run, encode_line, message
-from stenolog.errors import MaybeStored, NothingToUndo
+from stenolog.errors import MaybeStored, NoSuchSession, NothingToUndo, SessionExists
 from stenolog.stores.base import Store
 
+_PATIENCE: Final = 60.0
+"""Who waits for a lock so long waits for ever."""
 _PACE: Final = 0.002
 """Whoever reads or compacts beside writers leaves them some of the machine."""
 
@@ -39,6 +42,13 @@ def run(
         channel.sendall(encode_line(line))
 
     Run(Path(where), report, size=size, patience=patience).go(first=first, passes=passes)
+
+
+def write_patiently(channel: socket.socket, *, where: str, key: str, name: str, count: int) -> None:
+    """Append so many messages to a log that others replace all the time."""
+    with stenolog.JSONLStore(where, busy_timeout=_PATIENCE) as store:
+        _append(channel, store, key, name, count)
+    _say(channel, "END")
 
 
 def write(channel: socket.socket, *, where: str, key: str, name: str, count: int) -> None:
@@ -82,6 +92,32 @@ def compact(channel: socket.socket, *, where: str, key: str, seed: int) -> None:
                         undone += 1
                 rounds += 1
     _say(channel, "ACK", [rounds, archived, undone])
+    _say(channel, "END")
+
+
+def come_and_go(channel: socket.socket, *, where: str, key: str, seed: int) -> None:
+    """Delete, restore, fork and compact, over and over, until told to stop."""
+    moves = random.Random(seed)
+    made: Counter[str] = Counter()
+    with stenolog.JSONLStore(where, busy_timeout=_PATIENCE) as store:
+        while not _told(channel, wait=_PACE):
+            move = moves.choice(["delete", "restore", "restore", "fork", "compact"])
+            with contextlib.suppress(NoSuchSession, SessionExists):
+                match move:
+                    case "delete":
+                        store.delete(key)
+                    case "restore":
+                        deleted = [found.uid for found in store.list_trash() if found.key == key]
+                        uid = moves.choice(deleted) if deleted else None
+                        other = f"back {seed}.{made['restore']}" if moves.random() < 0.5 else None
+                        store.restore(key, uid=uid, as_key=other)
+                    case "fork":
+                        store.fork(key, f"fork {seed}.{made['fork']}")
+                    case _:
+                        store.truncate_history(key, 3)
+                        store.compact(key)
+                made[move] += 1
+    _say(channel, "ACK", dict(made))
     _say(channel, "END")
 
 
@@ -208,8 +244,10 @@ ROLES: Final[dict[str, Callable[..., None]]] = {
     for role in (
         run,
         write,
+        write_patiently,
         write_by_threads,
         compact,
+        come_and_go,
         read,
         fork_while_writing,
         write_interrupted,

@@ -19,7 +19,7 @@ import stenolog
 from crash.judge import Judge, Outcome, Violation, outcomes
 from crash.recorder import Blindness, Killed, Recorder
 from crash.replay_model import Disk, tree_of
-from crash.workload import OPEN, OPERATIONS, Line, Step, labels, perform, plan
+from crash.workload import ENDINGS, OPEN, OPERATIONS, Line, Step, labels, perform, plan
 from stenolog.errors import StenologError
 from stenolog.stores.base import Store
 
@@ -230,12 +230,16 @@ def _talk(where: Path, *, messages: int = 4, compacted: bool = False) -> list[Ou
     ops += ["add_message"] * messages + ["hide"]
     with stenolog.open_store(str(where)) as store:
         for number, op in enumerate(ops, 100):
-            step = plan(op, "a", number, labels(store, "a"), size=20)
-            lines += [
-                Line("BEGIN", number, step),
-                Line("ACK", number, result=[perform(store, step), 0]),
-            ]
+            lines += _made(store, number, op)
     return outcomes(lines)
+
+
+def _made(store: Store, number: int, op: str) -> list[Line]:
+    step = plan(op, "a", number, labels(store, "a"), size=20)
+    return [
+        Line("BEGIN", number, step),
+        Line("ACK", number, result=[perform(store, step), 0]),
+    ]
 
 
 def _torn(where: Path) -> list[Outcome]:
@@ -276,6 +280,23 @@ def _compacted(where: Path) -> list[Outcome]:
     return _talk(where, compacted=True)
 
 
+def _trashed(where: Path) -> list[Outcome]:
+    """With an archive, and deleted."""
+    history = _compacted(where)
+    with stenolog.open_store(str(where)) as store:
+        return history + outcomes(_made(store, 200, "delete"))
+
+
+def _lives(where: Path) -> list[Outcome]:
+    """Deleted once with an archive and once without, and alive, with a fork."""
+    history = _trashed(where)
+    with stenolog.open_store(str(where)) as store:
+        ops = ["add_messages", "delete", "add_message", "add_messages", "fork"]
+        for number, op in enumerate(ops, 300):
+            history += outcomes(_made(store, number, op))
+    return history
+
+
 def _log(where: Path) -> Path:
     (found,) = where.glob("sessions/*.jsonl")
     return found
@@ -288,26 +309,69 @@ GROUNDS: Final[dict[Ground, Callable[[Path], list[Outcome]]]] = {
     "holed": _holed,
     "long": _long,
     "compacted": _compacted,
+    "trashed": _trashed,
+    "lives": _lives,
 }
 
+_LIFE: Final = ("fork", *ENDINGS)
+"""Operations by which sessions begin and end."""
+_WITHIN: Final = tuple(op for op in OPERATIONS if op not in _LIFE)
+_BESIDE: Final = ("add_message", "again", "clear", "compact", "undo", OPEN)
+"""What is done before and after those, where all of it would be too much."""
+_TRIPLES: Final = 600
+_CALLS: Final = {
+    "compact": 20,
+    "fork": 11,
+    "delete": 8,
+    "restore": 13,
+    "purge_before": 15,
+    "purge": 29,
+}
+"""How many calls an operation makes at the most; of the others 6."""
 
-def all_cases() -> Iterator[Case]:
+
+def all_cases(seed: int) -> Iterator[Case]:
     """All sequences of up to three operations in a talk, of up to two on the other grounds.
 
     And every operation, or the first opening, killed at each of its calls, with another after it.
+    Of three operations of which one begins or ends a session, a chosen few; other grounds for
+    these where they find something else there.
     """
-    for length in (1, 2, 3):
+    yield from _within()
+    for length in (1, 2):
         for ops in itertools.product(OPERATIONS, repeat=length):
+            if set(ops) & set(_LIFE):
+                yield Case("talk", ops)
+    triples = [ops for ops in itertools.product(OPERATIONS, repeat=3) if set(ops) & set(_LIFE)]
+    for ops in random.Random(seed).sample(triples, _TRIPLES):
+        yield Case("talk", ops)
+    for ground in ("torn", "compacted", "trashed", "lives"):
+        for op in _LIFE:
+            yield Case(ground, (op,))
+            for other in (*_LIFE, *_BESIDE):
+                yield Case(ground, (op, other))
+                if other not in _LIFE:
+                    yield Case(ground, (other, op))
+    for ground in ("compacted", "trashed", "lives"):
+        for first, second in itertools.product(_LIFE, (*_LIFE, *_BESIDE)):
+            for call in range(_CALLS[first]):
+                yield Case(ground, (first, second), kill=(0, call))
+
+
+def _within() -> Iterator[Case]:
+    """All that happens within the life of a session."""
+    for length in (1, 2, 3):
+        for ops in itertools.product(_WITHIN, repeat=length):
             yield Case("talk", ops)
     for ground in ("empty", "torn", "holed", "long", "compacted"):
         for length in (1, 2):
-            for ops in itertools.product(OPERATIONS, repeat=length):
+            for ops in itertools.product(_WITHIN, repeat=length):
                 yield Case(ground, ops)
     for ground in ("talk", "empty"):
-        for first, second in itertools.product(OPERATIONS, repeat=2):
-            for call in range(14 if first == "compact" else 6):
+        for first, second in itertools.product(_WITHIN, repeat=2):
+            for call in range(_CALLS.get(first, 6)):
                 yield Case(ground, (first, second), kill=(0, call))
-    for op in OPERATIONS:
+    for op in _WITHIN:
         for call in range(5):
             yield Case("empty", (op,), kill=(-1, call))
 
@@ -315,9 +379,10 @@ def all_cases() -> Iterator[Case]:
 def sample(seed: int, count: int) -> list[Case]:
     """Some of all cases, of each ground and length alike."""
     choice = random.Random(seed)
-    groups: dict[tuple[str, int, bool], list[Case]] = {}
-    for case in all_cases():
-        groups.setdefault((case.ground, len(case.ops), case.kill is None), []).append(case)
+    groups: dict[tuple[str, int, bool, bool], list[Case]] = {}
+    for case in all_cases(seed):
+        ends = bool(set(case.ops) & set(_LIFE))
+        groups.setdefault((case.ground, len(case.ops), case.kill is None, ends), []).append(case)
     share = count // len(groups) + 1
     chosen = [
         case for group in groups.values() for case in choice.sample(group, min(share, len(group)))
@@ -329,10 +394,15 @@ def sample(seed: int, count: int) -> list[Case]:
 def judge_all(cases: Sequence[Case], place: Path, seed: int) -> Tally:
     """All of these, one after the other."""
     tally = Tally()
-    # Damage is reported as it is met, and here it is met thousands of times.
-    logging.getLogger("stenolog").setLevel(logging.CRITICAL)
     place.mkdir(parents=True, exist_ok=True)
     sequencer = Sequencer(place)
-    for case in cases:
-        tally.add(sequencer.judge(case, seed))
+    report = logging.getLogger("stenolog")
+    level = report.level
+    # Damage is reported as it is met, and here it is met thousands of times.
+    report.setLevel(logging.CRITICAL)
+    try:
+        for case in cases:
+            tally.add(sequencer.judge(case, seed))
+    finally:
+        report.setLevel(level)
     return tally

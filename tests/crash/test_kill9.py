@@ -22,17 +22,17 @@ _LIVES = 6
 
 
 def test_p1_p2_every_operation_killed_within_it(tmp_path: Path, say: Say, seed: int) -> None:
-    _kill_each(tmp_path, say, hits=1, seed=seed)
+    kill_each(tmp_path, say, hits=1, seed=seed)
 
 
 @pytest.mark.full
 def test_p1_p2_every_operation_killed_within_it_fifteen_times(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
-    _kill_each(tmp_path, say, hits=15, seed=seed)
+    kill_each(tmp_path, say, hits=15, seed=seed)
 
 
-def _kill_each(place: Path, say: Say, *, hits: int, seed: int) -> None:
+def kill_each(place: Path, say: Say, *, hits: int, seed: int) -> None:
     say(f"kill -9: seed {seed}")
     moments = random.Random(seed)
     hit: Counter[str] = Counter()

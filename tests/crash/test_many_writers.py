@@ -90,15 +90,15 @@ def test_p7_a_process_that_forks_while_its_threads_append(tmp_path: Path, say: S
 
 
 def test_p7_ctrl_c_within_appends(tmp_path: Path, say: Say, seed: int) -> None:
-    _interrupt(tmp_path, say, seed, wanted=30)
+    interrupt(tmp_path, say, seed, wanted=30)
 
 
 @pytest.mark.full
 def test_p7_ctrl_c_within_appends_five_hundred_times(tmp_path: Path, say: Say, seed: int) -> None:
-    _interrupt(tmp_path, say, seed, wanted=500)
+    interrupt(tmp_path, say, seed, wanted=500)
 
 
-def _interrupt(place: Path, say: Say, seed: int, *, wanted: int) -> None:
+def interrupt(place: Path, say: Say, seed: int, *, wanted: int) -> None:
     """Until so many appends were really cut short, however many times the key is pressed."""
     where = place / "store"
     moments = random.Random(seed)

@@ -23,7 +23,7 @@ FILE_SYSTEMS: tuple[FileSystem, ...] = ("ext4", "xfs")
 def test_p1_five_power_cuts_lose_nothing(
     tmp_path: Path, say: Say, seed: int, kind: FileSystem
 ) -> None:
-    _cut_often(tmp_path, say, seed, kind, cuts=5)
+    cut_often(tmp_path, say, seed, kind, cuts=5)
 
 
 @pytest.mark.full
@@ -31,16 +31,16 @@ def test_p1_five_power_cuts_lose_nothing(
 def test_p1_a_hundred_power_cuts_lose_nothing(
     tmp_path: Path, say: Say, seed: int, kind: FileSystem
 ) -> None:
-    _cut_often(tmp_path, say, seed, kind, cuts=100)
+    cut_often(tmp_path, say, seed, kind, cuts=100)
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
 def test_a_store_that_does_not_sync_is_caught(tmp_path: Path, say: Say, kind: FileSystem) -> None:
     with pytest.raises(Violation, match="acknowledged messages lost"):
-        _cut_often(tmp_path, say, 1, kind, cuts=5, never_sync=True)
+        cut_often(tmp_path, say, 1, kind, cuts=5, never_sync=True)
 
 
-def _cut_often(
+def cut_often(
     place: Path,
     say: Say,
     seed: int,
@@ -48,13 +48,15 @@ def _cut_often(
     *,
     cuts: int,
     never_sync: bool = False,
+    engine: str = "",
 ) -> None:
+    """`engine`: what stands before the place, as `sqlite:` does."""
     needs.kernel(kind)
     moments = random.Random(seed)
     total = steps = 0
     with loop_disk(place, kind) as disk, Nursery() as nursery:
         for number in range(cuts):
-            where = disk.mounted / f"store{number}"
+            where = Path(f"{engine}{disk.mounted}") / f"store{number}"
             child = nursery.child(
                 "run",
                 where=where,
@@ -84,4 +86,5 @@ def _cut_often(
             Judge(said).judge(where, probe=number, thorough=number % 5 == 0)
             total += sum(acknowledged(said).values())
             steps += len(said)
-    say(f"{kind}: seed {seed}, {cuts} cuts, {steps} steps, {total} acknowledged messages kept")
+    kept = f"{steps} steps, {total} acknowledged messages kept"
+    say(f"{engine}{kind}: seed {seed}, {cuts} cuts, {kept}")

@@ -38,8 +38,19 @@ OPERATIONS: Final = (
     "compact",
     "set_meta",
     OPEN,
+    "fork",
+    "delete",
+    "restore",
+    "purge_before",
+    "purge",
 )
 """Every operation that a run makes, by the name under which it is aimed at and counted."""
+
+ENDINGS: Final = ("delete", "restore", "purge_before", "purge")
+"""Those after which messages may be elsewhere, or nowhere, that were there before."""
+
+FORK: Final = "/fork "
+"""Stands in the key of a fork, behind the key of its source."""
 
 # One pass over all of them, each where it has something to do; `a` grows from pass to pass, the
 # other sessions begin anew, each with another operation that creates one.
@@ -84,6 +95,21 @@ SCRIPT: Final = (
     ("add_message", "b"),
     ("truncate_history", "e"),
     ("read", "b"),
+    ("fork", "a"),
+    ("delete", "b"),
+    ("restore", "b"),
+    ("add_message", "b"),
+    ("purge_before", "b"),
+    ("add_messages", "b"),
+    ("fork", "b"),
+    ("delete", "e"),
+    ("add_message", "e"),
+    ("delete", "a"),
+    ("restore", "a"),
+    ("read", "a"),
+    ("purge", "e"),
+    ("purge_before", "c"),
+    ("purge", "d"),
 )
 
 
@@ -145,6 +171,16 @@ def perform(store: Store, step: Step) -> Any:
             return [undone.op, undone.shown, undone.hid, undone.summary_restored]
         case "compact":
             store.compact(key)
+        case "fork":
+            store.fork(key, step.text)
+        case "delete":
+            return store.delete(key).count
+        case "restore":
+            store.restore(key)
+        case "purge_before":
+            return store.purge(key, before=min(_seqs(store, step), default=1)).messages
+        case "purge":
+            return store.purge(key).messages
         case "set_meta":
             store.set_meta(key, title=step.text, odd=step.keep or None)
         case "read":
@@ -199,6 +235,10 @@ def plan(op: str, key: str, number: int, visible: Sequence[str], *, size: int = 
             return Step(op, key, named=tuple(visible[1:2]), text=f"summary {number}")
         case "truncate_history":
             return Step(op, key, keep=max(len(visible) - 2, 0))
+        case "fork":
+            return Step(op, key, text=f"{key}{FORK}{number}")
+        case "purge_before":
+            return Step(op, key, named=tuple(visible[1:2]))
         case "set_summary" | "set_meta":
             return Step(op, key, text=f"text {number}", keep=number % 2)
         case "hide":
@@ -288,7 +328,12 @@ class Run:
         return True
 
     def _open(self) -> None:
-        self._store = stenolog.JSONLStore(self._where, busy_timeout=self._patience)
+        place = str(self._where)
+        if place.startswith("sqlite:"):
+            file = place.removeprefix("sqlite:")
+            self._store = stenolog.SQLiteStore(file, busy_timeout=self._patience)
+        else:
+            self._store = stenolog.JSONLStore(place, busy_timeout=self._patience)
 
     def _close(self) -> None:
         store, self._store = self._store, None

@@ -1,0 +1,86 @@
+"""Sessions that come and go under writers: each acknowledged message is in one life, and once."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import stenolog
+from crash.conftest import Say
+from crash.nursery import Child, Nursery
+from crash.workload import label_of
+from stenolog.sessions.damage import Kind
+from stenolog.sessions.verify import examine
+
+KEY = "everybody"
+
+
+def test_p7_writers_beside_processes_that_delete_restore_and_fork(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
+    _come_and_go(tmp_path, say, seed, writers=4, count=100)
+
+
+@pytest.mark.full
+def test_p7_writers_beside_processes_that_delete_restore_and_fork_for_longer(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
+    _come_and_go(tmp_path, say, seed, writers=4, count=1500)
+
+
+def _come_and_go(place: Path, say: Say, seed: int, *, writers: int, count: int) -> None:
+    where = place / "store"
+    with Nursery() as nursery:
+        writing = [
+            nursery.child("write_patiently", where=where, key=KEY, name=f"w{number}", count=count)
+            for number in range(writers)
+        ]
+        beside = [
+            nursery.child("come_and_go", where=where, key=KEY, seed=seed + number)
+            for number in range(2)
+        ]
+        for child in [*writing, *beside]:
+            child.go()
+        for child in writing:
+            _ended_well(child)
+        for child in beside:
+            child.go()
+            _ended_well(child)
+    told = [line.result for child in writing for line in child.lines() if line.word == "ACK"]
+    made = sum((Counter(child.lines()[-2].result) for child in beside), Counter[str]())
+    lives = _lives(where)
+    say(f"seed {seed}, {len(told)} messages in {len(lives)} lives; {dict(made)}")
+    assert min(made[move] for move in ("delete", "restore", "fork", "compact")) > 0
+    found = [pair for life in lives for pair in life]
+    assert Counter(label for label, _ in found) == Counter(label for label, _ in told)
+    assert sorted(found) == sorted((label, seq) for label, seq in told)
+    # A compaction gives up when the session is deleted under it, and leaves what it had written.
+    assert {f.kind for f in examine(where).findings} <= {Kind.UNREFERENCED_ARCHIVE}
+
+
+def _lives(where: Path) -> list[list[tuple[str, int]]]:
+    """Label and seq of every message, life by life; forks have nothing of their own."""
+    with stenolog.open_store(str(where)) as store:
+        keys = [key for key in store.list_sessions() if not key.startswith("fork")]
+        for number, trashed in enumerate(store.list_trash()):
+            keys.append(f"life {number}")
+            store.restore(KEY, uid=trashed.uid, as_key=keys[-1])
+        assert store.list_trash() == []
+        lives = {
+            key: [(label_of(m.to_dict()), m.seq) for m in store.get_history(key, full=True)]
+            for key in store.list_sessions()
+        }
+        for key in lives:
+            info = store.info(key)
+            assert (info.lost, info.damaged) == (0, 0)
+        every = {pair for key in keys for pair in lives[key]}
+        for key, messages in lives.items():
+            assert key in keys or set(messages) <= every, key
+    return [lives[key] for key in keys]
+
+
+def _ended_well(child: Child) -> None:
+    status = child.finish(seconds=120)
+    bugs = [line.result for line in child.lines() if line.word == "BUG"]
+    assert not bugs, bugs[0]
+    assert status == 0
