@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from appends import many_sessions, many_tasks, many_writers, one_append, one_change
+from engines import Engine, add_message, get_history, sqlite_append
 from footprint import start_up, touched_keys, touched_sessions
+from index import list_fresh, list_warm, search_everywhere, search_newest, search_rare
 from measure import Figure, Place
 from reads import full_read, last_messages, warm_read
 
@@ -36,6 +38,15 @@ class Row:
     """What stands in the column of the raw limit."""
     run: Callable[[Place], Figure]
     times: int = 3
+
+
+_STATS = "looking at 10,000 files"
+_ENGINES: tuple[Engine, ...] = ("jsonl", "sqlite")
+_HISTORIES: tuple[tuple[Engine, bool], ...] = (
+    ("jsonl", False),
+    ("sqlite", False),
+    ("sqlite", True),
+)
 
 
 def _times(sense: Literal["≤", "≥"], number: float) -> Target:
@@ -116,6 +127,77 @@ def rows(peer_python: Path) -> list[Row]:
                 run=partial(one_change, operation=operation),
             )
             for operation in ("truncate", "checkpoint", "set_summary", "hide", "undo")
+        ),
+        Row(
+            name="sqlite-append",
+            what="SQLite: durable append, one writer",
+            target=_times("≤", 1.5),
+            beside="bare INSERT + commit",
+            run=sqlite_append,
+        ),
+        *(
+            Row(
+                name=f"AddMessage-{engine}",
+                what=f"AddMessage, {engine}: times faster",
+                target=_times("≥", 1),
+                beside="the peer's add_items",
+                run=partial(add_message, engine=engine, peer_python=peer_python),
+            )
+            for engine in _ENGINES
+        ),
+        *(
+            Row(
+                name=f"GetHistory-{count}-{engine}{'-cold' if cold else ''}",
+                what=f"GetHistory of {count:,}, {engine}{', cold' if cold else ''}: times faster",
+                target=_times("≥", 1),
+                beside="the peer, cold" if cold else "the peer, object ready",
+                run=partial(
+                    get_history, engine=engine, count=count, cold=cold, peer_python=peer_python
+                ),
+            )
+            for engine, cold in _HISTORIES
+            for count in (100, 1000)
+        ),
+        *(
+            Row(
+                name=name,
+                what=what,
+                target=Target(sense="≤", number=number, unit="ms"),
+                beside=beside,
+                run=run,
+                times=1,
+            )
+            for name, what, number, beside, run in (
+                ("list-warm", "list 50 of 10,000 sessions, warm", 20, _STATS, list_warm),
+                (
+                    "list-fresh",
+                    "list 50 of 10,000 sessions, whole process",
+                    100,
+                    "`python -c pass`",
+                    list_fresh,
+                ),
+                (
+                    "search-rare",
+                    "search 1,000,000 messages: 500 hits",
+                    50,
+                    _STATS,
+                    search_rare,
+                ),
+                (
+                    "search-newest",
+                    "search 1,000,000 messages: a word found everywhere, newest first",
+                    50,
+                    _STATS,
+                    search_newest,
+                ),
+                (
+                    "search-everywhere",
+                    "search 1,000,000 messages: a word found everywhere, best first",
+                    300,
+                    _STATS,
+                    search_everywhere,
+                ),
+            )
         ),
         Row(
             name="memory-10000",

@@ -58,6 +58,16 @@ async def call(session: Any, times: int) -> list[float]:
     return found
 
 
+async def append(session: Any, message: dict[str, Any], times: int) -> list[float]:
+    """One message after the other, each committed."""
+    found = []
+    for _ in range(times):
+        start = perf_counter()
+        await session.add_items([message])
+        found.append(perf_counter() - start)
+    return found
+
+
 def about() -> dict[str, str]:
     """Which peer this is; how it syncs is an option of the SQLite build."""
     with sqlite3.connect(":memory:") as connection:
@@ -79,12 +89,15 @@ async def main(folder: Path) -> None:
     if not await session.get_items(limit=1):
         for message in messages:
             await session.add_items([message])
+    appended = SQLiteSession("append", folder / "append.db")
     for line in sys.stdin:
         asked = json.loads(line)
         gc.collect()
         match asked["what"]:
             case "about":
                 answer: object = about()
+            case "append":
+                answer = await append(appended, messages[0], asked["times"])
             case "cold":
                 answer = await cold(file, asked["times"])
             case "ready":
@@ -93,6 +106,7 @@ async def main(folder: Path) -> None:
                 answer = await call(session, asked["times"])
         print(json.dumps(answer), flush=True)
     session.close()
+    appended.close()
 
 
 if __name__ == "__main__":
