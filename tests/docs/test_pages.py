@@ -80,7 +80,7 @@ def test_examples_run_as_printed(page: Path, tmp_path: Path) -> None:
 
 def test_the_readme_runs_an_example_near_its_top() -> None:
     first = next(number for number, line in enumerate(_blocks(Path("README.md"), "python")) if line)
-    assert first <= 15
+    assert first <= 25  # on the first screen, below what it is for
 
 
 def test_every_command_is_documented() -> None:

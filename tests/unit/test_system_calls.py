@@ -34,7 +34,12 @@ with open_store(folder) as store:
         "hide": lambda turn: store.hide("k", 2 * turn, 2 * turn),
         "undo": lambda turn: store.undo("k"),
         "get_history": lambda turn: store.get_history("k", last=20),
+        "delete": lambda turn: store.delete(f"d{turn}"),
     }
+    for turn in range(turns if operation == "delete" else 0):
+        store.add_messages(f"d{turn + 1}", [message] * history)
+        store.fork(f"d{turn + 1}", f"trash{turn}")
+        store.delete(f"trash{turn}")
     if operation == "get_history":
         store.close()
         store = open_store(folder, read_only=True)
@@ -130,3 +135,12 @@ def test_p9_the_last_messages_cost_no_more_in_a_long_session_than_in_a_short_one
     assert (tmp_path / str(_LONG) / "workspace" / "sessions" / "k.jsonl").stat().st_size > 3 << 20
     # One read more where the state stands farther from the end than the first one reaches.
     assert counts[1] <= counts[0] + 1
+
+
+@pytest.mark.parametrize("history", [_SHORT, 2_000])
+def test_p2_a_delete_is_one_rename(tmp_path: Path, history: int) -> None:
+    for seen in _calls(tmp_path, "delete", history=history):
+        renames = {name: seen.pop(name) for name in list(seen) if name.startswith("rename")}
+        assert list(renames.values()) == [1]
+        assert seen.pop("fsync") >= 2, "of the folder it leaves and of the one it comes to"
+        assert not seen.keys() & {"write", "pwrite64", "fdatasync", "unlink", "unlinkat", "pread64"}
