@@ -8,13 +8,13 @@ look at what changed, once after each time that aliases were given.
 """
 
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Final
 
 from stenolog.codec import check_key
 from stenolog.errors import DamagedStore, NoSuchSession
 from stenolog.sessions import alias_marks
 from stenolog.stores.base import Store
+from stenolog.stores.locks import ThreadLock
 
 REMEMBERED: Final = 10_000
 """How many keys are known to be sessions without asking again."""
@@ -25,7 +25,7 @@ class Aliases:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._mutex = Lock()
+        self._mutex = ThreadLock()
         self._sessions: set[str] = set()
         self._mark: object = None
         self._stamps: dict[str, str] = {}

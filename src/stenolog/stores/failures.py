@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from threading import Lock
 from typing import TypeVar
 
 from msgspec import Struct
 
 from stenolog.errors import StenologError
 from stenolog.records import Health
+from stenolog.stores.locks import ThreadLock
 
 _logger = logging.getLogger("stenolog")
 _Result = TypeVar("_Result")
@@ -35,7 +35,7 @@ class Failures:
     """Makes calls that do not raise, and remembers what went wrong in them."""
 
     def __init__(self) -> None:
-        self._counting = Lock()
+        self._counting = ThreadLock()
         self._writes = 0
         self._reads = 0
         self._last_error: str | None = None

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import RLock
 from typing import Any, Final, TypeVar
 
 from msgspec import Raw
@@ -25,6 +24,7 @@ from stenolog.records import Health, Message, timestamp
 from stenolog.stores import disk, json_file
 from stenolog.stores.failures import Failures, SessionHealth
 from stenolog.stores.json_file import Kept, file_name
+from stenolog.stores.locks import ThreadLock
 
 BUSY_TIMEOUT: Final = 5.0
 
@@ -45,7 +45,7 @@ class SessionManager:
         self.directory = Path(directory)
         self._because = because
         self._failures = Failures()
-        self._mutex = RLock()
+        self._mutex = ThreadLock()
         self._closed = False
         self._sessions: dict[str, Kept] = {}
         self._marks: dict[str, Mark] = {}

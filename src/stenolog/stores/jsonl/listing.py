@@ -3,7 +3,6 @@
 import os
 import re
 import stat
-import threading
 import weakref
 from contextlib import suppress
 from typing import Final
@@ -15,6 +14,7 @@ from stenolog.stores.jsonl import names
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.watch import Watch
+from stenolog.stores.locks import ThreadLock
 
 _HEAD: Final = 4 * 1024
 _MOST_FORGOTTEN: Final = 1_000
@@ -117,7 +117,7 @@ class _Seen:
     """What was found in a folder the last time, so that it is not all looked at again."""
 
     def __init__(self, directory: Directory) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = ThreadLock()
         self._keys: dict[str, str | None] = {}
         self._stamps: dict[str, str] = {}
         self._looks = 0
@@ -203,5 +203,5 @@ def _stamp(found: os.stat_result) -> str | None:
     return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
 
 
-_mutex: Final = threading.Lock()
+_mutex: Final = ThreadLock()
 _seen: "weakref.WeakKeyDictionary[Directory, _Seen]" = weakref.WeakKeyDictionary()

@@ -1,0 +1,61 @@
+"""Locks between threads, seen from a forked child."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_FORKED_WHILE_HELD = """
+import os, sys, threading
+from stenolog.stores.locks import ThreadLock
+lock, held, done = ThreadLock(), threading.Event(), threading.Event()
+
+def hold():
+    with lock:
+        held.set()
+        done.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    with lock:
+        os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+done.set()
+holder.join()
+"""
+
+_FORKED_WHILE_WRITING = """
+import os, sys, threading
+import stenolog
+sessions = stenolog.SessionManager(sys.argv[1])
+stop = threading.Event()
+
+def write():
+    number = 0
+    while not stop.is_set():
+        number += 1
+        sessions.add_message("parent", "user", str(number))
+
+writer = threading.Thread(target=write)
+writer.start()
+for _ in range(5):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if sessions.add_message("child", "user", "x") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+stop.set()
+writer.join()
+sessions.close()
+"""
+
+
+@pytest.mark.parametrize("program", [_FORKED_WHILE_HELD, _FORKED_WHILE_WRITING])
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
+    tmp_path: Path, program: str
+) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60)
