@@ -23,7 +23,7 @@ def workspace_option(command: _Command) -> _Command:
         metavar="DIR",
         default=DEFAULT,
         show_default=True,
-        help="The workspace.",
+        help="The workspace, or sqlite:FILE.",
     )(command)
 
 

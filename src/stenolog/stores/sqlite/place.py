@@ -149,18 +149,15 @@ def problems(file: Path) -> list[str]:
 
 
 def _open_to_others(file: Path) -> list[str]:
+    # The folder may be anybody's, such as a project's: what is private in it are our files.
     found = []
-    for path, wanted in [
-        (file.parent, "700"),
-        (file, "600"),
-        *((file.with_name(file.name + end), "600") for end in BESIDE),
-    ]:
+    for path in (file, *(file.with_name(file.name + end) for end in BESIDE)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
                 found.append(
                     f"{path} has mode {mode:04o}, so others may read your sessions; "
-                    f"chmod {wanted} {path}"
+                    f"chmod 600 {path}"
                 )
     return found
 
