@@ -109,7 +109,7 @@ def _same(result: Any) -> Any:
             return result
 
 
-@pytest.mark.parametrize(("machine", "runs"), [(SQLiteMachine, 20), (TogetherMachine, 12)])
+@pytest.mark.parametrize(("machine", "runs"), [(SQLiteMachine, 15), (TogetherMachine, 10)])
 def test_the_engines_do_what_the_model_does(
     machine: type[StoreMachine],
     runs: int,
@@ -138,7 +138,7 @@ def _run(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "stenolog")
     wanted = settings(
-        max_examples=runs * 3 // 2,
+        max_examples=runs * 2,
         stateful_step_count=50,
         deadline=None,
         database=None,

@@ -132,12 +132,10 @@ class Lives:
         self._begin(target, make, f"restoring {key!r}")
 
     def _find(self, key: str, uid: str | None, target: str) -> trash.Entry:
-        deleted = [(entry, its) for entry, its in trash.keys(self._directory)]
-        # One whose restoring under another key was cut short may have that key already.
-        for wanted in (key, target):
-            for entry, found in deleted:
-                if found == wanted and uid in (None, entry.uid):
-                    return entry
+        for entry, found in trash.keys(self._directory):
+            # One that was being restored under another key may have that already.
+            if uid in (None, entry.uid) and (found == key or (uid is not None and found == target)):
+                return entry
         trash.settle(self._directory)
         raise NoSuchSession(key, "the trash has no such session")
 
