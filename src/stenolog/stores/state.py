@@ -322,6 +322,17 @@ def not_reached(
     return tuple(told)
 
 
+def taken_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which files of other programs still hold a session that was taken in, as sentences."""
+    receipts = meta.get("imported")
+    files = [one.get("file") for one in receipts or () if isinstance(one, dict)]
+    return tuple(
+        f"it was taken in from {file}, which may still be there, or {file}.migrated; delete it"
+        for file in files
+        if isinstance(file, str)
+    )
+
+
 def check_lease(ttl: float, wait: float | None) -> None:
     """Raise UsageError unless these are lengths of time."""
     for name, seconds in {"ttl": ttl, "wait": 0.0 if wait is None else wait}.items():

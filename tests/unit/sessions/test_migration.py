@@ -706,6 +706,16 @@ def test_a_field_of_ours_that_was_edited_by_hand_stops_nobody(place: Path, hidde
         assert migrate_from_json(place, store) is not None
 
 
+def test_p4_a_purge_names_the_files_that_a_session_was_taken_in_from(
+    store: Store, place: Path
+) -> None:
+    picoclaw(place, "tg_1", "a secret", key="tg:1")
+    migrate_from_json(place, store)
+    told = store.purge("tg:1").not_reached
+    if not isinstance(store, InMemoryStore):
+        assert any("tg_1.jsonl.migrated" in sentence for sentence in told)
+
+
 def test_folders_in_place_of_files_leave_nothing_open(place: Path) -> None:
     for name in ("x.jsonl", "x.json", "y.meta.json"):
         (place / name).mkdir()

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from msgspec.structs import replace
+
 from stenolog.codec import check_key, check_once, check_times, encode_message, encode_object
 from stenolog.errors import (
     DamagedStore,
@@ -404,9 +406,18 @@ class JSONLStore:
         _check_whole(before=before)
         with self._uses:
             self._check(key, None)
+            meta = self._meta(key)
             if before is None:
-                return self._purging.purge(key)
-            return self._purging.purge_before(key, before)
+                purged = self._purging.purge(key)
+            else:
+                purged = self._purging.purge_before(key, before)
+        return replace(purged, not_reached=(*purged.not_reached, *states.taken_from(meta)))
+
+    def _meta(self, key: str) -> Mapping[str, Any]:
+        try:
+            return self._logs.read(key, lambda log: log.known_state().meta) or {}
+        except DamagedStore:
+            return {}
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
         """The turn in this session: one holder at a time, in all processes."""

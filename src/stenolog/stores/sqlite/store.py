@@ -377,6 +377,8 @@ class SQLiteStore:
         check_key(key)
         _check_whole(before=before)
         with self._write() as transaction:
+            session = rows.find(transaction, self._namespace, key)
+            told = () if session is None else states.taken_from(session.state.meta)
             if before is None:
                 gone = life.purge_all(transaction, self._namespace, key)
             else:
@@ -391,7 +393,7 @@ class SQLiteStore:
             messages=gone.messages,
             first=gone.first,
             last=gone.last,
-            not_reached=gone.left + stayed,
+            not_reached=gone.left + stayed + told,
         )
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLiteLease:
