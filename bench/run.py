@@ -30,7 +30,11 @@ def main() -> None:
     """Measure what the command line asks for."""
     asked = _arguments()
     peer_python, peer_refusal = peer_environment()
-    chosen = [row for row in rows(peer_python) if asked.only in (None, row.name)]
+    chosen = [
+        row
+        for row in rows(peer_python)
+        if asked.only in (None, row.name) and not row.name.startswith(tuple(asked.without))
+    ]
     if not chosen:
         names = ", ".join(row.name for row in rows(peer_python))
         sys.exit(f"There is no row {asked.only!r}; there are: {names}")
@@ -52,6 +56,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about a minute; once, and rougher")
     parser.add_argument("--only", metavar="ROW", help="one row by its name")
+    parser.add_argument(
+        "--without",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="leave out the rows whose names begin so; the rows of search take minutes to prepare",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the JSON goes")
     parser.add_argument(
         "--folder", type=Path, default=ROOT, help="work below here: the disk that is measured"
