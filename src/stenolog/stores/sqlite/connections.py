@@ -174,15 +174,19 @@ class Writer:
 
     def _connect(self) -> apsw.Connection:
         connection = _connected(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
-        connection.set_busy_handler(self._wait)
-        connection.set_wal_hook(self._grown)
-        level = LEVELS[self._settings.synchronous]
-        schema.run(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
-        schema.run(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
-        _check_version(connection, self._file)
-        # A writer that was killed may have left in the log what it had not synced. Who opens it
-        # first counts that as committed: so it is synced, before anybody is told of it.
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        try:
+            connection.set_busy_handler(self._wait)
+            connection.set_wal_hook(self._grown)
+            level = LEVELS[self._settings.synchronous]
+            schema.run(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
+            schema.run(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
+            _check_version(connection, self._file)
+            # A writer that was killed may have left in the log what it had not synced. Who opens
+            # it first counts that as committed: so it is synced, before anybody is told of it.
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except BaseException:
+            _close(connection)
+            raise
         self._data_version = -1
         self._pages, self._next_checkpoint = 0, _CHECKPOINT_PAGES
         self._connection = connection
