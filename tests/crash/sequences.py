@@ -321,9 +321,9 @@ _BESIDE: Final = ("add_message", "again", "clear", "compact", "undo", OPEN)
 _TRIPLES: Final = 600
 _CALLS: Final = {
     "compact": 20,
-    "fork": 11,
+    "fork": 13,
     "delete": 8,
-    "restore": 13,
+    "restore": 15,
     "purge_before": 15,
     "purge": 29,
 }

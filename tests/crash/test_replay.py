@@ -30,11 +30,12 @@ def test_p1_p2_how_a_session_begins_or_ends_on_every_disk_that_is_left(
     calls = {
         "fork": range(2, 11, 4),
         "delete": range(0, 8, 2),
-        "restore": range(1, 13, 2),
+        "restore": range(1, 16, 2),
         "purge_before": range(2, 15, 5),
         "purge": range(0, 19, 3),
     }
-    for call, after in itertools.product(calls[op], (op, "clear")):
+    later = (op, "clear", "add_message") if op == "delete" else (op, "clear")
+    for call, after in itertools.product(calls[op], later):
         cases.append(Case(ground, (op, after), kill=(0, call)))
     tally = judge_all(cases, quick_disk, 1)
     say(f"replay of {op}: {tally}")

@@ -16,6 +16,9 @@ from typing import Final
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores.disk import make_private, sync_entries, sync_folder
 
+TRASH: Final = "trash"
+"""The folder, beside the logs, of those that were deleted."""
+
 LOW_DISK: Final = 64 * 1024 * 1024
 """Less room than this is a problem before it is an error."""
 
@@ -152,6 +155,25 @@ class Directory:
                 _report.warning("%s", problem)
             self._settled = True
         sync_folder(self.descriptor)
+
+    def settle(self) -> None:
+        """Have what was renamed into the trash, or out of it, on the disk. Raises OSError.
+
+        Whoever did it may have been killed before that. A name that became free so must not be
+        used again before: a power cut may keep the new file and not the rename.
+        """
+        try:
+            trash = self.subfolder(TRASH, create=False)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            trash = None  # what stands in its place has taken nothing in
+        if trash is not None:
+            try:
+                sync_folder(trash)
+            finally:
+                os.close(trash)
+            self.sync()
 
     def subfolder(self, *names: str, create: bool) -> int | None:
         """A descriptor of a folder below; None where it is not there. Raises OSError."""

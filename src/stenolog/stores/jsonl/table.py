@@ -68,6 +68,7 @@ class Logs:
         name = names.file_name(key)
         if create and self.directory.stat(name) is None:
             self._refuse_beside_foreign(key)
+            self.directory.settle()
         descriptor = self._descriptor(name, create=create)
         if descriptor is None:
             return None

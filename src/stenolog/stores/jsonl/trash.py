@@ -21,12 +21,12 @@ from stenolog.errors import DamagedStore
 from stenolog.records import State, Trashed
 from stenolog.stores.disk import sync_file, sync_folder, write_all
 from stenolog.stores.jsonl import names
-from stenolog.stores.jsonl.directory import Directory, create_anew, explained
+from stenolog.stores.jsonl.directory import TRASH, Directory, create_anew, explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.rewrite import composed, replay, states_in
 from stenolog.stores.jsonl.table import flock
 
-FOLDER: Final = "trash"
+FOLDER: Final = TRASH
 
 PURGED: Final = ".purged"
 """Behind the name of a log that is out of sight for good, and not yet deleted."""
@@ -240,10 +240,7 @@ def settle(directory: Directory) -> None:
     Who did it may have been killed before that. Raises StoreUnavailable.
     """
     try:
-        directory.sync()
-        with opened_folder(directory, FOLDER) as folder:
-            if folder is not None:
-                sync_folder(folder)
+        directory.settle()
     except OSError as error:
         raise explained(error, f"syncing {directory.path}") from error
 
