@@ -17,10 +17,12 @@ from stenolog.records import (
     FORMAT,
     Change,
     ChangeRecord,
+    Message,
     Span,
     State,
     StateRecord,
     Undo,
+    Undone,
     Void,
     VoidRecord,
 )
@@ -169,6 +171,29 @@ def decide_hide(
         summary=summary,
         was=None if summary is None else state.summary,
     )
+
+
+def decide_replace(
+    state: State, end: int, before: Sequence[Message], payloads: Sequence[bytes]
+) -> tuple[Change | None, Sequence[bytes]]:
+    """Make exactly these payloads visible, given what is in sight; and which of them are new.
+
+    The common beginning stays as it is, the rest goes out of sight, the new tail is appended.
+    """
+    same = 0
+    for old, new in zip(before, payloads, strict=False):
+        if old.to_json() != new:
+            break
+        same += 1
+    added = payloads[same:]
+    change = decide_hide(
+        state,
+        end,
+        spans.union((message.seq, message.seq) for message in before[same:]),
+        op="replace",
+        added=(end + 1, end + len(added)) if added else None,
+    )
+    return change, added
 
 
 def decide_truncate(state: State, end: int, keep_last: int) -> Change | None:
@@ -342,6 +367,17 @@ def check_lease(ttl: float, wait: float | None) -> None:
             raise UsageError(f"{name}={seconds!r}: a number of seconds, 0 or more, is wanted")
     if not 0 < ttl < math.inf:
         raise UsageError(f"ttl={ttl!r}: a lease lasts for some time, and not for ever")
+
+
+def undone(state: State, entry: Undo, change: Change) -> Undone:
+    """What taking this back comes to, for who asked for it."""
+    added = [entry.added] if entry.added is not None else []
+    return Undone(
+        op=entry.op,
+        shown=spans.size(entry.newly),
+        hid=spans.size(spans.minus(added, missing(state))),
+        summary_restored=change.summary is not None,
+    )
 
 
 def newest_undo(state: State, key: str) -> Undo:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -39,12 +39,13 @@ from stenolog.records import (
     Undo,
     Undone,
 )
-from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.base import Append
+from stenolog.stores.following import News, arrivals
 from stenolog.stores.jsonl import archive, compaction, leases, listing, trash, writer
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
-from stenolog.stores.jsonl.follow import News, follow, news
+from stenolog.stores.jsonl.follow import POLL, news
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.listing import keys
 from stenolog.stores.jsonl.lives import Lives
@@ -137,7 +138,7 @@ class JSONLStore:
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
-        payloads = _encoded(messages)
+        payloads = encoded(messages)
         times = None if at is None else check_times(at, len(payloads))
         if not payloads:
             with self._uses:
@@ -153,7 +154,7 @@ class JSONLStore:
         for index, one in enumerate(appends):
             try:
                 check_once(one.once)
-                payloads = _encoded(one.messages)
+                payloads = encoded(one.messages)
                 times = None if one.at is None else check_times(one.at, len(payloads))
             except StenologError as error:
                 results[index] = error
@@ -195,7 +196,7 @@ class JSONLStore:
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all but the last visible ones."""
-        _check_whole(keep_last=keep_last)
+        check_whole(keep_last=keep_last)
         self._change(key, lambda _, state, end: states.decide_truncate(state, end, keep_last))
 
     def clear(self, key: str) -> None:
@@ -209,7 +210,7 @@ class JSONLStore:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages with these seqs."""
-        _check_whole(first=first, last=last)
+        check_whole(first=first, last=last)
         if first > last:
             raise UsageError(f"hide from {first} to {last}: the first comes after the last")
         self._change(key, lambda _, state, end: states.decide_hide(state, end, [(first, last)]))
@@ -219,7 +220,7 @@ class JSONLStore:
     ) -> None:
         """Replace the summary and hide everything up to this seq."""
         states.check_summary(summary)
-        _check_whole(upto=upto, expect_floor=expect_floor)
+        check_whole(upto=upto, expect_floor=expect_floor)
 
         def decide(_: Log | None, state: State, end: int) -> Change | None:
             return states.decide_checkpoint(
@@ -253,24 +254,13 @@ class JSONLStore:
 
     def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
         """Make exactly these messages visible."""
-        payloads = _encoded(messages)
+        payloads = encoded(messages)
         added: list[bytes] = []
 
         def decide(log: Log, state: State, end: int) -> Change | None:
             before = log.history(last=None, after=None) if log.state is not None else []
-            same = 0
-            for old, new in zip(before, payloads, strict=False):
-                if old.to_json() != new:
-                    break
-                same += 1
-            added[:] = payloads[same:]
-            return states.decide_hide(
-                state,
-                end,
-                spans.union((message.seq, message.seq) for message in before[same:]),
-                op="replace",
-                added=(end + 1, end + len(added)) if added else None,
-            )
+            change, added[:] = states.decide_replace(state, end, before, payloads)
+            return change
 
         self._change(key, decide, create=bool(payloads), payloads=added)
 
@@ -283,15 +273,7 @@ class JSONLStore:
             if entry.elsewhere:
                 entry = _looked_up(log, state, entry)
             change = states.decide_undo(state, entry)
-            added = [entry.added] if entry.added is not None else []
-            undone[:] = [
-                Undone(
-                    op=entry.op,
-                    shown=spans.size(entry.newly),
-                    hid=spans.size(spans.minus(added, states.missing(state))),
-                    summary_restored=change.summary is not None,
-                )
-            ]
+            undone[:] = [states.undone(state, entry, change)]
             return change
 
         self._change(key, decide)
@@ -377,7 +359,7 @@ class JSONLStore:
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Make a session of its own from what is in sight, up to the seq `at`."""
         check_key(new_key)
-        _check_whole(at=at)
+        check_whole(at=at)
         with self._uses:
             self._check(key, None)
             self._lives.fork(key, new_key, at)
@@ -403,7 +385,7 @@ class JSONLStore:
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete for good: the session, or its messages below a seq."""
-        _check_whole(before=before)
+        check_whole(before=before)
         with self._uses:
             self._check(key, None)
             meta = self._meta(key)
@@ -457,7 +439,7 @@ class JSONLStore:
         full: bool = False,
     ) -> list[Message]:
         """The visible messages by seq, or with `full` every one."""
-        _check_whole(last=last, after=after)
+        check_whole(last=last, after=after)
         if last is not None and last < 0:
             raise UsageError(f"last={last}: how many messages, 0 or more")
 
@@ -486,7 +468,7 @@ class JSONLStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Keys in the order of their bytes."""
-        _check_whole(limit=limit)
+        check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         with self._uses:
@@ -497,15 +479,16 @@ class JSONLStore:
     ) -> Iterator[Message]:
         """Each message past `after` once, by seq, as it arrives."""
         check_key(key)
-        _check_whole(after=after)
+        check_whole(after=after)
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
-        return follow(
+        return arrivals(
             lambda seen: self._news(key, seen),
-            self._closed,
+            self._closed.wait,
             key,
             after=max(0, after),
             timeout=timeout,
+            poll=POLL,
         )
 
     def _news(self, key: str, after: int) -> News | None:
@@ -579,20 +562,6 @@ class JSONLStore:
         # A thread of the parent may have held what is inside of it.
         self._closed = threading.Event()
         self._begin()
-
-
-def _check_whole(**numbers: int | None) -> None:
-    """Raise UsageError unless each is a whole number, or none."""
-    for name, number in numbers.items():
-        if number is not None and (type(number) is bool or not isinstance(number, int)):
-            raise UsageError(f"{name}={number!r}: a whole number is wanted")
-
-
-def _encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
-    """The payloads of a list of messages. Raises RefusedMessage, UsageError."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-        raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}")
-    return [encode_message(message) for message in messages]
 
 
 def _empty(key: str) -> State:

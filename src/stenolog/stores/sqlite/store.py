@@ -5,7 +5,7 @@ The driver, apsw, is imported when a store is opened: `import stenolog` does wit
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -25,10 +25,12 @@ from stenolog.records import (
 )
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.base import Append
+from stenolog.stores.following import News
 from stenolog.stores.sqlite import appending, changes, life, rows
 from stenolog.stores.sqlite.appending import Batch
-from stenolog.stores.sqlite.follow import News, follow
+from stenolog.stores.sqlite.follow import follow
 from stenolog.stores.sqlite.gate import twin
 from stenolog.stores.sqlite.lease import Held, SQLiteLease, take
 from stenolog.stores.sqlite.queries import SQL
@@ -68,7 +70,7 @@ class SQLiteStore:
             raise UsageError(f"namespace {namespace!r} is not the name of a folder")
         if synchronous not in ("full", "normal"):
             raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
-        _check_whole(cache_kb=cache_kb)
+        check_whole(cache_kb=cache_kb)
         if cache_kb < 1:
             raise UsageError(f"cache_kb={cache_kb}: 1 or more is wanted")
         self._namespace = namespace
@@ -178,7 +180,7 @@ class SQLiteStore:
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all but the last visible ones."""
-        _check_whole(keep_last=keep_last)
+        check_whole(keep_last=keep_last)
         self._change(
             key,
             lambda _, session: states.decide_truncate(session.state, session.last_seq, keep_last),
@@ -201,7 +203,7 @@ class SQLiteStore:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages with these seqs."""
-        _check_whole(first=first, last=last)
+        check_whole(first=first, last=last)
         if first > last:
             raise UsageError(f"hide from {first} to {last}: the first comes after the last")
         self._change(
@@ -214,7 +216,7 @@ class SQLiteStore:
     ) -> None:
         """Replace the summary and hide everything up to this seq."""
         states.check_summary(summary)
-        _check_whole(upto=upto, expect_floor=expect_floor)
+        check_whole(upto=upto, expect_floor=expect_floor)
         self._change(
             key,
             lambda _, session: states.decide_checkpoint(
@@ -247,25 +249,15 @@ class SQLiteStore:
 
     def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
         """Make exactly these messages visible."""
-        payloads = _encoded(messages)
+        payloads = encoded(messages)
         added: list[bytes] = []
 
         def decide(transaction: "Transaction", session: Session) -> Change | None:
             before = rows.in_sight(transaction, session, last=None, after=None)
-            same = 0
-            for old, new in zip(before, payloads, strict=False):
-                if old.to_json() != new:
-                    break
-                same += 1
-            added[:] = payloads[same:]
-            end = session.last_seq
-            return states.decide_hide(
-                session.state,
-                end,
-                spans.union((message.seq, message.seq) for message in before[same:]),
-                op="replace",
-                added=(end + 1, end + len(added)) if added else None,
+            change, added[:] = states.decide_replace(
+                session.state, session.last_seq, before, payloads
             )
+            return change
 
         self._change(key, decide, create=bool(payloads), payloads=added)
 
@@ -277,15 +269,7 @@ class SQLiteStore:
             state = session.state
             entry = changes.looked_up(transaction, session, states.newest_undo(state, key))
             change = states.decide_undo(state, entry)
-            added = [entry.added] if entry.added is not None else []
-            undone[:] = [
-                Undone(
-                    op=entry.op,
-                    shown=spans.size(entry.newly),
-                    hid=spans.size(spans.minus(added, states.missing(state))),
-                    summary_restored=change.summary is not None,
-                )
-            ]
+            undone[:] = [states.undone(state, entry, change)]
             return change
 
         self._change(key, decide)
@@ -349,7 +333,7 @@ class SQLiteStore:
         """Make a session of its own from what is in sight."""
         check_key(key)
         check_key(new_key)
-        _check_whole(at=at)
+        check_whole(at=at)
         with self._write() as transaction:
             life.fork(transaction, self._namespace, key, new_key, at=at)
 
@@ -375,7 +359,7 @@ class SQLiteStore:
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete for good. The file is written anew, which takes as long as it is large."""
         check_key(key)
-        _check_whole(before=before)
+        check_whole(before=before)
         with self._write() as transaction:
             session = rows.find(transaction, self._namespace, key)
             told = () if session is None else states.taken_from(session.state.meta)
@@ -423,7 +407,7 @@ class SQLiteStore:
     ) -> list[Message]:
         """The visible messages by seq, or with `full` every one."""
         check_key(key)
-        _check_whole(last=last, after=after)
+        check_whole(last=last, after=after)
         if last is not None and last < 0:
             raise UsageError(f"last={last}: how many messages, 0 or more")
         with self.database.read() as transaction:
@@ -452,7 +436,7 @@ class SQLiteStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Keys in the order of their bytes."""
-        _check_whole(limit=limit)
+        check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         _check_text(prefix=prefix, after=after)
@@ -472,7 +456,7 @@ class SQLiteStore:
     ) -> Iterator[Message]:
         """Each message past `after` once, by seq, as it arrives."""
         check_key(key)
-        _check_whole(after=after)
+        check_whole(after=after)
         self.database.check_open()
         return follow(
             self.database,
@@ -597,22 +581,8 @@ def _batch(
 ) -> Batch:
     """What one caller wants appended. Raises RefusedMessage, UsageError."""
     check_once(once)
-    payloads = _encoded(messages)
+    payloads = encoded(messages)
     return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
-
-
-def _encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
-    """The payloads of a list of messages. Raises RefusedMessage, UsageError."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-        raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}")
-    return [encode_message(message) for message in messages]
-
-
-def _check_whole(**numbers: int | None) -> None:
-    """Raise UsageError unless each is a whole number, or none."""
-    for name, number in numbers.items():
-        if number is not None and (type(number) is bool or not isinstance(number, int)):
-            raise UsageError(f"{name}={number!r}: a whole number is wanted")
 
 
 def _check_text(**texts: str | None) -> None:
