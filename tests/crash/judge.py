@@ -223,10 +223,14 @@ def _demand(kept: bool, otherwise: str) -> None:
 # --- the model -------------------------------------------------------------------------------
 
 
-def _replay(history: Sequence[Outcome], taken: Sequence[Taken]) -> InMemoryStore | None:
+def _replay(
+    history: Sequence[Outcome], taken: Sequence[Taken], *, disk_fails: bool = False
+) -> InMemoryStore | None:
     """The model after the acknowledged steps and those unknown ones that are taken to be in.
 
-    None where the model contradicts what the run was told: then it was not so.
+    None where the model contradicts what the run was told: then it was not so. Where the disk
+    itself fails, a read is no promise: what a failed sync left in the kernel's memory may be seen,
+    and then be gone.
     """
     model = InMemoryStore()
     choice = iter(taken)
@@ -234,8 +238,7 @@ def _replay(history: Sequence[Outcome], taken: Sequence[Taken]) -> InMemoryStore
     for outcome in history:
         happened: Taken = next(choice) if outcome.fate == "unknown" else outcome.fate != "absent"
         if not happened:
-            # A read is no promise: what a failed sync left behind may be seen, and then be gone.
-            doubtful = doubtful or outcome.fate == "unknown"
+            doubtful = doubtful or (disk_fails and outcome.fate == "unknown")
             continue
         step, error = happened if isinstance(happened, Step) else outcome.step, None
         try:
@@ -299,7 +302,8 @@ class _Possible:
 class Judge:
     """Judges any number of stores by the same history: what was said before each was cut."""
 
-    def __init__(self, history: Iterable[Outcome]) -> None:
+    def __init__(self, history: Iterable[Outcome], *, disk_fails: bool = False) -> None:
+        self._disk_fails = disk_fails
         self._history: dict[str, list[Outcome]] = {}
         for outcome in history:
             self._history.setdefault(_family(outcome.step.key), []).append(outcome)
@@ -371,7 +375,9 @@ class Judge:
         questions = [outcome.step.labels for outcome in history if outcome.fate == "unknown"]
         asked = (key, present & set(itertools.chain(*questions)))
         if asked not in self._known:
-            self._known[asked] = list(_possibilities(key, history, present))
+            self._known[asked] = list(
+                _possibilities(key, history, present, disk_fails=self._disk_fails)
+            )
         gapless = seen.last_seq == len(seen.seqs)
         for possible in self._known[asked]:
             if possible.look == seen.look:
@@ -391,7 +397,7 @@ def _holds_a_store(where: Path) -> bool:
 
 
 def _possibilities(
-    key: str, history: Sequence[Outcome], present: frozenset[str]
+    key: str, history: Sequence[Outcome], present: frozenset[str], *, disk_fails: bool
 ) -> Iterable[_Possible]:
     """Every way it may have gone, given which messages are there."""
     everywhere = [label for outcome in history for label in outcome.step.labels]
@@ -422,7 +428,7 @@ def _possibilities(
         for number, place in enumerate(late):
             choices[place] = (number < count,)
         for taken in itertools.product(*choices):
-            model = _replay(history, taken)
+            model = _replay(history, taken, disk_fails=disk_fails)
             if model is None:
                 continue
             # It kept a message by repeating it; had it not been there, it would be there twice.

@@ -213,7 +213,7 @@ def test_p8_the_kernel_fails_a_sync(tmp_path: Path, say: Say) -> None:
         disk.repair()
         disk.mount()
         said = outcomes(lines)
-        Judge(said).judge(where, thorough=True)
+        Judge(said, disk_fails=True).judge(where, thorough=True)
     failed = [line.result for line in lines if line.word == "ERR"]
     assert any("Input/output error" in text for _, text in failed), failed[:5]
     total = sum(acknowledged(said).values())
