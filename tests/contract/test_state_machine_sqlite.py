@@ -109,7 +109,7 @@ def _same(result: Any) -> Any:
             return result
 
 
-@pytest.mark.parametrize(("machine", "runs"), [(SQLiteMachine, 15), (TogetherMachine, 10)])
+@pytest.mark.parametrize(("machine", "runs"), [(SQLiteMachine, 20), (TogetherMachine, 12)])
 def test_the_engines_do_what_the_model_does(
     machine: type[StoreMachine],
     runs: int,
