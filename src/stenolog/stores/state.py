@@ -72,6 +72,7 @@ def fold(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State
             # Damage that was met on the way is known for good.
             lost, state = state.lost, copy(record.body)
             state.lost = spans.union(lost, state.lost)
+            state.deleted_as = None  # it means this file alone
         case ChangeRecord():
             apply_change(state, record.body)
         case VoidRecord():

@@ -5,7 +5,6 @@ followed.
 """
 
 import errno
-import logging
 import os
 import stat
 import sys
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
+from stenolog.stores import reports
 from stenolog.stores.disk import make_private, sync_entries, sync_folder
+from stenolog.stores.filesystems import network_kind
 
 TRASH: Final = "trash"
 """The folder, beside the logs, of those that were deleted."""
@@ -22,9 +23,7 @@ TRASH: Final = "trash"
 LOW_DISK: Final = 64 * 1024 * 1024
 """Less room than this is a problem before it is an error."""
 
-_NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
 _BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_report = logging.getLogger("stenolog")
 
 
 def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
@@ -73,7 +72,7 @@ class Directory:
             raise explained(error, f"opening {path}") from error
         self.problems = tuple(self._look())
         for problem in self.problems:
-            _report.warning("%s", problem)
+            reports.warning("%s", problem)
 
     def _look(self) -> list[str]:
         found = []
@@ -89,8 +88,8 @@ class Directory:
 
     def network(self) -> list[str]:
         """A warning, where this is on a network file system. Asked when it begins to matter."""
-        kind = _file_system(self.path)
-        if kind not in _NETWORK:
+        kind = network_kind(self.path)
+        if not kind:
             return []
         return [
             f"{self.path} is on a network file system ({kind}): its locks and syncs cannot be "
@@ -132,6 +131,13 @@ class Directory:
         except OSError as error:
             raise explained(error, f"looking at {self.path / name}") from error
 
+    def how_to_import(self, name: str) -> str:
+        """The command that takes in a log of another program which stands here."""
+        import shlex  # for an error alone
+
+        log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
+        return f"if picoclaw or zeroclaw wrote it, `steno import {log} -w {workspace}` takes it in"
+
     def names(self) -> list[str]:
         """Everything that is here, unsorted."""
         try:
@@ -152,7 +158,7 @@ class Directory:
             for above in (self.path.parent, self.path.parent.parent):
                 sync_entries(above)
             for problem in self.network():
-                _report.warning("%s", problem)
+                reports.warning("%s", problem)
             self._settled = True
         sync_folder(self.descriptor)
 
@@ -215,33 +221,3 @@ def create_anew(folder: int, name: str) -> int:
         os.unlink(name, dir_fd=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, 0o600, dir_fd=folder)
-
-
-_file_systems: dict[int, str] = {}
-"""The kind by device: it takes longer to find out than to open a store."""
-
-
-def _file_system(path: Path) -> str:
-    """The kind of file system a path is on, as far as the system tells."""
-    device = path.stat().st_dev
-    if device not in _file_systems:
-        _file_systems[device] = _look_up_file_system(path)
-    return _file_systems[device]
-
-
-def _look_up_file_system(path: Path) -> str:
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-        real = str(path.resolve())
-    except OSError:
-        return ""
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = fields[1].replace("\\040", " ")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind

@@ -3,7 +3,8 @@
 There is no background thread. Who finds the gate free leads: it takes everything that waits for
 its session, writes it, and wakes the others. The gate's lock is taken by `with` alone, because
 Ctrl-C may strike between an acquire and a try; every wait is bounded, and after each the waiter
-looks again whether it should lead, so that nobody depends on somebody else to be woken.
+looks again whether it should lead, so that nobody depends on somebody else to be woken. Nor to be
+put back: whoever is in no queue while nobody leads was taken by one whom Ctrl-C struck.
 """
 
 import threading
@@ -27,11 +28,13 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 class Pending:
     """One caller's turn at a session: an append, which may go in a group, or something else."""
 
-    __slots__ = ("_bell", "batch", "done", "error", "first", "key")
+    __slots__ = ("_bell", "batch", "begun", "done", "error", "first", "key")
 
     def __init__(self, key: str, batch: Batch | None = None) -> None:
         self.key = key
         self.batch = batch
+        self.begun = False
+        """Somebody has begun to carry it out."""
         self.done = False
         self.first = 0
         """The seq of its first message."""
@@ -68,21 +71,43 @@ class Gate:
         Either `lead` is called, with a group of which mine is the first, and finishes each of
         them; or somebody else's does.
         """
-        self.waiting.append(mine)
         try:
+            self.waiting.append(mine)
             while not mine.done:
-                # In the order in which they came, or one who comes back at once is always first.
-                if self.waiting[:1] == [mine] and not self.lock.locked():
+                if self._may_go(mine):
                     with self.lock:
                         if not mine.done:
-                            lead(self._take(mine))
+                            self._go(mine, lead)
                 else:
                     mine.wait()
                     self._check(mine, deadline)
         finally:
-            if not mine.done:
-                self._withdraw(mine)
-            self.call_next()
+            # Left twice, because Ctrl-C may strike within the first.
+            try:
+                self._leave(mine)
+            finally:
+                self._leave(mine)
+
+    def _may_go(self, mine: Pending) -> bool:
+        if self.lock.locked():
+            return False
+        # In the order in which they came, or one who comes back at once is always first.
+        return self.waiting[:1] == [mine] or mine not in self.waiting
+
+    def _go(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
+        """Lead, unless somebody has who was struck down. The lock is held."""
+        if mine.begun:
+            mine.finish(error=MaybeStored(f"{mine.key!r}: the write it went into was interrupted"))
+            return
+        group = self._take(mine)
+        for pending in group:
+            pending.begun = True
+        lead(group)
+
+    def _leave(self, mine: Pending) -> None:
+        if not mine.done:
+            self._withdraw(mine)
+        self.call_next()
 
     def call_next(self) -> None:
         """Wake who has waited longest."""

@@ -29,6 +29,8 @@ FOLDER: Final = "locks"
 SUFFIX: Final = ".lock"
 
 _POLL: Final = 0.005
+_GLANCE: Final = 0.25
+"""For so long somebody may be looking whether the turn is taken, which takes no time at all."""
 _LINE: Final = 512
 """How long the line is, filled up with spaces: it is replaced in place, within one sector."""
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -214,18 +216,33 @@ def _open(directory: Directory, key: str) -> int:
 
 
 def _locked(descriptor: int, key: str, deadline: float, pause: Callable[[float], None]) -> bool:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                holder = read_holder(descriptor)
-                who = "another process" if holder is None else holder.words()
-                raise StoreBusy(f"{key!r}: {who}, has the turn; try again") from None
-            pause(min(left, _POLL))
-        else:
-            return True
+    patience = max(deadline, time.monotonic() + _GLANCE)
+    while not _flocked(descriptor, fcntl.LOCK_EX):
+        now = time.monotonic()
+        # Whoever only looks shares the lock, and is no reason to be turned away.
+        if now >= patience or (now >= deadline and not _is_shared(descriptor)):
+            holder = read_holder(descriptor)
+            who = "another process" if holder is None else holder.words()
+            raise StoreBusy(f"{key!r}: {who}, has the turn; try again")
+        pause(min(patience - now, _POLL))
+    return True
+
+
+def _flocked(descriptor: int, how: int) -> bool:
+    """Whether the lock could be had at once."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_shared(descriptor: int) -> bool:
+    """Whether nobody has the lock to himself. It is not kept: two who wait would never get it."""
+    shared = _flocked(descriptor, fcntl.LOCK_SH)
+    if shared:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return shared
 
 
 def is_at(directory: Directory, name: str, descriptor: int) -> bool:

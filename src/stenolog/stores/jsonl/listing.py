@@ -18,8 +18,8 @@ from stenolog.stores.locks import ThreadLock
 
 _HEAD: Final = 4 * 1024
 _MOST_FORGOTTEN: Final = 1_000
-_USUAL: Final = re.compile(r"(?m)^[a-z0-9_-](?:[a-z0-9_.-]|%3A){0,60}\.jsonl$")
-"""Names from which the key is read off; the others are looked at one by one."""
+_USUAL: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
+"""Keys that are read off their names; the others are looked at one by one."""
 
 
 def keys(directory: Directory, *, prefix: str, limit: int | None, after: str | None) -> list[str]:
@@ -169,9 +169,12 @@ class _Seen:
         """The keys of all names that are spelled as most are, at once."""
         if len(self._keys) > 2 * len(here) + _MOST_FORGOTTEN:
             self._keys.clear()
-        lines = "".join([f"{name}\n" for name in _USUAL.findall("\n".join(here))])
-        keys = lines.replace("%3A", ":").replace(f"{names.SUFFIX}\n", "\n")
-        self._keys.update(zip(lines.splitlines(), keys.splitlines(), strict=True))
+        text = "\n".join(here)
+        if ":" in text:
+            return  # it stands for itself in no name of ours, so somebody else's is here
+        keys = _USUAL.findall(text.replace("%3A", ":"))
+        lines = "".join([f"{key}{names.SUFFIX}\n" for key in keys]).replace(":", "%3A")
+        self._keys.update(zip(lines.splitlines(), keys, strict=True))
 
     def _look_at(self, directory: Directory, name: str) -> None:
         key = self._key(directory, name)

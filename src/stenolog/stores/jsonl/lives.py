@@ -120,21 +120,20 @@ class Lives:
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
         """As Store.restore."""
         target = key if as_key is None else as_key
-        entry = self._find(key, uid, target)
+        entry = self._find(key, uid)
         self._check_free(target)
 
         def make(live: Log) -> None:
             with trash.opened(self._directory, entry, until=self._deadline()) as log:
                 if log is None:
                     raise NoSuchSession(key, "somebody else took it out of the trash")
-                trash.take_out(log, entry, target, live.name)
+                trash.take_out(log, entry, target, live)
 
         self._begin(target, make, f"restoring {key!r}")
 
-    def _find(self, key: str, uid: str | None, target: str) -> trash.Entry:
+    def _find(self, key: str, uid: str | None) -> trash.Entry:
         for entry, found in trash.keys(self._directory):
-            # One that was being restored under another key may have that already.
-            if uid in (None, entry.uid) and (found == key or (uid is not None and found == target)):
+            if found == key and uid in (None, entry.uid):
                 return entry
         trash.settle(self._directory)
         raise NoSuchSession(key, "the trash has no such session")

@@ -9,7 +9,6 @@ process or for the disk to sync. All methods expect it to be held.
 """
 
 import fcntl
-import logging
 import os
 import re
 import threading
@@ -37,7 +36,7 @@ from stenolog.records import (
     UnknownRecord,
     VoidRecord,
 )
-from stenolog.stores import spans
+from stenolog.stores import reports, spans
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.scan import (
@@ -49,9 +48,9 @@ from stenolog.stores.jsonl.scan import (
     find_state,
     gather,
     looks_torn,
-    part_of,
     read_run,
 )
+from stenolog.stores.jsonl.tokens import REMEMBERED, Tokens
 from stenolog.stores.state import (
     apply_void,
     blank,
@@ -60,18 +59,15 @@ from stenolog.stores.state import (
     missing,
     visible,
 )
+from stenolog.stores.times import conversation_times
 
 STATE_EVERY_LINES: Final = 256
 """After so many lines at the most a state is due."""
-
-REMEMBERED: Final = 1_000
-"""How many of the newest messages' tokens are known, at least."""
 
 _FIRST_CHUNK: Final = 64 * 1024
 _LARGEST_CHUNK: Final = 8 * 1024 * 1024
 _UID: Final = re.compile(r"[0-9a-f]{1,64}")  # it names a folder
 _seq_of = attrgetter("seq")
-_report = logging.getLogger("stenolog")
 
 
 class Found(Struct, frozen=True):
@@ -130,8 +126,7 @@ class Log:
         self._in_sight: list[Message] | None = None
         self._away: list[Span] = []
         """Seqs that were looked for in archives and not found."""
-        self._tokens: dict[str, Token] | None = None
-        self._carried: dict[str, Token] = {}
+        self._tokens = Tokens()
         self._bad: dict[tuple[str, int], Bad] = {}
 
     def close(self) -> None:
@@ -175,7 +170,8 @@ class Log:
     def load(self, size: int) -> None:
         """Find the last state and take in what follows it. Raises ForeignLog, NewerFormat."""
         self.state = None
-        self.messages, self._in_sight, self._tokens = [], None, None
+        self.messages, self._in_sight = [], None
+        self._tokens.unlearn()
         self.tail, self.terminated, self.unknown = None, True, None
         self.next_seq, self.start, self.covers, self.end = 1, 0, 1, 0
         self.size = size
@@ -226,7 +222,7 @@ class Log:
             if not ours and not looks_torn(buffer):
                 raise ForeignLog(
                     f"{self.directory.path / self.name} was not written by stenolog and is left "
-                    "as it is; `steno import` takes such sessions in"
+                    f"as it is; {self.directory.how_to_import(self.name)}"
                 )
             # Intact lines of a first write that was never finished must not count later on.
             left = scan.tail if ours else None
@@ -290,8 +286,7 @@ class Log:
         elif self._in_sight is not None:
             self._in_sight.extend(messages)
         self.messages.extend(messages)
-        if self._tokens is not None:
-            self._tokens.update(_tokens_of(records))
+        self._tokens.add(records)
 
     def _take_control(self, record: Record, following: int, length: int) -> None:
         match record:
@@ -312,8 +307,7 @@ class Log:
 
     def _carry(self, record: StateRecord) -> None:
         """Tokens of archived messages stand in a state, and in no copy that is written on."""
-        for token in record.body.tokens:
-            self._carried.setdefault(token.token, token)
+        self._tokens.carry(record.body.tokens)
         if self.state is not None:
             self.state.tokens = []
 
@@ -395,7 +389,7 @@ class Log:
         if new:
             self.state.lost = spans.union(self.state.lost, new)
             self._in_sight = None
-            _report.warning(
+            reports.warning(
                 "%s: the messages with seq %s are damaged and left out; `steno doctor` says more",
                 self.directory.path / self.name,
                 ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new),
@@ -405,7 +399,7 @@ class Log:
         for piece in bad:
             if not piece.known and (source, piece.offset) not in self._bad:
                 self._bad[source, piece.offset] = piece
-                _report.warning(
+                reports.warning(
                     "%s: %d bytes at offset %d are not a record and are left out; "
                     "`steno doctor` says more",
                     self.directory.path / (source or self.name),
@@ -464,7 +458,7 @@ class Log:
         # Not written down: an archive that is missing may be put back.
         self._away = spans.minus([(found.low, self.first_live() - 1)], held)
         if self._away:
-            _report.warning(
+            reports.warning(
                 "%s: %d messages lie in archives that are missing or damaged; `steno doctor` says "
                 "more",
                 self.directory.path / self.name,
@@ -575,19 +569,18 @@ class Log:
 
     def token(self, once: str) -> Token | None:
         """Which messages a token stands for, among the newest thousand at least."""
-        if self._tokens is None:
-            self._reach(max(self.first_live(), self.next_seq - REMEMBERED))
-            self._tokens = {**self._carried, **_tokens_of(self.messages)}
-        elif len(self._tokens) > 4 * REMEMBERED:
-            newest = sorted(self._tokens.values(), key=lambda token: token.first)
-            self._tokens = {token.token: token for token in newest[-2 * REMEMBERED :]}
-        return self._tokens.get(once)
+        self._learn_tokens()
+        return self._tokens.find(once)
 
     def tokens_upto(self, seq: int) -> list[Token]:
         """The newest tokens of messages up to this seq, for a state that outlives them."""
-        self.token("")
-        known = [token for token in (self._tokens or {}).values() if token.first <= seq]
-        return sorted(known, key=lambda token: token.first)[-REMEMBERED:]
+        self._learn_tokens()
+        return self._tokens.upto(seq)
+
+    def _learn_tokens(self) -> None:
+        if not self._tokens.learnt:
+            self._reach(max(self.first_live(), self.next_seq - REMEMBERED))
+            self._tokens.learn(self.messages)
 
     # --- what is known of it -----------------------------------------------------------------
 
@@ -602,14 +595,21 @@ class Log:
     def info(self) -> SessionInfo:
         """The session as of the last refresh."""
         state, end = self.settled()
+        created, updated = conversation_times(
+            datetime.fromisoformat(state.created),
+            datetime.fromisoformat(max(self.updated, state.created)),
+            meta={} if state.forked_from is not None else state.meta,
+            last_seq=end,
+        )
+        sight = visible(state, end)
         return SessionInfo(
             key=self.key,
             uid=state.uid,
-            created=datetime.fromisoformat(state.created),
-            updated=datetime.fromisoformat(max(self.updated, state.created)),
+            created=created,
+            updated=updated,
             last_seq=end,
             floor=state.floor,
-            visible=spans.size(visible(state, end)),
+            visible=spans.size(sight),
             count=end - spans.size(spans.union(missing(state), self._away)),
             lost=spans.size(spans.union(state.lost, self._away)),
             damaged=len(self._bad),
@@ -621,27 +621,9 @@ class Log:
             summary=state.summary,
             meta=deepcopy(state.meta),
             forked_from=state.forked_from,
+            in_sight=tuple(sight),
         )
 
 
 def _time_of(record: Record) -> str:
     return record._at if isinstance(record, Message) else record.at
-
-
-def _tokens_of(records: list[Record] | list[Message]) -> dict[str, Token]:
-    """The tokens that stand in these records."""
-    found = {}
-    for index, record in enumerate(records):
-        if isinstance(record, Message) and record._once is not None:
-            count = (part_of(record) or (1, 1))[1]
-            members = [
-                member.to_json()
-                for place, member in enumerate(records[index : index + count], 1)
-                if isinstance(member, Message)
-                and (part_of(member) or (1, 1)) == (place, count)
-                and member.seq == record.seq + place - 1
-            ]
-            # What a damaged one said is not known; then the count must do.
-            told = digest(members) if len(members) == count else ""
-            found[record._once] = Token(record._once, record.seq, count, told)
-    return found

@@ -74,6 +74,7 @@ class Purging:
             gone = [found for found in lives if found is not None]
             forks, unread = self._forks(key)
             told = (*not_reached(key, forks=forks), *unread, *self._turn_taken(key))
+            told = (*told, *self._nameless(key))
         return Purged(
             messages=sum(map(spans.size, gone)),
             first=min((found[0][0] for found in gone if found), default=0),
@@ -137,7 +138,7 @@ class Purging:
             deleted = sum(found == key for _, found in trash.keys(self._directory))
             forks, unread = self._forks(key)
             told = not_reached(key, forks=forks, summary=summary, trashed=deleted)
-            told = (*told, *unread, *self._copies(key))
+            told = (*told, *unread, *self._copies(key), *self._nameless(key))
         return Purged(
             messages=spans.size(gone),
             first=gone[0][0] if gone else 0,
@@ -231,6 +232,13 @@ class Purging:
                 else:
                     forks += [head.key] if head is not None and head.forked_from == key else []
         return forks, unread
+
+    def _nameless(self, key: str) -> Iterator[str]:
+        for entry in trash.nameless(self._directory):
+            yield (
+                f"{trash.FOLDER}/{entry.name} may have been a session of {key!r}: it is too "
+                "damaged to tell whose it is; look into it, and remove it"
+            )
 
     def _turn_taken(self, key: str) -> tuple[str, ...]:
         if not leases.exists(self._directory, key):

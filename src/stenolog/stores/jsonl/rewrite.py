@@ -52,7 +52,9 @@ def replay(text: bytes, known: State, *, proven: bool = False) -> Replayed:
             state = fold(state, record)
     lost = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
     state.lost = spans.union(state.lost, spans.minus(lost, state.purged))
-    return Replayed(copy(head.body), head.seq, state, scan.next_seq, scan.tail)
+    begins = copy(head.body)
+    begins.deleted_as = None
+    return Replayed(begins, head.seq, state, scan.next_seq, scan.tail)
 
 
 def _first_state(known: State) -> StateRecord:

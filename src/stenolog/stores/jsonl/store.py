@@ -43,7 +43,7 @@ from stenolog.stores import state as states
 from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.base import Append
 from stenolog.stores.following import News, arrivals
-from stenolog.stores.jsonl import archive, compaction, leases, listing, trash, writer
+from stenolog.stores.jsonl import archive, compaction, leases, listing, marks, trash, writer
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import POLL, news
 from stenolog.stores.jsonl.leases import JSONLLease
@@ -115,6 +115,11 @@ class JSONLStore:
     def read_only(self) -> bool:
         """Whether it was opened so that nothing is written."""
         return self._read_only
+
+    @property
+    def busy_timeout(self) -> float:
+        """How long a call waits for other writers, in seconds."""
+        return self._busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -428,6 +433,17 @@ class JSONLStore:
         with self._uses:
             return listing.stamps(self._directory)
 
+    def mark(self, name: str) -> str:
+        """The mark of this name; empty where it was never changed."""
+        with self._uses:
+            return marks.current(self._directory, name)
+
+    def change_mark(self, name: str) -> None:
+        """Make it another one."""
+        self._check_writable()
+        with self._uses:
+            marks.change(self._directory, name)
+
     # --- reading -----------------------------------------------------------------------------
 
     def get_history(
@@ -552,6 +568,9 @@ class JSONLStore:
     def _check(self, key: str, once: str | None) -> None:
         check_key(key)
         check_once(once)
+        self._check_writable()
+
+    def _check_writable(self) -> None:
         if self._read_only:
             raise ReadOnly("the store was opened with read_only=True")
 

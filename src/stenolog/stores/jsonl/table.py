@@ -114,7 +114,7 @@ class Logs:
             if other.is_foreign():
                 raise ForeignLog(
                     f"{key!r}: another program has kept this session in "
-                    f"{self.directory.path / name}; `steno import` takes it in"
+                    f"{self.directory.path / name}; {self.directory.how_to_import(name)}"
                 )
 
     def touch(self, log: Log) -> None:
@@ -214,9 +214,10 @@ class Logs:
 
     def unlock(self, key: str) -> None:
         """Let other processes in. Harmless where nothing was locked."""
-        log = self._locked.pop(key, None)
+        log = self._locked.get(key)
         if log is not None:
             self.release(log)
+            self._locked.pop(key, None)
 
     def release(self, log: Log) -> None:
         """Let other processes at this log."""

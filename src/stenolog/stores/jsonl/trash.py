@@ -3,7 +3,8 @@
 Into it a log goes by one rename. Out of it, it goes in two: first it is renewed where it lies, so
 that it is another file from then on, then it is renamed into the place of an empty one. Whoever
 still has the old file open sees that the name stands for another, and syncs the folder before it
-writes. So a session is always whole, and in one place only.
+writes. So a session is always whole, and in one place only. Where it gets another key, the file
+says in between which one it has in the trash; last of all it is renewed once more, without that.
 """
 
 import fcntl
@@ -18,12 +19,12 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore
-from stenolog.records import State, Trashed
+from stenolog.records import DeletedAs, State, Trashed
 from stenolog.stores.disk import sync_file, sync_folder, write_all
 from stenolog.stores.jsonl import names
 from stenolog.stores.jsonl.directory import TRASH, Directory, create_anew, explained
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.rewrite import composed, replay, states_in
+from stenolog.stores.jsonl.rewrite import composed, replay, states_in, swap
 from stenolog.stores.jsonl.table import flock
 
 FOLDER: Final = TRASH
@@ -154,15 +155,38 @@ def keys(directory: Directory, *, purged: bool = False) -> Iterator[tuple[Entry,
         with suppress(DamagedStore), opened_folder(directory, FOLDER) as folder:
             state = head_at(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
         if state is not None:
-            yield entry, state.key
+            yield entry, _deleted_key(state, entry)
 
 
-def take_out(log: Log, entry: Entry, key: str, name: str) -> None:
-    """Let a log of the trash take the place of the live file of this name. Raises OSError.
+def nameless(directory: Directory) -> Iterator[Entry]:
+    """Files of which nobody can tell whose they are: no state in them is intact.
+
+    Raises StoreUnavailable.
+    """
+    for entry in (*entries(directory), *entries(directory, purged=True)):
+        with suppress(DamagedStore), opened_folder(directory, FOLDER) as folder:
+            state = head_at(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
+            if state is None and entry.name in names_in(folder):
+                yield entry
+
+
+def _deleted_key(state: State, entry: Entry) -> str:
+    """The key that a session had when it was deleted."""
+    was = state.deleted_as
+    return was.key if was is not None and was.name == _plain(entry) else state.key
+
+
+def _plain(entry: Entry) -> str:
+    return entry.name.removesuffix(PURGED)
+
+
+def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
+    """Let a log of the trash take the place of a live one, under this key. Raises OSError.
 
     The caller holds the locks of both, and nothing that counts is in the live one.
     """
-    text = _renewed(log, key)
+    was = None if key == log.key else DeletedAs(log.key, _plain(entry))
+    text = _renewed(log, key, was)
     directory = log.directory
     folder = directory.subfolder(FOLDER, create=False)
     if folder is None:
@@ -178,9 +202,12 @@ def take_out(log: Log, entry: Entry, key: str, name: str) -> None:
         os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         # Or the second rename might last and the first not: then it were in two places.
         sync_folder(folder)
-        os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
+        os.rename(entry.name, live.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync()
         sync_folder(folder)
+        if was is not None:
+            # While the lock is still held: nothing was appended that this would leave out.
+            swap(live, _renewed(log, key, None, generations=2))
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
@@ -192,11 +219,13 @@ def take_out(log: Log, entry: Entry, key: str, name: str) -> None:
         os.close(folder)
 
 
-def _renewed(log: Log, key: str) -> bytes:
-    """The same log in its next generation, under this key."""
+def _renewed(log: Log, key: str, was: DeletedAs | None, *, generations: int = 1) -> bytes:
+    """The same log in a later generation, under this key."""
     text = log.read(0, log.size)
     found = replay(text, log.known_state())
     found.head.key = found.state.key = key
+    found.head.deleted_as = found.state.deleted_as = was
+    found.state.generation += generations - 1  # `composed` adds one
     return composed(
         found.head,
         found.state,
@@ -304,6 +333,7 @@ def _loaded(directory: Directory, entry: Entry, descriptor: int) -> Log:
         log.key = "" if head is None else head.key
         log.load(os.fstat(descriptor).st_size)
         same = log.known_state().uid == entry.uid
+        log.key = log.key if head is None else _deleted_key(head, entry)
     except OSError as error:
         log.close()
         raise explained(error, f"reading {directory.path / name}") from error

@@ -101,7 +101,11 @@ class Turns:
         except OSError as error:
             raise Outcome(0, error).failure(f"writing {key!r}") from error
         finally:
-            self._logs.unlock(key)
+            # Twice, because Ctrl-C may strike within the first.
+            try:
+                self._logs.unlock(key)
+            finally:
+                self._logs.unlock(key)
 
     def _gate(self, key: str) -> Gate:
         place = hash(key) % GATES
@@ -124,7 +128,10 @@ class Turns:
                 if not pending.done:
                     pending.finish(error=Outcome(0, error).failure(f"writing {key!r}"))
         finally:
-            self._logs.unlock(key)
+            try:
+                self._logs.unlock(key)
+            finally:
+                self._logs.unlock(key)
             for pending in group:
                 if not pending.done:
                     # Only an interruption leads here, and what it left behind is not known.

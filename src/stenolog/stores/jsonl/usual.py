@@ -60,5 +60,12 @@ def append_at_once(logs: Logs, log: Log, payload: bytes) -> tuple[int, Outcome |
     except OSError as error:
         return 0, Outcome(0, error)
     finally:
-        logs.release(log)
+        # Here and not in a function of its own: Ctrl-C may strike on the way into one.
+        if log.suspect:
+            logs.discard(log)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        except OSError:
+            # The lock goes with the descriptor, and that with the last use of the log.
+            logs.discard(log)
     return seq, outcome

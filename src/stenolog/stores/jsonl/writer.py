@@ -3,7 +3,6 @@
 Everything here runs with the log's lock held and with what others wrote taken in.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from stenolog.records import (
     StateRecord,
     timestamp,
 )
+from stenolog.stores import reports
 from stenolog.stores.disk import sync_file, write_all
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log
@@ -32,9 +32,6 @@ from stenolog.stores.state import apply_void, blank
 
 STATE_EVERY_BYTES: Final = 1024 * 1024
 """After so many bytes a state is due, unless it would be much of what is written."""
-
-_report = logging.getLogger("stenolog")
-
 
 _second = (0, "")  # when the second that was spelled out last began, and how it is written
 
@@ -83,7 +80,7 @@ def begin(log: Log, at: str) -> Opening:
     if tail is not None:
         # The void proves all that stands before it, so that must be on the disk first.
         sync(log)
-        _report.warning(
+        reports.warning(
             "%s: %d bytes of an interrupted write are set aside; they stay in the file and do not "
             "count",
             log.directory.path / log.name,

@@ -1,5 +1,6 @@
 """A lease is a lock file held by a process: it is gone with it, and nobody else can lose it."""
 
+import fcntl
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import DamagedStore, JSONLStore, LeaseLost, StenologError, StoreBusy
+from stenolog.stores.jsonl import leases
 
 KEY = "telegram:123"
 PATIENCE = 20
@@ -240,3 +242,47 @@ def test_leases_of_many_keys_are_of_files_of_their_own(tmp_path: Path) -> None:
         assert len(list((tmp_path / "sessions" / "locks").iterdir())) == 6
         for lease in held:
             lease.release()
+
+
+@contextmanager
+def glance(lock: Path) -> Iterator[int]:
+    """Somebody who looks whether the turn is taken, as a list does."""
+    looking = os.open(lock, os.O_RDONLY)
+    try:
+        fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield looking
+    finally:
+        os.close(looking)
+
+
+def test_who_only_looks_whether_the_turn_is_taken_keeps_nobody_from_it(
+    store: JSONLStore, lock: Path
+) -> None:
+    store.lease(KEY, ttl=60).release()
+    with glance(lock) as looking:
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            fcntl.flock(looking, fcntl.LOCK_UN)
+
+        with leases.take(store._directory, store, KEY, ttl=60, deadline=0, pause=pause) as lease:
+            assert not lease.lost
+        assert len(pauses) == 1
+
+
+def test_who_has_the_turn_is_not_waited_for_where_that_is_not_wanted(
+    store: JSONLStore,
+) -> None:
+    def pause(seconds: float) -> None:
+        raise AssertionError(f"it waited for {seconds} s")
+
+    with store.lease(KEY, ttl=60), pytest.raises(StoreBusy):
+        leases.take(store._directory, store, KEY, ttl=60, deadline=0, pause=pause)
+
+
+def test_who_looks_for_ever_is_not_waited_for_that_long(store: JSONLStore, lock: Path) -> None:
+    store.lease(KEY, ttl=60).release()
+    with glance(lock), pytest.raises(StoreBusy):
+        store.lease(KEY, ttl=60, wait=0)
+    store.lease(KEY, ttl=60, wait=0).release()

@@ -447,6 +447,31 @@ def test_p8_a_log_that_cannot_be_read_may_be_a_fork(tmp_path: Path) -> None:
         assert "b.jsonl may be a fork" in told
 
 
+def test_p8_a_deleted_log_too_damaged_to_tell_whose_it_is_is_named(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        say(store, 1)
+        store.delete(KEY)
+        say(store, 1)
+        store.add_message("other", "user", "x")
+        store.delete("other")
+        say(store, 2)
+        for log in (tmp_path / "sessions" / "trash").iterdir():
+            if b'"key":"other"' not in log.read_bytes():
+                log.write_bytes(log.read_bytes().replace(b'"kind":"state"', b'"kind":"stat#"'))
+                damaged = log
+        [told] = store.purge(KEY, before=2).not_reached
+        assert f"trash/{damaged.name} may have been a session of {KEY!r}" in told
+        assert store.purge(KEY).not_reached == (told,)
+        assert b"secret-1-" in damaged.read_bytes()
+        hidden = damaged.rename(damaged.with_name(f"{damaged.name}.purged"))
+        say(store, 1)
+        [told] = store.purge(KEY).not_reached
+        assert hidden.name in told
+        hidden.unlink()
+        say(store, 1)
+        assert store.purge(KEY).not_reached == ()
+
+
 @pytest.mark.parametrize("call", ["unlink", "rmdir", "fsync"])
 def test_p8_a_purge_that_failed_half_way_says_so_and_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -4,8 +4,9 @@ import errno
 import itertools
 import os
 import re
+import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from stenolog import (
     StenologError,
     StoreUnavailable,
 )
+from stenolog.sessions.damage import Kind
+from stenolog.sessions.repair import repair
+from stenolog.sessions.verify import examine
 from stenolog.stores.jsonl import names
 
 KEY = "telegram:123"
@@ -314,16 +318,139 @@ def test_p8_a_restore_that_failed_leaves_the_session_in_the_trash(
         assert trashed(tmp_path) == []
 
 
-def test_a_restore_under_another_key_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("uid", [True, False])
+def test_p8_a_restore_under_another_key_that_failed_half_way_is_made_again(
+    tmp_path: Path, *, uid: bool
+) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key="a")
-        uid = store.delete("a").uid
+        deleted = store.delete("a")
         with failing("rename", errno.EIO, after=1), pytest.raises(NotStored):
-            store.restore("a", uid=uid, as_key="b")
-        assert [t.uid for t in store.list_trash()] == [uid]
-        store.restore("a", uid=uid, as_key="b")
+            store.restore("a", as_key="b")
+        assert store.list_trash() == [deleted]
+        with pytest.raises(NoSuchSession):
+            store.restore("b")
+        store.restore("a", uid=deleted.uid if uid else None, as_key="b")
         assert shown(store, "b") == ["1"]
         assert store.list_trash() == []
+
+
+CALLS = ("open", "write", "fdatasync", "fsync", "rename", "unlink", "mkdir")
+
+
+def killed(workspace: Path, number: int, work: Callable[[JSONLStore], None]) -> bool:
+    """Do something in a process that is killed before its n-th call; whether it was."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            counter = itertools.count(1)
+
+            def or_die(real: Callable[..., Any]) -> Callable[..., Any]:
+                def call(*arguments: Any, **options: Any) -> Any:
+                    if next(counter) == number:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return real(*arguments, **options)
+
+                return call
+
+            store = JSONLStore(workspace)
+            for name in CALLS:
+                setattr(os, name, or_die(getattr(os, name)))
+            work(store)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+
+def places(store: JSONLStore) -> list[tuple[str, str]]:
+    """Where sessions are, and under which key."""
+    return [
+        *(("alive", key) for key in store.list_sessions()),
+        *(("deleted", trashed.key) for trashed in store.list_trash()),
+    ]
+
+
+def test_p2_a_restore_under_another_key_is_done_or_not_whenever_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    found = list[tuple[str, str]]()
+    for number in itertools.count(1):
+        place = tmp_path / f"{number}"
+        with JSONLStore(place) as store:
+            fill(store, *"123", key="a")
+            store.truncate_history("a", 1)
+            store.delete("a")
+        cut = killed(place, number, lambda store: store.restore("a", as_key="b"))
+        with JSONLStore(place) as store:
+            [where] = places(store)
+            found.append(where)
+            if where == ("deleted", "a"):
+                # As if nothing had happened, and under whatever key.
+                with pytest.raises(NoSuchSession):
+                    store.restore("b")
+                store.restore("a", as_key=("a", "b", "c")[number % 3])
+            [(_, key)] = places(store)
+            assert [m.content for m in store.get_history(key, full=True)] == [*"123"]
+            assert shown(store, key) == ["3"]
+            assert store.add_message(key, "user", "4") == 4
+            # What it was called on the way means nothing any more.
+            assert store.delete(key).key == key
+            assert places(store) == [("deleted", key)]
+            store.restore(key)
+            repair(place)
+            assert [f for f in examine(place).findings if f.kind is not Kind.WIDE_PERMISSIONS] == []
+        if not cut:
+            break
+    assert set(found) == {("deleted", "a"), ("alive", "b")}
+    assert sorted(found, reverse=True) == found, "once it is back, it is back"
+
+
+def test_the_key_it_was_deleted_under_goes_with_the_next_renewal(tmp_path: Path) -> None:
+    left = 0
+    for number in itertools.count(1):
+        place = tmp_path / f"{number}"
+        with JSONLStore(place) as store:
+            fill(store, *"123", key="a")
+            store.delete("a")
+        cut = killed(place, number, lambda store: store.restore("a", as_key="b"))
+        log = place / "sessions" / "b.jsonl"
+        if log.exists() and b"deleted_as" in log.read_bytes():
+            left += 1
+            with JSONLStore(place) as store:
+                if left % 2:
+                    store.truncate_history("b", 1)
+                    store.compact("b")
+                else:
+                    with failing("fdatasync", errno.EIO), pytest.raises(MaybeStored):
+                        store.add_message("b", "user", "4")
+                    store.add_message("b", "user", "5")
+                assert shown(store, "b")[0] == ("3" if left % 2 else "1")
+            assert b"deleted_as" not in log.read_bytes()
+        if not cut:
+            break
+    assert left > 1
+
+
+def test_p4_a_purge_finds_a_session_whose_restore_under_another_key_was_killed(
+    tmp_path: Path,
+) -> None:
+    for number in itertools.count(1):
+        place = tmp_path / f"{number}"
+        with JSONLStore(place) as store:
+            fill(store, "secret", key="a")
+            store.delete("a")
+        cut = killed(place, number, lambda store: store.restore("a", as_key="b"))
+        with JSONLStore(place) as store:
+            [(_, key)] = places(store)
+            store.purge(key)
+            assert places(store) == []
+        assert not [path for path in place.rglob("*") if _says(path, b"secret")]
+        if not cut:
+            break
+
+
+def _says(path: Path, text: bytes) -> bool:
+    return path.is_file() and text in path.read_bytes()
 
 
 @pytest.mark.parametrize("call", ["write", "rename"])

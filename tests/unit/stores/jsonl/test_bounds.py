@@ -1,0 +1,76 @@
+"""P9: what a process holds does not grow with the number of sessions it has met."""
+
+import gc
+import threading
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+
+from stenolog import JSONLStore
+from stenolog.stores.jsonl import table
+from stenolog.stores.jsonl.group import GATES
+from stenolog.stores.jsonl.log import Log
+
+KEYS = 100_000
+WRITTEN = 9_000
+_APART = (type, ModuleType, FunctionType, BuiltinFunctionType)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+def _held(store: JSONLStore) -> Counter[type]:
+    """What hangs on a store, by type, but for code."""
+    gc.collect()
+    seen: set[int] = set()
+    kinds: Counter[type] = Counter()
+    found: list[object] = [store]
+    while found:
+        one = found.pop()
+        if id(one) not in seen and not isinstance(one, _APART):
+            seen.add(id(one))
+            kinds[type(one)] += 1
+            found += gc.get_referents(one)
+    return kinds
+
+
+def _touch(store: JSONLStore, first: int, end: int) -> None:
+    """Through the locks, as a writer goes, of sessions that are not there; one in ten is read."""
+    for number in range(first, end):
+        store.clear(f"user:{number}")
+        if number % 10 == 0:
+            assert store.get_history(f"user:{number}") == []
+
+
+def test_p9_locks_and_memory_do_not_grow_with_the_number_of_keys(fast_path: Path) -> None:
+    with JSONLStore(fast_path) as store:
+        _touch(store, 0, KEYS // 2)
+        before = _held(store)
+        tracemalloc.start()
+        try:
+            _touch(store, KEYS // 2, KEYS)
+            gc.collect()
+            grown, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert grown < 1_000_000
+        assert len(store._turns._gates) <= GATES == 1_024
+        assert sum(_held(store)[kind] for kind in _LOCKS) <= GATES + 8
+        assert _held(store).total() <= before.total() + 8
+
+
+def test_p9_what_is_kept_of_written_sessions_is_bounded(fast_path: Path) -> None:
+    with JSONLStore(fast_path, cache_bytes=100_000) as store:
+        for number in range(WRITTEN):
+            store.add_message(f"user:{number}", "user", "x" * 100)
+            if number % 3 == 0:
+                assert len(store.get_history(f"user:{number}")) == 1
+        logs, kinds = store._logs, _held(store)
+        assert len(store.list_sessions()) == WRITTEN > table._MOST_ENTRIES
+        assert len(logs._open) <= table._MOST_OPEN
+        assert len(logs.entries) <= table._MOST_ENTRIES
+        assert sum(log.weight for log in logs._open.values()) <= 100_000
+        assert logs._locked == {}
+        assert logs.suspects == set()
+        assert kinds[Log] <= table._MOST_OPEN
+        # One for each gate, one for each open log, and those of the store.
+        assert sum(kinds[kind] for kind in _LOCKS) <= GATES + table._MOST_OPEN + 8

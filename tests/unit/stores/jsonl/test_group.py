@@ -1,0 +1,218 @@
+"""Callers that share a write: in order, bounded in time, and none lost to Ctrl-C."""
+
+import dis
+import fcntl
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from stenolog import JSONLStore, MaybeStored, StoreBusy
+from stenolog.stores.jsonl import group, table, turns, usual
+from stenolog.stores.jsonl.group import Gate, Pending
+from stenolog.stores.jsonl.writer import Batch
+
+SECONDS = 20
+
+
+def _append(key: str) -> Pending:
+    return Pending(key, Batch((b"{}",)))
+
+
+def test_appends_to_the_same_session_go_along_and_nothing_else() -> None:
+    gate = Gate()
+    mine, other, alone, along = _append("a"), _append("b"), Pending("a"), _append("a")
+    gate.waiting += [mine, other, alone, along]
+    assert gate._take(mine) == [mine, along]
+    assert gate.waiting == [other, alone]
+
+
+def test_p7_only_the_first_in_the_queue_may_go() -> None:
+    gate = Gate()
+    first, second = _append("a"), _append("a")
+    gate.waiting += [first, second]
+    assert gate._may_go(first)
+    assert not gate._may_go(second)
+    with gate.lock:
+        assert not gate._may_go(first)
+
+
+def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
+    gate = Gate()
+    with gate.lock, pytest.raises(StoreBusy):
+        gate.enter(_append("a"), lambda _: None, time.monotonic())
+    assert gate.waiting == []
+
+
+def test_p8_what_was_taken_and_begun_by_one_who_was_struck_down_is_not_done_again() -> None:
+    gate, mine, fresh = Gate(), _append("a"), _append("a")
+    led = list[Pending]()
+    mine.begun = True
+    gate._go(mine, led.extend)
+    assert isinstance(mine.error, MaybeStored)
+    gate._go(fresh, led.extend)
+    assert led == [fresh]
+    assert fresh.begun
+
+
+class Struck(Pending):
+    """One who is struck by Ctrl-C while it waits."""
+
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_p8_who_is_struck_twice_does_not_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    leave, strikes = gate._leave, iter([True])
+
+    def struck_again(mine: Pending) -> None:
+        if next(strikes, False):
+            raise KeyboardInterrupt
+        leave(mine)
+
+    monkeypatch.setattr(gate, "_leave", struck_again)
+    with gate.lock, pytest.raises(KeyboardInterrupt):
+        gate.enter(Struck("a"), lambda _: None, time.monotonic() + SECONDS)
+    assert gate.waiting == []
+
+
+# --- Ctrl-C ----------------------------------------------------------------------------------
+
+_STRIKES = ("CALL", "RESUME", "JUMP_BACKWARD")
+"""The instructions after which the interpreter looks for signals."""
+_PATHS = {module.__file__ for module in (group, turns, table, usual)}
+
+
+def _places(code: CodeType) -> dict[int, str]:
+    return {one.offset: one.opname for one in dis.get_instructions(code)}
+
+
+class Striking:
+    """Ctrl-C at the n-th place where the interpreter may raise it, once it is armed."""
+
+    def __init__(self, number: int) -> None:
+        self.armed = threading.Event()
+        self.where = ""
+        self._left = number
+
+    def trace(self, frame: FrameType, _event: str, _arg: Any) -> Any:
+        if frame.f_code.co_filename not in _PATHS:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        names, before = _places(frame.f_code), "RESUME"
+
+        def within(frame: FrameType, event: str, _arg: Any) -> Any:
+            nonlocal before
+            if event == "opcode":
+                last, before = before, names[frame.f_lasti]
+                if last.startswith(_STRIKES) and before != "RESUME" and self.armed.is_set():
+                    self._left -= 1
+                    if self._left == 0:
+                        code = frame.f_code
+                        self.where = f"{code.co_name}, line {frame.f_lineno}, {before}"
+                        raise KeyboardInterrupt(self.where)
+            return within
+
+        return within
+
+
+class Caller(threading.Thread):
+    """A thread that makes one append, and what it was told."""
+
+    def __init__(self, append: Callable[[], int], strike: Striking | None = None) -> None:
+        super().__init__()
+        self.told: int | BaseException | None = None
+        self._append, self._strike = append, strike
+
+    def run(self) -> None:
+        if self._strike is not None:
+            sys.settrace(self._strike.trace)
+        try:
+            self.told = self._append()
+        except BaseException as error:  # noqa: BLE001  it is what the test looks at
+            self.told = error
+        finally:
+            sys.settrace(None)
+
+
+def _strike_at(number: int, store: JSONLStore, path: Path) -> str:
+    """Let Ctrl-C strike the leader of three callers; where it did, or nothing."""
+    key, strike = f"{number}", Striking(number)
+    store.add_message(key, "user", "before")
+    gate = store._turns._gate(key)
+    callers = [
+        Caller(lambda: store.add_message(key, "user", "leader"), strike),
+        Caller(lambda: store.add_message(key, "user", "second")),
+        Caller(lambda: store.add_message(key, "user", "third")),
+    ]
+    with gate.lock:
+        for waiting, caller in enumerate(callers, 1):
+            caller.start()
+            while len(gate.waiting) < waiting:
+                time.sleep(0)
+        strike.armed.set()
+    gate.call_next()
+    for caller in callers:
+        caller.join(SECONDS)
+    assert not any(caller.is_alive() for caller in callers), strike.where
+    _check_told([caller.told for caller in callers], store, key, strike.where)
+    assert not gate.waiting, strike.where
+    assert not gate.lock.locked(), strike.where
+    _check_free(path, key)
+    assert store.add_message(key, "user", "after")
+    return strike.where
+
+
+def _check_free(path: Path, key: str) -> None:
+    """Raise BlockingIOError where another process would have to wait."""
+    with (path / "sessions" / f"{key}.jsonl").open("rb") as log:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _check_told(told: list[Any], store: JSONLStore, key: str, where: str) -> None:
+    """Who was told a seq is there and once; who was not told for sure is there at most once."""
+    found = {m.seq: m.content for m in store.get_history(key)}
+    assert max(Counter(found.values()).values()) == 1, where
+    for name, answer in zip(("leader", "second", "third"), told, strict=True):
+        if isinstance(answer, int):
+            assert found[answer] == name, where
+        elif name == "leader":
+            assert isinstance(answer, KeyboardInterrupt), (where, answer)
+        else:
+            assert isinstance(answer, MaybeStored), (where, answer)
+
+
+def test_p7_p8_ctrl_c_at_any_place_of_the_leader_costs_nobody_else_their_turn(
+    fast_path: Path,
+) -> None:
+    struck = list[str]()
+    with JSONLStore(fast_path, busy_timeout=5) as store:
+        while where := _strike_at(len(struck) + 1, store, fast_path):
+            struck.append(where)
+    assert {"_take", "_go", "enter", "_lead"} <= {where.partition(",")[0] for where in struck}
+
+
+def test_p7_p8_ctrl_c_at_any_place_of_an_append_leaves_nothing_locked(fast_path: Path) -> None:
+    struck = list[str]()
+    with JSONLStore(fast_path) as store:
+        while not struck or struck[-1]:
+            key, strike = f"{len(struck)}", Striking(len(struck) + 1)
+            for _ in range(2):  # so that the last of three has the shortest way
+                store.add_message(key, "user", "before")
+            strike.armed.set()
+            caller = Caller(partial(store.add_message, key, "user", "x"), strike)
+            caller.start()
+            caller.join(SECONDS)
+            _check_free(fast_path, key)
+            assert [m.content for m in store.get_history(key)][2:] in ([], ["x"]), strike.where
+            assert store.add_message(key, "user", "after") in (3, 4), strike.where
+            struck.append(strike.where)
+    assert {"append_at_once"} == {where.partition(",")[0] for where in struck[:-1]}
