@@ -1,13 +1,17 @@
 """Appending: seqs are taken from the session's row, and nothing else of it is read."""
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from stenolog.codec import check_once, check_times
 from stenolog.errors import OnceConflict
-from stenolog.records import State
+from stenolog.records import Message, State
+from stenolog.stores.arguments import encoded
+from stenolog.stores.sqlite.damage import checksum
 from stenolog.stores.sqlite.queries import SQL
 from stenolog.stores.sqlite.rows import encode, now
 from stenolog.stores.state import blank
@@ -26,6 +30,17 @@ class Batch(Struct, frozen=True, gc=False):
     times: Sequence[str] | None = None
 
 
+def batch(
+    messages: Sequence[Message | Mapping[str, Any]],
+    once: str | None,
+    at: Sequence[datetime] | None,
+) -> Batch:
+    """What one caller wants appended. Raises RefusedMessage, UsageError."""
+    check_once(once)
+    payloads = encoded(messages)
+    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
+
+
 def append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:
     """One message with nothing special about it: the usual append, in its fewest steps; its seq."""
     at = now()
@@ -33,7 +48,7 @@ def append_one(transaction: "Transaction", namespace: str, key: str, payload: by
     if not found:
         return append(transaction, namespace, key, Batch((payload,)))
     [(session, seq)] = found
-    transaction.execute(_ADD_MESSAGE, (session, seq, at, payload))
+    transaction.execute(_ADD_MESSAGE, (session, seq, at, payload, checksum(payload, seq)))
     return int(seq)
 
 
@@ -69,8 +84,8 @@ def add_messages(
     transaction.executemany(
         _ADD_MESSAGE,
         (
-            (session, first + place, at, payload)
-            for place, (at, payload) in enumerate(zip(times, payloads, strict=True))
+            (session, seq, at, payload, checksum(payload, seq))
+            for seq, (at, payload) in enumerate(zip(times, payloads, strict=True), first)
         ),
     )
 

@@ -1,14 +1,67 @@
 """Changes of what is in sight, carried out: stores/state.py decides what each one is."""
 
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stenolog.records import Archive, Change, State, Undo
 from stenolog.stores import state as states
+from stenolog.stores.sqlite import appending
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import Session, decode_change, encode, now
+from stenolog.stores.sqlite.rows import Session, decode_change, encode, find, now
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
+
+
+Decide = Callable[["Transaction", Session], Change | None]
+"""Turns a session, as a transaction finds it, into the change to be made."""
+
+
+def carry_out(
+    transaction: "Transaction",
+    namespace: str,
+    key: str,
+    decide: Decide,
+    *,
+    create: bool,
+    payloads: Sequence[bytes],
+) -> None:
+    """Decide what becomes of a session, and store it with the messages that belong to it.
+
+    `create`: also where there is no such session yet. `payloads` is read when it is decided.
+    """
+    session = find(transaction, namespace, key)
+    if session is None:
+        if not create:
+            return
+        session = _empty(key)
+    decided = decide(transaction, session)
+    if decided is None:
+        return
+    if not session.id:
+        session.id = appending.create(transaction, namespace, session.state, 0, 0)
+    state = states.copy(session.state)
+    states.apply_change(state, decided)
+    at = now()
+    add_change(transaction, session, decided)
+    save(
+        transaction,
+        session,
+        state,
+        size=session.bytes + sum(map(len, payloads)),
+        last_seq=session.last_seq + len(payloads),
+        updated=at,
+    )
+    appending.add_messages(
+        transaction, session.id, session.last_seq + 1, payloads, [at] * len(payloads)
+    )
+
+
+def _empty(key: str) -> Session:
+    """A session before its first row."""
+    at = now()
+    return Session(0, at, 0, 0, states.blank(key, os.urandom(8).hex(), 1, at))
 
 
 def save(

@@ -1,6 +1,5 @@
 """Connections to one database: the one that writes, and the few that read."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ import apsw
 from msgspec import Struct
 
 from stenolog.errors import StenologError, StoreBusy
+from stenolog.stores import reports
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.failures import commit_failure, write_failure
 from stenolog.stores.sqlite.gate import FileLock
@@ -26,7 +26,6 @@ _CHECKPOINT_PAGES: Final = 1_000
 _TOO_MANY_PAGES: Final = 16_000
 _CHECKPOINT_PATIENCE: Final = 0.25
 _SLEEP: Final = 0.002
-_report = logging.getLogger("stenolog")
 
 Row = tuple[Any, ...]
 
@@ -169,7 +168,7 @@ class Writer:
         except apsw.BusyError:
             pass
         except apsw.Error as error:
-            _report.warning("%s: its log could not be taken over: %s", self._file, error)
+            reports.warning("%s: its log could not be taken over: %s", self._file, error)
         self._next_checkpoint = pages + _CHECKPOINT_PAGES
 
     def _connect(self) -> apsw.Connection:

@@ -5,7 +5,6 @@ the gate (gate.py), so that SQLite's own waiting is met only where another progr
 see what was committed when they began, and wait for nobody.
 """
 
-import logging
 import os
 import threading
 import time
@@ -17,16 +16,17 @@ from typing import Final, TypeVar
 import apsw
 
 from stenolog.errors import MaybeStored, ReadOnly, StenologError, StoreClosed, StoreUnavailable
+from stenolog.stores import reports
 from stenolog.stores.disk import make_private
 from stenolog.stores.sqlite import place, schema
 from stenolog.stores.sqlite.connections import Readers, Settings, Transaction, Writer
+from stenolog.stores.sqlite.damage import Damage
 from stenolog.stores.sqlite.failures import read_failure, write_failure
 from stenolog.stores.sqlite.gate import Caller, Queue, twin
 from stenolog.stores.sqlite.versions import known_bugs
 
 _FORK_PATIENCE: Final = 1.0
 _TROUBLE: Final = (apsw.Error, OSError, StoreUnavailable)
-_report = logging.getLogger("stenolog")
 
 T = TypeVar("T")
 
@@ -38,6 +38,8 @@ class Database:
         self.file = place.resolved(file)
         self._place = place.Place(self.file)
         self.settings = settings
+        self.damage = Damage()
+        """What was met that is not as it was stored."""
         self.closed = False
         self._begin()
         try:
@@ -46,7 +48,7 @@ class Database:
             self._release()
             raise
         for problem in self.problems():
-            _report.warning("%s", problem)
+            reports.warning("%s", problem)
         _databases.add(self)
 
     def _begin(self) -> None:

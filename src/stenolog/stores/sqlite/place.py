@@ -4,10 +4,8 @@ The database itself is never opened here by a descriptor of our own: closing one
 the locks that SQLite holds on the file in this process. SQLite's own file layer knows that.
 """
 
-import logging
 import os
 import stat
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +14,10 @@ from typing import Final
 import apsw
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
+from stenolog.stores import reports
 from stenolog.stores.disk import replace_file
+from stenolog.stores.filesystems import network_kind
 from stenolog.stores.sqlite.failures import read_failure
-
-_report = logging.getLogger("stenolog")
 
 APPLICATION_ID: Final = 0x53544E4F  # "STNO"
 LOW_DISK: Final = 64 * 1024 * 1024
@@ -28,7 +26,6 @@ BESIDE: Final = ("-wal", "-shm", "-gate", "-next")
 """What stands beside the database, by the end of its name."""
 
 _MAGIC: Final = b"SQLite format 3\0"
-_NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
 
 
 def resolved(file: str | os.PathLike[str]) -> Path:
@@ -46,8 +43,8 @@ def version_in(header: bytes, file: Path, newest: int) -> int:
     """The number of the schema that a header names. Raises ForeignLog, NewerFormat."""
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
-            f"{file} was not written by stenolog and is left as it is; name another file, or take "
-            "it in with `steno import`"
+            f"{file} was not written by stenolog and is left as it is; name another file, into "
+            "which `steno import FOLDER -w sqlite:FILE` takes the sessions of picoclaw or zeroclaw"
         )
     version = int.from_bytes(header[60:64], "big")
     check_version(version, file, newest)
@@ -100,7 +97,7 @@ def set_log_aside(file: Path) -> None:
     if log.exists():
         aside = file.with_name(f"{log.name}.left-{time.time_ns()}")
         log.rename(aside)
-        _report.warning("%s is the log of a database that is not there; see %s", log, aside)
+        reports.warning("%s is the log of a database that is not there; see %s", log, aside)
     file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
 
 
@@ -163,8 +160,8 @@ def _open_to_others(file: Path) -> list[str]:
 
 
 def _on_network(file: Path) -> list[str]:
-    kind = _file_system(file.parent)
-    if kind not in _NETWORK:
+    kind = network_kind(file.parent)
+    if not kind:
         return []
     return [
         f"{file} is on a network file system ({kind}): SQLite's log does not work there; use a "
@@ -176,32 +173,3 @@ def free_bytes(file: Path) -> int:
     """Room left for us. Raises OSError."""
     room = os.statvfs(file.parent)
     return room.f_bavail * room.f_frsize
-
-
-_file_systems: dict[int, str] = {}
-"""The kind by device: it takes longer to find out than to open a store."""
-
-
-def _file_system(folder: Path) -> str:
-    """The kind of file system a folder is on, as far as the system tells."""
-    device = folder.stat().st_dev
-    if device not in _file_systems:
-        _file_systems[device] = _look_up(str(folder))
-    return _file_systems[device]
-
-
-def _look_up(folder: str) -> str:
-    if sys.platform != "linux":
-        return ""
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    best, kind = "", ""
-    for fields in (line.split(" ") for line in mounts.splitlines()):
-        if len(fields) > 2:
-            point = fields[1].replace("\\040", " ")
-            inside = folder == point or folder.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, fields[2]
-    return kind

@@ -57,7 +57,7 @@ WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL
 RETURNING id, last_seq;
 
 -- name: add_message
-INSERT INTO message (session, seq, at, body) VALUES (?1, ?2, ?3, ?4);
+INSERT INTO message (session, seq, at, body, crc) VALUES (?1, ?2, ?3, ?4, ?5);
 
 -- name: find_token
 SELECT session.id, token.first, token.count
@@ -73,10 +73,10 @@ SELECT body FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY s
 -- --- reading -----------------------------------------------------------------------------------
 
 -- name: messages
-SELECT seq, at, body FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY seq;
+SELECT seq, at, body, crc FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY seq;
 
 -- name: last_messages
-SELECT seq, at, body FROM message WHERE session = ?1 AND seq > ?2 ORDER BY seq DESC LIMIT ?3;
+SELECT seq, at, body, crc FROM message WHERE session = ?1 AND seq > ?2 ORDER BY seq DESC LIMIT ?3;
 
 -- --- changes -----------------------------------------------------------------------------------
 
@@ -89,8 +89,9 @@ SELECT body FROM change WHERE session = ?1 AND number = ?2;
 -- --- fork, trash, purge ------------------------------------------------------------------------
 
 -- name: copy_messages
-INSERT INTO message (session, seq, at, body)
-SELECT ?1, seq, at, body FROM message WHERE session = ?2 AND seq BETWEEN ?3 AND ?4 ORDER BY seq;
+INSERT INTO message (session, seq, at, body, crc)
+SELECT ?1, seq, at, body, crc FROM message
+WHERE session = ?2 AND seq BETWEEN ?3 AND ?4 ORDER BY seq;
 
 -- name: delete_session
 UPDATE session SET deleted = ?2, version = version + 1 WHERE id = ?1;
@@ -167,6 +168,15 @@ SELECT expires FROM lease WHERE epoch = ?1;
 
 -- name: renew_lease
 UPDATE lease SET expires = ?2 WHERE epoch = ?1 AND expires > 0 RETURNING epoch;
+
+-- --- marks -------------------------------------------------------------------------------------
+
+-- name: find_mark
+SELECT number FROM mark WHERE namespace = ?1 AND name = ?2;
+
+-- name: change_mark
+INSERT INTO mark (namespace, name, number) VALUES (?1, ?2, 1)
+ON CONFLICT (namespace, name) DO UPDATE SET number = number + 1;
 
 -- --- for the doctor ----------------------------------------------------------------------------
 

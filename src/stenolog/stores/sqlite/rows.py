@@ -1,16 +1,15 @@
-"""Rows ↔ values: a session with its state, and messages."""
+"""Rows ↔ values: a session with its state."""
 
 import json
 import time
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stenolog.errors import DamagedStore
-from stenolog.records import Change, Message, Span, State, timestamp
+from stenolog.records import Change, State, timestamp
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.sqlite.queries import SQL
@@ -105,63 +104,6 @@ def _damaged(key: str, error: Exception) -> DamagedStore:
     return DamagedStore(
         f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
     )
-
-
-# --- messages --------------------------------------------------------------------------------
-
-
-def in_sight(
-    transaction: "Transaction", session: Session, *, last: int | None, after: int | None
-) -> list[Message]:
-    """The visible messages past `after`, of these the last ones."""
-    seen = states.visible(session.state, session.last_seq)
-    if after is not None and after > session.state.floor:
-        seen = spans.clipped(seen, after + 1, session.last_seq)
-    if last is not None:
-        seen = _last(seen, last)
-    return [
-        Message(seq, at, Raw(body))
-        for first, end in seen
-        for seq, at, body in transaction.execute(SQL["messages"], (session.id, first, end))
-    ]
-
-
-def _last(seen: Sequence[Span], count: int) -> list[Span]:
-    """The last so many seqs."""
-    kept: list[Span] = []
-    for first, last in reversed(seen):
-        if count <= 0:
-            break
-        kept.append((max(first, last - count + 1), last))
-        count -= last - first + 1
-    return kept[::-1]
-
-
-def everything(
-    transaction: "Transaction", session: Session, *, last: int | None, after: int
-) -> list[Message]:
-    """Every message past `after`, of these the last ones, marked as hidden or not."""
-    if after >= session.last_seq:
-        return []
-    if last is None:
-        rows = transaction.execute(SQL["messages"], (session.id, after + 1, NO_END))
-        return marked(rows, session.state)
-    rows = list(transaction.execute(SQL["last_messages"], (session.id, after, min(last, NO_END))))
-    return marked(rows[::-1], session.state)
-
-
-def marked(rows: Iterable[tuple[Any, ...]], state: State) -> list[Message]:
-    """Messages, each marked as hidden or not."""
-    floor, hidden = state.floor, state.hidden
-    return [
-        Message(
-            seq,
-            at,
-            Raw(body),
-            hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
-        )
-        for seq, at, body in rows
-    ]
 
 
 def count(state: State, last_seq: int) -> int:

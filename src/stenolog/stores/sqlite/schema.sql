@@ -29,13 +29,15 @@ CREATE TABLE state (
 ) STRICT;
 
 -- The caller's object, byte for byte. With a rowid, because without one a message of 1,500 bytes
--- takes three times its size; and with a name for it, or VACUUM would give out new ones.
+-- takes three times its size; and with a name for it, or VACUUM would give out new ones. `crc` is
+-- that of seq and body (damage.py); NULL where the message is older than this column.
 CREATE TABLE message (
     id      INTEGER PRIMARY KEY,
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
     seq     INTEGER NOT NULL,
     at      TEXT    NOT NULL,
     body    BLOB    NOT NULL,
+    crc     INTEGER,
     UNIQUE (session, seq)
 ) STRICT;
 
@@ -76,3 +78,12 @@ CREATE TABLE lease (
     expires   REAL NOT NULL,
     UNIQUE (namespace, key)
 ) STRICT;
+
+-- Whoever keeps something beside the sessions sees by a number that it is out of date, without a
+-- look at all of them.
+CREATE TABLE mark (
+    namespace TEXT    NOT NULL,
+    name      TEXT    NOT NULL,
+    number    INTEGER NOT NULL,
+    PRIMARY KEY (namespace, name)
+) STRICT, WITHOUT ROWID;

@@ -5,13 +5,13 @@ The driver, apsw, is imported when a store is opened: `import stenolog` does wit
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from stenolog.codec import check_key, check_once, check_times, encode_message, encode_object
+from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import NoSuchSession, NothingToUndo, StenologError, UsageError
 from stenolog.records import (
     Change,
@@ -23,16 +23,16 @@ from stenolog.records import (
     Trashed,
     Undone,
 )
-from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.base import Append
 from stenolog.stores.following import News
-from stenolog.stores.sqlite import appending, changes, life, rows
+from stenolog.stores.sqlite import appending, changes, life, reading, rows
 from stenolog.stores.sqlite.appending import Batch
 from stenolog.stores.sqlite.follow import follow
 from stenolog.stores.sqlite.gate import twin
 from stenolog.stores.sqlite.lease import Held, SQLiteLease, take
+from stenolog.stores.sqlite.opening import open_database
 from stenolog.stores.sqlite.queries import SQL
 from stenolog.stores.sqlite.rows import Session
 
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT: Final = 5.0
 CACHE_KB: Final = 2048
-
-Decide = Callable[["Transaction", Session], Change | None]
-"""Turns a session, as a transaction finds it, into the change to be made."""
 
 
 class SQLiteStore:
@@ -76,7 +73,7 @@ class SQLiteStore:
         self._namespace = namespace
         self._lease: SQLiteLease | None = None
         self._held = Held()
-        self.database: Database = _opened(
+        self.database: Database = open_database(
             file,
             read_only=read_only,
             busy_timeout=busy_timeout,
@@ -89,6 +86,11 @@ class SQLiteStore:
     def namespace(self) -> str:
         """Which of the sessions in the file are this store's."""
         return self._namespace
+
+    @property
+    def busy_timeout(self) -> float:
+        """How long a call waits for other writers, in seconds."""
+        return self.database.settings.busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class SQLiteStore:
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
         check_key(key)
-        batch = _batch(messages, once, at)
+        batch = appending.batch(messages, once, at)
         if not batch.payloads:
             self._check_writable()
             return []
@@ -127,7 +129,7 @@ class SQLiteStore:
         group: list[tuple[int, Batch]] = []
         for index, one in enumerate(appends):
             try:
-                batch = _batch(one.messages, one.once, one.at)
+                batch = appending.batch(one.messages, one.once, one.at)
             except StenologError as error:
                 results[index] = error
             else:
@@ -240,7 +242,9 @@ class SQLiteStore:
         popped: list[Message] = []
 
         def decide(transaction: "Transaction", session: Session) -> Change | None:
-            popped[:] = rows.in_sight(transaction, session, last=1, after=None)
+            popped[:] = reading.in_sight(
+                transaction, session, self.database.damage, last=1, after=None
+            )
             hidden = [(message.seq, message.seq) for message in popped]
             return states.decide_hide(session.state, session.last_seq, hidden)
 
@@ -253,7 +257,9 @@ class SQLiteStore:
         added: list[bytes] = []
 
         def decide(transaction: "Transaction", session: Session) -> Change | None:
-            before = rows.in_sight(transaction, session, last=None, after=None)
+            before = reading.in_sight(
+                transaction, session, self.database.damage, last=None, after=None
+            )
             change, added[:] = states.decide_replace(
                 session.state, session.last_seq, before, payloads
             )
@@ -278,35 +284,18 @@ class SQLiteStore:
         return undone[0]
 
     def _change(
-        self, key: str, decide: Decide, *, create: bool = False, payloads: Sequence[bytes] = ()
+        self,
+        key: str,
+        decide: changes.Decide,
+        *,
+        create: bool = False,
+        payloads: Sequence[bytes] = (),
     ) -> None:
         """Decide and carry out in one transaction."""
         check_key(key)
         with self._write() as transaction:
-            session = rows.find(transaction, self._namespace, key)
-            if session is None:
-                if not create:
-                    return
-                session = _empty(key)
-            decided = decide(transaction, session)
-            if decided is None:
-                return
-            if not session.id:
-                session.id = appending.create(transaction, self._namespace, session.state, 0, 0)
-            state = states.copy(session.state)
-            states.apply_change(state, decided)
-            at = rows.now()
-            changes.add_change(transaction, session, decided)
-            changes.save(
-                transaction,
-                session,
-                state,
-                size=session.bytes + sum(map(len, payloads)),
-                last_seq=session.last_seq + len(payloads),
-                updated=at,
-            )
-            appending.add_messages(
-                transaction, session.id, session.last_seq + 1, payloads, [at] * len(payloads)
+            changes.carry_out(
+                transaction, self._namespace, key, decide, create=create, payloads=payloads
             )
 
     def compact(self, key: str) -> Compacted:
@@ -384,7 +373,7 @@ class SQLiteStore:
         """The turn in this session: one holder at a time, in all processes."""
         check_key(key)
         states.check_lease(ttl, wait)
-        wait = self.database.settings.busy_timeout if wait is None else wait
+        wait = self.busy_timeout if wait is None else wait
         self._check_writable()
         epoch = take(self.database, self._namespace, key, ttl=ttl, wait=wait)
         return SQLiteLease(self, self._held, key, epoch, ttl)
@@ -415,8 +404,12 @@ class SQLiteStore:
             if session is None:
                 return []
             if full:
-                return rows.everything(transaction, session, last=last, after=max(0, after or 0))
-            return rows.in_sight(transaction, session, last=last, after=after)
+                return reading.everything(
+                    transaction, session, self.database.damage, last=last, after=max(0, after or 0)
+                )
+            return reading.in_sight(
+                transaction, session, self.database.damage, last=last, after=after
+            )
 
     def get_summary(self, key: str) -> str:
         """The summary; empty where there is none."""
@@ -430,7 +423,7 @@ class SQLiteStore:
         check_key(key)
         with self.database.read() as transaction:
             session = life.known(transaction, self._namespace, key)
-        return _info(session)
+        return reading.info(session, self.database.damage)
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
@@ -450,6 +443,17 @@ class SQLiteStore:
                 key: f"{uid}:{version}"
                 for key, uid, version in transaction.execute(SQL["stamps"], (self._namespace,))
             }
+
+    def mark(self, name: str) -> str:
+        """The mark of this name; empty where it was never changed."""
+        with self.database.read() as transaction:
+            found = transaction.execute(SQL["find_mark"], (self._namespace, name))
+            return "".join(str(number) for (number,) in found)
+
+    def change_mark(self, name: str) -> None:
+        """Make it another one."""
+        with self._write() as transaction:
+            transaction.execute(SQL["change_mark"], (self._namespace, name))
 
     def follow(
         self, key: str, *, after: int = 0, timeout: float | None = None
@@ -472,7 +476,9 @@ class SQLiteStore:
                 if last_seq <= after:
                     return uid, last_seq, []
                 session = life.known(transaction, self._namespace, key)
-                found = rows.everything(transaction, session, last=None, after=after)
+                found = reading.everything(
+                    transaction, session, self.database.damage, last=None, after=after
+                )
                 return uid, last_seq, found
         return None
 
@@ -515,74 +521,6 @@ class SQLiteStore:
 
     def _check_writable(self) -> None:
         self.database.check_writable()
-
-
-def _opened(
-    file: str | os.PathLike[str],
-    *,
-    read_only: bool,
-    busy_timeout: float,
-    synchronous: str,
-    cache_kb: int,
-) -> "Database":
-    try:
-        from stenolog.stores.sqlite.connections import Settings
-        from stenolog.stores.sqlite.database import Database
-    except ImportError as error:
-        if error.name != "apsw":
-            raise
-        raise UsageError(
-            "a SQLite store needs the package apsw, which has a SQLite of its own: "
-            "pip install 'stenolog[sqlite]'"
-        ) from error
-    settings = Settings(
-        read_only=read_only,
-        busy_timeout=busy_timeout,
-        synchronous=synchronous,
-        cache_kb=cache_kb,
-    )
-    return Database(file, settings)
-
-
-def _info(session: Session) -> SessionInfo:
-    state, end = session.state, session.last_seq
-    return SessionInfo(
-        key=state.key,
-        uid=state.uid,
-        created=datetime.fromisoformat(state.created),
-        updated=datetime.fromisoformat(session.updated),
-        last_seq=end,
-        floor=state.floor,
-        visible=spans.size(states.visible(state, end)),
-        count=rows.count(state, end),
-        lost=0,
-        damaged=0,
-        void_bytes=0,
-        archived=changes.archived_upto(state),
-        generation=state.generation,
-        bytes=session.bytes,
-        undoable=len(state.undo),
-        summary=state.summary,
-        meta=state.meta,
-        forked_from=state.forked_from,
-    )
-
-
-def _empty(key: str) -> Session:
-    """A session before its first row."""
-    at = rows.now()
-    return Session(0, at, 0, 0, states.blank(key, os.urandom(8).hex(), 1, at))
-
-
-def _batch(
-    messages: Sequence[Message | Mapping[str, Any]],
-    once: str | None,
-    at: Sequence[datetime] | None,
-) -> Batch:
-    """What one caller wants appended. Raises RefusedMessage, UsageError."""
-    check_once(once)
-    payloads = encoded(messages)
-    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
 
 
 def _check_text(**texts: str | None) -> None:

@@ -14,6 +14,7 @@ from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.sqlite import life, place
 from stenolog.stores.sqlite.connections import Settings, Transaction
+from stenolog.stores.sqlite.damage import checksum
 from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.queries import SQL
 from stenolog.stores.sqlite.rows import decode_state
@@ -67,7 +68,7 @@ def examine(file: str | os.PathLike[str]) -> Report:
 def _unopened(error: DamagedStore) -> Finding:
     match error:
         case ForeignLog():
-            kind, advice = "foreign file", "Name another file, or take it in with `steno import`."
+            kind, advice = "foreign file", "Name another file."
         case NewerFormat():
             kind, advice = "newer format", "Upgrade stenolog."
         case _:
@@ -116,8 +117,8 @@ def _of_a_session(
         return
     readable: list[Span] = []
     broken: list[Span] = []
-    for seq, _, payload in transaction.execute(SQL["messages"], (number, 1, last_seq)):
-        (readable if _is_object(payload) else broken).append((seq, seq))
+    for row in transaction.execute(SQL["messages"], (number, 1, last_seq)):
+        (readable if _is_intact(*row) else broken).append((row[0], row[0]))
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
     for kind, lost in (("missing message", missing), ("damaged message", spans.union(broken))):
         if lost:
@@ -140,7 +141,9 @@ def _of_a_session(
             )
 
 
-def _is_object(payload: bytes) -> bool:
+def _is_intact(seq: int, _at: str, payload: bytes, crc: int | None) -> bool:
+    if crc is not None and crc != checksum(payload, seq):
+        return False
     try:
         return isinstance(decode_object(payload), dict)
     except ValueError:

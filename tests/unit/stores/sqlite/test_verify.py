@@ -71,7 +71,7 @@ def test_a_state_that_cannot_be_read(used: Path) -> None:
 
 def test_rows_that_belong_to_nobody(used: Path) -> None:
     _spoil(used, "PRAGMA foreign_keys = OFF; INSERT INTO token VALUES (99, x'00', 1, 1)")
-    _spoil(used, "INSERT INTO message VALUES (999, 1, 31, '', CAST('{}' AS BLOB))")
+    _spoil(used, "INSERT INTO message VALUES (999, 1, 31, '', CAST('{}' AS BLOB), NULL)")
     assert [one.kind for one in verify.examine(used).findings] == ["stray row", "stray row"]
 
 

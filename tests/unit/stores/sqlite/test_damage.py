@@ -1,0 +1,133 @@
+"""P3 on SQLite: a message that is not as it was stored is left out, counted and reported."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stenolog import SQLiteStore
+from stenolog.catalog import open_catalog
+from stenolog.stores.base import Append
+from stenolog.stores.sqlite import schema, verify
+from stenolog.stores.sqlite.damage import checksum
+
+
+@pytest.fixture
+def spoilt(file: Path) -> Path:
+    """A database of six messages, in one of which a letter has changed on the disk."""
+    with SQLiteStore(file) as store:
+        store.add_messages("a", [_said(f"word {number}") for number in range(1, 7)])
+        store.add_message("b", "user", "of another session")
+    _change_letter(file, b"word 5", b"ward 5")
+    return file
+
+
+def _said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _change_letter(file: Path, before: bytes, after: bytes) -> None:
+    image = file.read_bytes()
+    assert image.count(before) == 1
+    file.write_bytes(image.replace(before, after))
+
+
+def _texts(store: SQLiteStore, **how: int | bool) -> list[str]:
+    return [message.content for message in store.get_history("a", **how)]  # type: ignore[arg-type]
+
+
+def test_p3_a_damaged_message_hides_only_itself_and_is_reported(
+    spoilt: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with SQLiteStore(spoilt) as store:
+        intact = ["word 1", "word 2", "word 3", "word 4", "word 6"]
+        assert _texts(store) == _texts(store, full=True) == intact
+        assert caplog.text.count("message 5 of session") == 1
+        assert "steno doctor" in caplog.text
+        info = store.info("a")
+        assert (info.lost, info.damaged, info.visible, info.count, info.last_seq) == (1, 1, 5, 5, 6)
+        assert info.in_sight == ((1, 4), (6, 6))
+        assert (store.info("b").lost, len(store.get_history("b"))) == (0, 1)
+        assert store.add_message("a", "user", "word 7") == 7
+        assert _texts(store) == [*intact, "word 7"]
+
+
+def test_p3_in_the_place_of_a_damaged_message_an_earlier_one_is_given(spoilt: Path) -> None:
+    with SQLiteStore(spoilt) as store:
+        assert _texts(store, last=2) == _texts(store, last=2, full=True) == ["word 4", "word 6"]
+        assert _texts(store, last=2, after=3) == ["word 4", "word 6"]
+        popped = [store.pop("a"), store.pop("a")]
+        assert [message and message.seq for message in popped] == [6, 4]
+
+
+def test_p3_who_follows_is_given_all_but_the_damaged_one(spoilt: Path) -> None:
+    with SQLiteStore(spoilt) as store:
+        assert [m.seq for m in store.follow("a", timeout=0)] == [1, 2, 3, 4, 6]
+
+
+def test_p3_the_doctor_names_the_damaged_message(spoilt: Path) -> None:
+    [found] = verify.examine(spoilt).findings
+    assert (found.kind, found.key, found.lost) == ("damaged message", "a", ((5, 5),))
+
+
+def test_p3_a_place_that_is_put_right_again_counts_no_longer(spoilt: Path) -> None:
+    with SQLiteStore(spoilt) as store:
+        assert len(_texts(store)) == 5
+        with store.database.write() as transaction:
+            transaction.execute(
+                "UPDATE message "
+                "SET body = CAST(replace(CAST(body AS TEXT), 'ward', 'word') AS BLOB)"
+            )
+        assert len(_texts(store)) == 6
+        assert (store.info("a").lost, store.info("a").visible) == (0, 6)
+
+
+def test_the_index_has_what_can_be_read(spoilt: Path) -> None:
+    with SQLiteStore(spoilt) as store, open_catalog(store) as catalog:
+        for _ in range(2):
+            [entry] = catalog.list(prefix="a").entries
+            assert (entry.visible, entry.count, entry.lost) == (
+                len(store.get_history("a")),
+                len(store.get_history("a", full=True)),
+                1,
+            )
+            assert [hit.seq for hit in catalog.search("ward").hits] == []
+            store.add_message("a", "user", "more")
+
+
+def test_p3_every_way_to_store_a_message_stores_its_crc(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message("a", "user", "1")
+        store.add_message("a", "user", "one more")
+        store.add_message("a", "user", "2", once="token")
+        store.add_messages("a", [_said("3"), _said("4")])
+        store.add_group("a", [Append(messages=[_said("5")]), Append(messages=[_said("6")])])
+        store.set_history("a", [_said("1"), _said("7")])
+        store.fork("a", "b")
+        store.delete("b")
+        store.restore("b", as_key="c")
+        with store.database.read() as transaction:
+            rows = list(transaction.execute("SELECT seq, body, crc FROM message"))
+    assert len(rows) == 10
+    assert all(crc == checksum(body, seq) for seq, body, crc in rows)
+
+
+def test_p13_messages_from_before_there_were_crcs_are_believed(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message("a", "user", "old")
+    connection = apsw.Connection(str(file))
+    schema.run(connection, "UPDATE message SET crc = NULL")
+    connection.close()
+    with SQLiteStore(file) as store:
+        assert _texts(store) == ["old"]
+    assert verify.examine(file).findings == ()
+
+
+def test_p3_every_flipped_bit_is_seen() -> None:
+    body = b'{"role":"user","content":"hello"}'
+    right = checksum(body, 7)
+    for place in range(len(body) * 8):
+        spoilt = bytearray(body)
+        spoilt[place // 8] ^= 1 << place % 8
+        assert checksum(bytes(spoilt), 7) != right
+    assert checksum(body, 8) != right
