@@ -5,14 +5,12 @@ number as key becomes text, two keys become one. So what was encoded is decoded 
 compared; only where the two differ is the object walked to name the field that cannot be kept.
 """
 
-import json
 import math
 import re
 import sys
 from binascii import crc32
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -94,10 +92,17 @@ def _encode_slowly(fields: dict[str, Any]) -> bytes:
         payload = _encode(fields)
     except (TypeError, ValueError):
         # Lone surrogates, which UTF-8 cannot hold, and subclasses of str, int and float.
-        payload = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+        payload = _dumps(fields, separators=(",", ":"), allow_nan=False).encode()
     if decode_object(payload) != _plain(fields):
         raise RefusedMessage("", "it does not come back from JSON as it was given")
     return payload
+
+
+def _dumps(value: Any, **options: Any) -> str:
+    """What the slower encoder says, which is imported when it is needed."""
+    import json
+
+    return json.dumps(value, **options)
 
 
 def _check(value: Any, field: str, depth: int) -> None:
@@ -164,6 +169,9 @@ def _shortened(field: str) -> str:
 
 def digest(payloads: Sequence[bytes]) -> str:
     """Tells the content of a token's messages apart from any other."""
+    # Only who uses tokens waits for it.
+    from hashlib import blake2b
+
     state = blake2b(digest_size=8)
     for payload in payloads:
         state.update(b"%d:" % len(payload))
@@ -248,7 +256,7 @@ def message_line(
     if part is not None:
         extra += b',"part":[%d,%d]' % part
     if once is not None:
-        extra += b',"once":' + json.dumps(once, ensure_ascii=not once.isprintable()).encode()
+        extra += b',"once":' + _dumps(once, ensure_ascii=not once.isprintable()).encode()
     line = b'{"kind":"message","seq":%d,"at":"%b"%b,"body":%b' % (seq, at.encode(), extra, payload)
     return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
 
@@ -267,7 +275,7 @@ def control_line(
         payload = _encode(body)
     except (UnicodeEncodeError, TypeError):
         # Lone surrogates, and subclasses of text.
-        payload = json.dumps(msgspec.to_builtins(body), separators=(",", ":")).encode()
+        payload = _dumps(msgspec.to_builtins(body), separators=(",", ":")).encode()
     extra = b',"joined":true' if joined else b""
     if part is not None:
         extra += b',"part":[%d,%d]' % part
@@ -401,6 +409,8 @@ def _unknown(line: bytes) -> UnknownRecord | None:
 
 
 def _envelope(line: bytes) -> dict[str, Any]:
+    import json
+
     try:
         found: Any = json.loads(line)
     except (ValueError, RecursionError):

@@ -7,7 +7,6 @@ private names, because the caller's object may use any name.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from json import loads as decode_escaped
 from typing import Any, Final
 
 import msgspec
@@ -156,6 +155,14 @@ class Token(Struct, frozen=True, array_like=True):
     digest: str
 
 
+class DeletedAs(Struct, frozen=True):
+    """The key that a session has in the trash, which is not the one it will have outside."""
+
+    key: str
+    name: str
+    """Of its file there: under any other name this means nothing."""
+
+
 class State(Struct, omit_defaults=True):
     """A session as of one point of its log: opening starts from the last one."""
 
@@ -181,6 +188,8 @@ class State(Struct, omit_defaults=True):
     archive: Archive | None = None
     forked_from: str | None = None
     tokens: list[Token] = []
+    deleted_as: DeletedAs | None = None
+    """Only while it is restored under another key."""
 
 
 class Void(Struct, frozen=True, omit_defaults=True):
@@ -244,8 +253,11 @@ def decode_object(payload: bytes | Raw) -> dict[str, Any]:
     try:
         found: dict[str, Any] = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # A lone surrogate is written as an escape, which only the slower decoder takes.
-        found = decode_escaped(bytes(payload))
+        # A lone surrogate is written as an escape, which only the slower decoder takes; almost
+        # nobody meets one, so nobody else waits for its import.
+        from json import loads
+
+        found = loads(bytes(payload))
     return found
 
 
@@ -285,6 +297,8 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     summary: str
     meta: Mapping[str, Any]
     forked_from: str | None
+    in_sight: tuple[Span, ...] = ()
+    """The runs of seqs that `visible` counts, by seq: first and last of each."""
 
 
 class Undone(Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from stenolog.errors import (
     StoreClosed,
 )
 from stenolog.records import Message
-from stenolog.stores.async_store import THREADS, AsyncLease, AsyncStore
+from stenolog.stores.async_store import THREADS, WAIT_SECONDS, AsyncLease, AsyncStore
 from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.testing.calls import comparable, picture
@@ -716,14 +716,14 @@ def test_a_turn_is_taken_and_let_go_of(store: Store) -> None:
         async with AsyncStore(store) as mine:
             await mine.add_message("a", "user", "1")
             async with await mine.lease("a", ttl=60) as lease:
-                assert (lease.key, lease.epoch, lease.lost) == ("a", 1, False)
+                assert (lease.key, lease.epoch, await lease.lost()) == ("a", 1, False)
                 with pytest.raises(StoreBusy):
                     await mine.lease("a", ttl=60, wait=0)
                 await lease.renew()
                 assert await lease.store.add_message("a", "user", "2") == 2
                 assert [m.content for m in await lease.store.get_history("a")] == ["1", "2"]
                 await mine.add_message("a", "user", "plain calls work")
-            assert lease.lost
+            assert await lease.lost()
             with pytest.raises(LeaseLost):
                 await lease.renew()
             await lease.release()
@@ -742,12 +742,55 @@ def test_p8_a_lease_is_refused_as_by_the_store(store: Store) -> None:
                 with pytest.raises(stenolog.UsageError):
                     await mine.lease("a", ttl=ttl, wait=wait)
             lease = await mine.lease("a", ttl=60)
-        assert lease.lost
+        assert await lease.lost()
         await lease.release()
         with pytest.raises(StoreClosed):
             await mine.lease("a", ttl=60)
 
     run(main)
+
+
+def test_a_turn_is_waited_for_as_long_as_the_store_waits(tmp_path: Path) -> None:
+    async def main() -> None:
+        for store in (
+            stenolog.JSONLStore(tmp_path, busy_timeout=0.05),
+            stenolog.SQLiteStore(tmp_path / "s.db", busy_timeout=0.05),
+        ):
+            async with AsyncStore(store) as mine:
+                await mine.add_message("a", "user", "1")
+                async with await mine.lease("a", ttl=60):
+                    with pytest.raises(StoreBusy):
+                        # Long before what is waited for where a store does not say.
+                        await asyncio.wait_for(mine.lease("a", ttl=60), WAIT_SECONDS * 0.8)
+
+    run(main)
+
+
+def test_whether_a_turn_is_lost_is_not_looked_up_on_the_thread_of_the_loop() -> None:
+    looks: list[int] = []
+
+    class WatchedLease(InMemoryLease):
+        @property
+        def lost(self) -> bool:
+            looks.append(threading.get_ident())
+            return super().lost
+
+    class Watched(InMemoryStore):
+        def lease(self, *arguments: Any, **options: Any) -> InMemoryLease:
+            taken = super().lease(*arguments, **options)
+            taken.__class__ = WatchedLease
+            return taken
+
+    async def main() -> None:
+        async with AsyncStore(Watched()) as mine:
+            await mine.add_message("a", "user", "1")
+            async with await mine.lease("a", ttl=60) as lease:
+                assert not await lease.lost()
+            assert await lease.lost()
+
+    run(main)
+    assert len(looks) >= 2
+    assert threading.get_ident() not in looks
 
 
 def test_p8_whoever_lost_the_turn_cannot_write_through_it() -> None:

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from stenolog.codec import check_key
 from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
-from stenolog.stores.base import Append, GroupStore, Lease, Store
+from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
 from stenolog.stores.state import check_lease
 
 THREADS: Final = 32
@@ -32,7 +32,7 @@ LOOK_UP_SECONDS: Final = 0.5
 AHEAD: Final = 256
 """How many messages the thread of a follower may be ahead of its reader."""
 WAIT_SECONDS: Final = 5.0
-"""How long a lease is waited for, where that is not said."""
+"""How long a lease is waited for, where neither the caller nor the store says."""
 LEASE_POLL_SECONDS: Final = 0.01
 
 T = TypeVar("T")
@@ -152,7 +152,10 @@ class AsyncStore:
         Waiting takes no thread: or those who wait could keep the holder from ending its turn.
         """
         check_lease(ttl, wait)
-        deadline = monotonic() + (WAIT_SECONDS if wait is None else wait)
+        if wait is None:
+            store = self._store
+            wait = store.busy_timeout if isinstance(store, PatientStore) else WAIT_SECONDS
+        deadline = monotonic() + wait
         while True:
             try:
                 return AsyncLease(self, await self._take_turn(key, ttl))
@@ -317,10 +320,12 @@ class AsyncLease:
         """As Lease.epoch."""
         return self._lease.epoch
 
-    @property
-    def lost(self) -> bool:
-        """As Lease.lost: a short look, which is not awaited."""
-        return self._lease.lost
+    async def lost(self) -> bool:
+        """As Lease.lost, which looks at the store and so must not keep the loop waiting."""
+        try:
+            return await self._calls._call(lambda: self._lease.lost)
+        except StoreClosed:
+            return True
 
     async def renew(self) -> None:
         """As Lease.renew."""

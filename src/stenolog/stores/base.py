@@ -283,9 +283,32 @@ class Append(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
+class PatientStore(Protocol):
+    """A store that tells how long its calls wait for others."""
+
+    @property
+    def busy_timeout(self) -> float:
+        """In seconds."""
+        ...
+
+
+@runtime_checkable
 class GroupStore(Protocol):
     """A store that takes the appends of several callers to one session in one go."""
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """For each append its seqs, or what went wrong with it; each is whole or absent."""
+        ...
+
+
+@runtime_checkable
+class MarkedStore(Protocol):
+    """A store that tells all processes when something they keep beside it is out of date."""
+
+    def mark(self, name: str) -> str:
+        """The mark of this name, as it is now; empty where it was never changed."""
+        ...
+
+    def change_mark(self, name: str) -> None:
+        """Make it another one than it ever was, durably. Raises StoreUnavailable, ReadOnly."""
         ...

@@ -21,6 +21,8 @@ from msgspec.structs import replace
 
 from stenolog import codec, errors, records
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.stores import spans
+from stenolog.stores.times import conversation_times
 
 BUSY_TIMEOUT: Final = 5.0
 UNDO_DEPTH: Final = 8
@@ -142,6 +144,7 @@ class InMemoryStore:
         self._sessions: dict[str, _Session] = {}
         self._trash: list[tuple[Trashed, _Session]] = []
         self._leases: dict[str, InMemoryLease] = {}
+        self._marks: dict[str, int] = {}
         self._closed = threading.Event()
         self._changed = threading.Condition()
         self._lease: InMemoryLease | None = None
@@ -359,19 +362,37 @@ class InMemoryStore:
         with self._open():
             return {key: f"{found.uid}:{found.version}" for key, found in self._sessions.items()}
 
+    def mark(self, name: str) -> str:
+        """The mark of this name; empty where it was never changed."""
+        with self._open():
+            return str(self._marks.get(name, ""))
+
+    def change_mark(self, name: str) -> None:
+        """Make it another one."""
+        with self._open():
+            self._marks[name] = self._marks.get(name, 0) + 1
+
     def info(self, key: str) -> SessionInfo:
         """What is known of the session. Raises NoSuchSession."""
         with self._using(key) as session:
             if key not in self._sessions:
                 raise errors.NoSuchSession(key)
+            meta = records.decode_object(session.meta)
+            created, updated = conversation_times(
+                session.created,
+                session.updated or session.created,
+                meta={} if session.forked_from is not None else meta,
+                last_seq=session.last_seq,
+            )
+            visible = session.visible()
             return SessionInfo(
                 key=key,
                 uid=session.uid,
-                created=session.created,
-                updated=session.updated or session.created,
+                created=created,
+                updated=updated,
                 last_seq=session.last_seq,
                 floor=session.floor(),
-                visible=len(session.visible()),
+                visible=len(visible),
                 count=len(session.messages),
                 lost=0,
                 damaged=0,
@@ -381,8 +402,9 @@ class InMemoryStore:
                 bytes=session.live_bytes(),
                 undoable=len(session.steps),
                 summary=session.summary,
-                meta=records.decode_object(session.meta),
+                meta=meta,
                 forked_from=session.forked_from,
+                in_sight=tuple(spans.union((seq, seq) for seq in visible)),
             )
 
     def list_sessions(

@@ -58,6 +58,8 @@ class Kept(Struct, frozen=True, kw_only=True):
     updated: datetime | None = None
     ours: bool = False
     """Whether this store wrote it, and not the reference."""
+    dropped: int = 0
+    """How many messages in the file could not be read or kept."""
     problems: tuple[str, ...] = ()
     """What stands in the file and could not be read, each as a sentence."""
 
@@ -95,9 +97,10 @@ def parse(text: bytes) -> Kept:
         )
     problems: list[str] = []
     key = found.get("key")
+    given = found.get("messages") or []
     visible = [
         message
-        for number, value in enumerate(found.get("messages") or [], 1)
+        for number, value in enumerate(given, 1)
         if (message := _message(value, f"message {number}", problems)) is not None
     ]
     session = Kept(
@@ -106,6 +109,7 @@ def parse(text: bytes) -> Kept:
         summary=found["summary"] if isinstance(found.get("summary"), str) else "",
         created=time_of(found.get("created")),
         updated=time_of(found.get("updated")),
+        dropped=len(given) - len(visible),
         problems=tuple(problems),
     )
     ours = found.get("stenolog")

@@ -1,7 +1,6 @@
 """Key ↔ the stem of a file name: reversible, also where case is folded or text normalised."""
 
 import re
-from hashlib import sha256
 from typing import Final
 
 _LONGEST: Final = 200
@@ -14,6 +13,9 @@ def escaped(key: str) -> str:
     """The key as it can stand in a file name; one that is too long ends in its sha256."""
     text = _ESCAPED.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
     if len(text) > _LONGEST:
+        # Hardly ever met, and slow to import.
+        from hashlib import sha256
+
         return f"{text[:_KEPT_OF_LONG]}~{sha256(key.encode()).hexdigest()}"
     return text
 

@@ -4,10 +4,13 @@ An engine is imported when it is asked for: nobody waits for the others.
 """
 
 import os
-from typing import Any
+from typing import Any, Final
 
-from stenolog.errors import UsageError
+from stenolog.errors import StenologError, UsageError
 from stenolog.stores.base import Store
+
+_DATABASE: Final = b"SQLite format 3\0"
+"""How a file begins that SQLite made."""
 
 
 def open_store(
@@ -41,7 +44,23 @@ def open_store(
 def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -> Store:
     from stenolog.stores.jsonl import JSONLStore
 
-    return JSONLStore(place, namespace=namespace, read_only=read_only)
+    try:
+        return JSONLStore(place, namespace=namespace, read_only=read_only)
+    except StenologError:
+        check_no_database(place)
+        raise
+
+
+def check_no_database(place: str | os.PathLike[str]) -> None:
+    """Raise UsageError where a file of SQLite's was named as if it were a folder."""
+    try:
+        with open(place, "rb") as file:  # noqa: PTH123 - pathlib takes a while to import
+            found = file.read(len(_DATABASE))
+    except OSError:
+        return
+    if found == _DATABASE:
+        name = os.fspath(place)
+        raise UsageError(f"{name} is a database, and no folder; name it as sqlite:{name}")
 
 
 def _at_home(place: str) -> str:
