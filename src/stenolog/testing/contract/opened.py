@@ -52,3 +52,15 @@ def everything(store: Store, key: str) -> list[tuple[int, Any, bool]]:
 def hidden(store: Store, key: str) -> list[int]:
     """The seqs out of sight."""
     return [seq for seq, _, out_of_sight in everything(store, key) if out_of_sight]
+
+
+def talk(store: Store, key: str) -> None:
+    """Seven messages: two archived, one hidden, a batch; a summary, meta, tokens, undo steps."""
+    say(store, key, "1", "2")
+    store.add_messages(key, [user("3"), user("4"), user("5")], once="batch")
+    store.checkpoint(key, summary="so far", upto=2)
+    store.compact(key)
+    store.hide(key, 4, 4)
+    store.add_message(key, "user", "6", once="six")
+    store.add_message(key, "user", "7")
+    store.set_meta(key, title="A talk", tags=["x"])
