@@ -1,6 +1,5 @@
 """The one index of a store: titles, counts, states, full-text search."""
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -21,6 +20,7 @@ from stenolog.catalog.tables import HasDatabase, TableDatabase
 from stenolog.catalog.times import moment
 from stenolog.catalog.turns import held
 from stenolog.errors import StoreUnavailable, UsageError
+from stenolog.stores import reports
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore
 
@@ -30,7 +30,6 @@ _MOST_TRIES: Final = 12
 _MOST_BREAKS: Final = 8
 _MOST_WAITS: Final = 3
 _STATES: Final = ("idle", "running", "interrupted")
-_report = logging.getLogger("stenolog")
 
 
 def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
@@ -197,7 +196,7 @@ class Catalog:
         raise StoreUnavailable("the index is damaged again and again; look at the disk")
 
     def _renew(self, broken: "_Current", reason: Broken) -> None:
-        _report.info("the index is made anew: %s", reason)
+        reports.info("the index is made anew: %s", reason)
         try:
             broken.database.renew()
         except (Broken, Busy):
@@ -219,7 +218,7 @@ class Catalog:
                 return
             words = f"the index cannot be kept, so it was made in memory: {reason}"
             self.problems = (*self.problems, words)
-        _report.warning("%s", words)
+        reports.warning("%s", words)
 
 
 Look = Callable[[Transaction, Any], T]

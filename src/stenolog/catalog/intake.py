@@ -1,7 +1,7 @@
 """Reads what is new of the sessions that changed, and has it written into the index."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import SessionInfo
+from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 
@@ -60,9 +60,9 @@ class Intake:
         self._writer = Writer(database, made)
 
     @property
-    def missed(self) -> bool:
-        """Whether somebody else changed a session before we could."""
-        return bool(self._writer.missed)
+    def missed(self) -> set[str]:
+        """The sessions that somebody else changed before we could."""
+        return self._writer.missed
 
     def take_in(self, changed: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
         """Read the sessions with these stamps, as far as they are new."""
@@ -128,10 +128,6 @@ class Intake:
                 known = None
             after = known.indexed if known is not None else 0
             messages = self._store.get_history(key, after=after, full=True)
-            if known is None:
-                seqs = [message.seq for message in messages if not message.hidden]
-            else:
-                seqs = [message.seq for message in self._store.get_history(key)]
             state = self._state(key)
             info = self._store.info(key)
             if info.uid != before.uid:
@@ -143,9 +139,24 @@ class Intake:
                     # Messages that the index has are not there any more.
                     known = None
                     continue
-            sight = spans.union((seq, seq) for seq in seqs)
+            sight = self._sight(info, messages, known)
             return Seen(info, messages, sight, known is None, state)
         raise StoreBusy(f"{key!r} is deleted and made anew all the time")
+
+    def _sight(
+        self, info: SessionInfo, messages: Sequence[Message], known: Row | None
+    ) -> list[Span]:
+        """The seqs in sight, as far as they are read.
+
+        Nothing is read again for it: an append must not cost what the history does. Only where
+        messages are damaged, or a store does not tell, each one is looked at.
+        """
+        if known is None:
+            return spans.union((one.seq, one.seq) for one in messages if not one.hidden)
+        if info.lost or info.damaged or spans.size(info.in_sight) != info.visible:
+            seen = self._store.get_history(info.key)
+            return spans.union((one.seq, one.seq) for one in seen)
+        return spans.clipped(info.in_sight, 1, messages[-1].seq if messages else known.indexed)
 
     def _is_other(self, info: SessionInfo, stamp: str, row: Row) -> bool:
         """Whether what the index has of a session may be said otherwise by now."""

@@ -74,7 +74,7 @@ def rank_expression(query: Query) -> str:
 
 def session_mark(session: int) -> str:
     """The token that each message of a session has."""
-    return f"s={session}"
+    return f"=s{session}"
 
 
 def role_mark(role: str) -> str:
@@ -85,7 +85,7 @@ def role_mark(role: str) -> str:
         from hashlib import sha256
 
         raw = sha256(raw).digest()
-    return f"r={raw.hex()}"
+    return f"=r{raw.hex()}"
 
 
 def _term(term: Term) -> str:

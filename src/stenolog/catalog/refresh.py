@@ -10,14 +10,16 @@ nobody could write meanwhile; and no transaction is long, for the same reason.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from stenolog.catalog.database import Database
+from stenolog.catalog.database import Busy, Database
 from stenolog.catalog.statements import statements
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore
+
+T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
 """Called with how many of the changed sessions are done, and how many there are."""
@@ -34,6 +36,10 @@ class _Known(Struct, frozen=True):
     """How often it was written until then."""
     stamps: dict[str, str | None]
 
+    def only(self, keys: set[str]) -> "_Known":
+        """The same of these sessions."""
+        return _Known(self.made, self.writes, _only(self.stamps, keys))
+
 
 class Refresher:
     """Brings an index up to date with a store."""
@@ -45,16 +51,29 @@ class Refresher:
         self._known = _Known(None, 0, {})
 
     def refresh(self, progress: Progress | None = None) -> None:
-        """Take in all that was stored before this call. Raises Broken, Unusable."""
+        """Take in all that was stored before this call. Raises Broken, Unusable.
+
+        Busy: others were quicker every time, so what the index has may be older than the call.
+        """
+        made: int | None = None
+        missed: set[str] | None = None
         for _ in range(_MOST_ROUNDS):
             # The rows first, then the stamps: a session that has a row and no stamp is gone.
             known = self._look_at_rows()
             stamps = self._store.stamps()
-            if known.stamps == stamps or self._take_in(known, stamps, progress or _silent):
+            if known.stamps == stamps:
+                return
+            if missed is not None and known.made == made:
+                # The others were taken in by a look that is not older than this call.
+                known, stamps = known.only(missed), _only(stamps, missed)
+            missed, made = self._take_in(known, stamps, progress or _silent), known.made
+            if not missed:
                 return
             # Somebody else changed these rows, perhaps by an older look at the store than ours.
+        raise Busy("the index is changed by others all the time")
 
-    def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> bool:
+    def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> set[str]:
+        """Bring the rows up to these stamps; those that somebody else changed meanwhile."""
         # Who finds nothing to do does not wait for it.
         from stenolog.catalog.intake import Intake, Reading
         from stenolog.stores.jsonl import listing
@@ -66,7 +85,7 @@ class Refresher:
         if changed:
             intake.take_in(changed, progress)
         intake.remove(known.stamps.keys() - stamps.keys())
-        return not intake.missed
+        return intake.missed
 
     def _look_at_rows(self) -> _Known:
         """What the index has, from memory where nobody changed it."""
@@ -76,6 +95,10 @@ class Refresher:
                 rows = transaction.execute(self._sql["stamps"])
                 self._known = _Known(made, writes, {key: stamp for key, stamp in rows})  # noqa: C416 - rows have any length
         return self._known
+
+
+def _only(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
+    return {key: stamp for key, stamp in stamps.items() if key in keys}
 
 
 def _silent(_done: int, _total: int) -> None:

@@ -64,7 +64,8 @@ class Settled(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     """What is in sight; None where it has to be counted."""
     state: State = "idle"
-    prompt: str = ""
+    prompt: str | None = ""
+    """None where it may stand in what somebody else took in."""
     created: int = 0
     updated: int = 0
     meta: Mapping[str, Any] = {}
@@ -120,12 +121,13 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
         yield from emptied(key, row, beginning=beginning)
     version = _emptied_version(row) if known is None else known.version
     prompt = known.prompt if known is not None else ""
+    partly = known is not None and not known.listed
     last_seq = known.indexed if known is not None else 0
     tokens = known.tokens if known is not None else 0
     parts = list(_parts(seen.messages)) or [()]
     for number, part in enumerate(parts, 1):
         said = [_said(message) for message in part]
-        if known is None or known.listed:
+        if not partly:
             prompt = prompt or texts.prompt_from((one.role, one.text) for one in said)
         last_seq = said[-1].seq if said else last_seq
         tokens += sum(one.tokens for one in said)
@@ -140,7 +142,7 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
                 sight=seen.sight,
                 tokens=tokens if _only_grew(known, seen) else None,
                 state=seen.state,
-                prompt=prompt,
+                prompt=prompt or (None if partly else ""),
                 created=microseconds(info.created),
                 updated=microseconds(info.updated),
                 meta=info.meta,

@@ -142,7 +142,7 @@ class Writer:
                 [(counted,)] = transaction.execute(sql["tokens_in"], (session, *span))
                 tokens += counted
         prompt = settled.prompt
-        if not prompt:
+        if prompt is None:
             # It may stand in a part that was taken in by somebody who did not come to an end.
             said = transaction.execute(sql["prompts"], (session,))
             prompt = texts.prompt_from((role, text) for role, text in said)

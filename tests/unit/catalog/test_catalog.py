@@ -1,6 +1,9 @@
 """What list and search say, on every engine."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +27,28 @@ def _found(catalog: Catalog, query: str, **how: object) -> list[tuple[str, int]]
 
 
 # --- list ------------------------------------------------------------------------------------
+
+
+def test_a_list_in_a_fresh_process_waits_for_nothing_that_only_other_calls_need(
+    tmp_path: Path,
+) -> None:
+    with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+    script = (
+        "import sys, msgspec; before = set(sys.modules)\n"
+        "import stenolog; from stenolog.catalog import open_catalog\n"
+        f"with stenolog.open_store({str(tmp_path)!r}) as store, open_catalog(store) as catalog:\n"
+        "    assert len(catalog.list().entries) == 3\n"
+        "print(*set(sys.modules) - before)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    loaded = set(child.stdout.split())
+    assert "stenolog.catalog.index" in loaded
+    slow = {"asyncio", "hashlib", "json", "logging", "tempfile", "stenolog.catalog.tokenizer"}
+    assert loaded & slow == set()
 
 
 def test_an_entry_tells_what_a_session_is_about(store: Store, catalog: Catalog) -> None:
@@ -141,6 +166,28 @@ def test_a_hit_tells_where_who_when_and_why(store: Store, catalog: Catalog) -> N
     assert (hit.role, hit.at, hit.hidden) == ("user", message.at, True)
     assert (hit.title, hit.snippet) == ("Where is the needle?", "Where is the needle?")
     assert [hit.snippet[start:end] for start, end in hit.marks] == ["needle"]
+
+
+@pytest.mark.parametrize("begun", ["s", "r", "u", "=", "=s", "=r"])
+def test_what_the_index_marks_a_message_with_is_no_word_of_it(
+    store: Store, catalog: Catalog, begun: str
+) -> None:
+    store.add_message("k", "user", "hello")
+    assert _found(catalog, f"{begun}*") == []
+    assert _found(catalog, f"hello -{begun}*") == [("k", 1)]
+    assert _found(catalog, "h*", role="user", prefix="k") == [("k", 1)]
+
+
+@pytest.mark.parametrize("letters", [1, 2, 3, 4, 5])
+def test_words_are_found_by_so_many_of_their_first_letters(
+    store: Store, catalog: Catalog, letters: int
+) -> None:
+    words = ["therefore", "thereupon", "theory", "though", "tree", "Österreich", "das"]
+    store.add_messages("k", [{"role": "user", "content": f"x {word} y"} for word in words])
+    for word in words:
+        expected = [seq for seq, one in enumerate(words, 1) if one[:letters] == word[:letters]]
+        found = [seq for _, seq in _found(catalog, f"{word[:letters]}*")]
+        assert sorted(found) == expected
 
 
 def test_p4_hidden_and_archived_messages_are_found_and_marked(

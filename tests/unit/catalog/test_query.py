@@ -44,7 +44,7 @@ def test_what_has_nothing_to_search_for_is_empty(typed: str) -> None:
 
 def test_marks_limit_a_query_to_a_role_and_to_sessions() -> None:
     asked = expression(parse("a -b"), role="user", sessions=[3, 4])
-    assert asked == '("a" AND "r=75736572" AND ("s=3" OR "s=4")) NOT ("b")'
+    assert asked == '("a" AND "=r75736572" AND ("=s3" OR "=s4")) NOT ("b")'
     assert len(expression(parse("a"), role="x" * 1000)) < 100
 
 

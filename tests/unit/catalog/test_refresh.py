@@ -14,7 +14,7 @@ import pytest
 import stenolog
 from stenolog.catalog import Catalog, open_catalog, steps, times, writing
 from stenolog.catalog.intake import Intake, Reading
-from stenolog.records import Message
+from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from unit.catalog.operations import WORDS, operate
 from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
@@ -363,3 +363,121 @@ def test_a_moment_is_kept_to_the_microsecond() -> None:
         datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
     ):
         assert times.moment(times.microseconds(moment)) == moment
+
+
+# --- what it costs ---------------------------------------------------------------------------
+
+
+class _Counting:
+    """How many messages a store has handed out."""
+
+    handed_out = 0
+
+    def get_history(self, key: str, **how: Any) -> list[Message]:
+        found: list[Message] = super().get_history(key, **how)  # type: ignore[misc]
+        self.handed_out += len(found)
+        return found
+
+
+class _CountingLogs(_Counting, stenolog.JSONLStore):
+    """JSONLStore."""
+
+
+class _CountingDatabase(_Counting, stenolog.SQLiteStore):
+    """SQLiteStore."""
+
+
+@pytest.mark.parametrize("kind", [_CountingLogs, _CountingDatabase])
+def test_p9_what_an_append_costs_the_index_does_not_follow_the_history(
+    tmp_path: Path, kind: type[_CountingLogs | _CountingDatabase]
+) -> None:
+    with kind(tmp_path / "place") as store, open_catalog(store) as catalog:
+        store.add_messages("k", _said(["tool", "assistant"] * 2_500))
+        store.hide("k", 100, 200)
+        catalog.refresh()
+        for role in ("user", "assistant"):
+            store.handed_out = 0
+            store.add_message("k", role, "allmessages more")
+            catalog.refresh()
+            assert store.handed_out <= 1 + 32, "the new one, and the tail that tells the state"
+        _agree(store, catalog)
+
+
+def test_what_was_hidden_beside_an_append_is_known_to_be(store: Store, catalog: Catalog) -> None:
+    store.add_messages("k", _said(["user", "assistant"] * 4))
+    store.hide("k", 3, 3)
+    catalog.refresh()
+    store.undo("k")
+    store.hide("k", 4, 4)
+    store.add_message("k", "user", "allmessages again")
+    _agree(store, catalog)
+    store.checkpoint("k", summary="s", upto=5)
+    _agree(store, catalog)
+
+
+# --- losing every time -----------------------------------------------------------------------
+
+
+class _Overtaken(stenolog.JSONLStore):
+    """A store in which another refresher is quicker than whoever looks at a session."""
+
+    overtake: Callable[[], None] | None = None
+
+    def info(self, key: str) -> SessionInfo:
+        found = super().info(key)
+        if self.overtake is not None:
+            overtake, self.overtake = self.overtake, None
+            overtake()
+            self.overtake = overtake
+        return found
+
+
+def test_who_is_overtaken_every_time_goes_on_in_memory_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        _Overtaken(tmp_path) as store,
+        open_catalog(store) as catalog,
+        open_catalog(store) as quicker,
+    ):
+        fill(store)
+        store.add_message("k", "user", "allmessages before the call")
+
+        def overtake() -> None:
+            quicker.refresh()
+            store.add_message("k", "user", "allmessages meanwhile")
+
+        store.overtake = overtake
+        assert "k" in [entry.key for entry in catalog.list().entries]
+        assert [hit.seq for hit in catalog.search("before").hits] == [1]
+        [problem] = catalog.problems
+        assert "by others all the time" in problem
+        assert problem in caplog.text
+        store.overtake = None
+        assert quicker.problems == ()
+        _agree(store, catalog)
+
+
+def test_who_is_overtaken_once_takes_in_only_what_it_missed(tmp_path: Path) -> None:
+    with (
+        _Overtaken(tmp_path) as store,
+        open_catalog(store) as catalog,
+        open_catalog(store) as quicker,
+    ):
+        fill(store)
+        looks: list[int] = []
+
+        def overtake() -> None:
+            if not looks:
+                looks.append(0)
+                quicker.refresh()
+                # What comes after the call began is for the next one.
+                store.add_message("cli:default", "user", "allmessages meanwhile")
+                store.add_message("telegram:1", "user", "allmessages meanwhile")
+                store.add_message("telegram:2", "user", "allmessages meanwhile")
+
+        store.overtake = overtake
+        catalog.refresh(lambda done, total: looks.append(total) if done == total else None)
+        store.overtake = None
+        assert looks == [0, 3, 1]
+        _agree(store, catalog)
