@@ -106,16 +106,20 @@ class Carrying:
 
     def receipt(self, name: str) -> None:
         """Say that it is done: the mark goes and the receipt comes in one step."""
-        meta = self._store.info(self._key).meta
+        info = self._store.info(self._key)
+        said = [one.at for one in self.old.messages if one.at is not None]
+        there = () if self.there is None else self.there.said
         receipt = {
             "from": self.old.layout,
             "file": name,
             "sha256": self._digest,
             "messages": len(self.old.messages),
-            "created": timestamp(self.old.created),
-            "updated": timestamp(self.old.updated),
+            "created": timestamp(min([self.old.created, *said])),
+            # The conversation's own time counts until somebody says something here.
+            "updated": timestamp(max([self.old.updated, *said, *there])),
+            "last_seq": info.last_seq,
         }
-        kept = [*merging.receipts(meta), receipt][-RECEIPTS:]
+        kept = [*merging.receipts(info.meta), receipt][-RECEIPTS:]
         self._store.set_meta(self._key, importing=None, imported=kept)
 
 

@@ -149,7 +149,7 @@ def _judge_without_records(text: bytes, key: str | None, path: str) -> Judged:
             path=path,
             where="",
             meaning="Another program wrote this file; stenolog neither reads nor changes it.",
-            advice="Move it elsewhere, or take it in with `steno import`.",
+            advice="Move it elsewhere.",
         )
     return Judged(key=key, findings=(finding,), unsettled=finding.kind is not Kind.FOREIGN_LOG)
 

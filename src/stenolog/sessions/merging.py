@@ -26,6 +26,8 @@ class There(Struct, frozen=True, kw_only=True):
 
     payloads: Sequence[bytes] = ()
     seqs: Sequence[int] = ()
+    said: Sequence[datetime] = ()
+    """When each message was."""
     summary: str = ""
     floor: int = 0
     meta: Mapping[str, Any] = {}

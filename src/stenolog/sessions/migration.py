@@ -61,7 +61,9 @@ class Taken(Struct, frozen=True, kw_only=True):
     added: int
     """How many of them were not in the store before."""
     known: bool
-    """Whether this very file had been taken in before."""
+    """Whether this very file had been taken in before; what was wrong with it was told then."""
+    dropped: int
+    """How many lines or messages of the file could not be carried."""
     problems: tuple[str, ...]
     """What could not be carried, and why, each as a sentence."""
 
@@ -78,6 +80,8 @@ class Migrated(Struct, frozen=True, kw_only=True):
 
     taken: tuple[Taken, ...] = ()
     left: tuple[Left, ...] = ()
+    migrated: int = 0
+    """How many files there have the ending of those that were taken in, now or before."""
 
     @property
     def sessions(self) -> int:
@@ -88,6 +92,11 @@ class Migrated(Struct, frozen=True, kw_only=True):
     def messages(self) -> int:
         """How many messages were added to the store."""
         return sum(one.added for one in self.taken)
+
+    @property
+    def dropped(self) -> int:
+        """How many lines or messages could not be carried."""
+        return sum(one.dropped for one in self.taken)
 
 
 def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrated:
@@ -178,7 +187,7 @@ class _Run:
         if self._renaming:
             self._rename(done)
         taken = tuple(job.taken for job in done if job.taken is not None)
-        return Migrated(taken=taken, left=tuple(self._left))
+        return Migrated(taken=taken, left=tuple(self._left), migrated=self._folder.taken_in())
 
     def _take_all(self, jobs: list[_Job]) -> list[_Job]:
         # An alias that two of them claim is given to neither.
@@ -244,6 +253,7 @@ class _Run:
             messages=len(old.messages),
             added=0,
             known=True,
+            dropped=old.dropped,
             problems=old.problems,
         )
         if not old.messages and not old.summary:
@@ -254,7 +264,7 @@ class _Run:
                 reason = f"{key!r} was deleted after this file was last written: it stays deleted"
                 return replace(taken, problems=(*old.problems, reason))
             if there is not None and merging.is_taken_in(there.meta, found.digest):
-                return replace(taken, key=target)
+                return replace(taken, key=target, dropped=0, problems=())
             merge = Merge() if there is None else merging.decide(old, found.digest, there)
             if merge is not None:
                 plan = Carrying(self._store, target, old, found.digest, there, merge)
@@ -324,6 +334,7 @@ class _Run:
         return There(
             payloads=[message.to_json() for message in messages],
             seqs=[message.seq for message in messages],
+            said=[message.at for message in messages],
             summary=info.summary,
             floor=info.floor,
             meta=info.meta,

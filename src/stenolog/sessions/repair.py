@@ -15,17 +15,16 @@ import msgspec
 from stenolog.codec import control_line, parse_line, re_sign
 from stenolog.errors import StenologError
 from stenolog.records import Message, Record, Span, StateRecord, VoidRecord
+from stenolog.sessions.chains import spare_archives
 from stenolog.sessions.damage import ASIDE, Finding, Kind, judge
-from stenolog.sessions.verify import (
+from stenolog.sessions.standing_still import (
     BUSY_TIMEOUT,
-    LEFTOVER,
     archives_standing_still,
-    examine,
     read_whole,
-    spare_archives,
     standing_still,
     trash_of,
 )
+from stenolog.sessions.verify import LEFTOVER, examine
 from stenolog.stores import spans
 from stenolog.stores.disk import sync_file, sync_folder, write_all
 from stenolog.stores.jsonl import rewrite, scan, trash, writer

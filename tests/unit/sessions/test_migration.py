@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memory_disk
+from stenolog.catalog import open_catalog
 from stenolog.errors import NotStored, StoreUnavailable
 from stenolog.records import Message
 from stenolog.sessions.carrying import CHUNK
@@ -30,6 +31,11 @@ from stenolog.stores.opening import open_store
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 LAYOUTS: Final = ("picoclaw", "picoclaw-legacy", "zeroclaw")
+
+TIMES: Final = {
+    "created_at": "2025-03-04T05:06:07.123456Z",
+    "updated_at": "2025-04-05T06:07:08.654321Z",
+}
 
 OPENED: Final[dict[str, Callable[[Path], Store]]] = {
     # The old files stand in `sessions` of the workspace: with JSONL, where our own logs are.
@@ -195,6 +201,25 @@ def test_samples_of_the_older_picoclaw(store: Store, place: Path, stem: str) -> 
     ]
 
 
+def _unpacked_by_hand(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of zeroclaw as a message, read without our reader: its tool calls are JSON text."""
+    if line["role"] == "user" or not line["content"].startswith("{"):
+        return line
+    inside = json.loads(line["content"])
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in inside.get("tool_calls", [])
+    ]
+    message = {"role": line["role"], "content": inside.get("content")}
+    if "tool_call_id" in inside:
+        message["tool_call_id"] = inside["tool_call_id"]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
 def test_sample_of_zeroclaw(store: Store, place: Path) -> None:
     put(place, "zeroclaw")
     changed = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -214,9 +239,47 @@ def test_sample_of_zeroclaw(store: Store, place: Path) -> None:
         {"role": "assistant", "content": "forty-two"},
         {"role": "user", "content": "after the bad line"},
     ]
-    _compare(store.get_history("telegram_1001_alice"), expected, [changed] * 5)
+    found = store.get_history("telegram_1001_alice", full=True)
+    _compare(found, expected, [changed] * 5)
+    read = [_unpacked_by_hand(line) for line in _lines(SAMPLES / "zeroclaw" / taken.file[-25:])]
+    assert [message.to_dict() for message in found] == read
+    assert [message.hidden for message in found] == [False] * 5
+    info = store.info("telegram_1001_alice")
+    assert (info.summary, info.floor, info.count) == ("", 0, 5)
     assert store.info("telegram_1001_alice").meta["aliases"] == ["telegram:1001:alice"]
     assert names(place) == ["telegram_1001_alice.jsonl.migrated"]
+
+
+def test_a_session_that_was_taken_in_has_the_times_of_its_conversation(
+    store: Store, place: Path
+) -> None:
+    picoclaw(place, "old", "a", "b", "c", key="k", skip=2, summary="s", **TIMES)
+    migrate_from_json(place, store)
+    began, ended = (_microseconds(time) for time in TIMES.values())
+    info = store.info("k")
+    assert (info.created, info.updated) == (began, ended)
+    with open_catalog(store) as catalog:
+        [entry] = catalog.list().entries
+        assert (entry.created, entry.updated) == (began, ended)
+
+    store.undo("k")
+    assert store.info("k").updated == ended
+    before = datetime.now(UTC)
+    store.add_message("k", "user", "d")
+    info = store.info("k")
+    assert info.created == began
+    assert info.updated >= before
+    store.fork("k", "fork")
+    assert store.info("fork").created >= before
+
+
+@pytest.mark.parametrize("imported", ["x", [7], [{}], [{"created": "x", "updated": 7}], [None]])
+def test_meta_that_is_no_receipt_changes_no_times(store: Store, imported: Any) -> None:
+    store.add_message("k", "user", "a")
+    before = store.info("k").created
+    store.set_meta("k", imported=imported)
+    info = store.info("k")
+    assert info.created == before <= info.updated
 
 
 def test_all_layouts_in_one_folder(store: Store, place: Path) -> None:

@@ -1,6 +1,8 @@
 """The doctor's examination of a folder: what only the folder shows, and that nothing is written."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from stenolog.cli import main
 from stenolog.errors import DamagedStore, UsageError
 from stenolog.sessions.damage import Finding, Kind
 from stenolog.sessions.verify import examine
@@ -444,3 +448,39 @@ def test_p11_wide_modes_of_trash_locks_and_index_are_named(workspace: Path) -> N
         assert [kind for kind, _ in _findings(workspace)] == [Kind.WIDE_PERMISSIONS]
         place.chmod(mode)
     assert _findings(workspace) == []
+
+
+def test_what_another_program_wrote_is_told_with_the_command_that_takes_it_in(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "my workspace" / "sessions"
+    place.mkdir(parents=True, mode=0o700)
+    place.parent.chmod(0o700)
+    log = place / "a_1.jsonl"
+    log.write_text('{"role":"user","content":"x"}\n')
+    log.chmod(0o600)
+    [finding] = examine(place.parent).findings
+    assert finding.kind is Kind.FOREIGN_LOG
+    with open_store(place.parent) as store, pytest.raises(DamagedStore) as caught:
+        store.add_message("a_1", "user", "y")
+    told = [re.search("`steno (.+)`", words) for words in (finding.advice, str(caught.value))]
+    assert told[0] is not None
+    assert told[1] is not None
+    assert told[0][1] == told[1][1]
+
+    assert CliRunner().invoke(main, shlex.split(told[0][1])).exit_code == 0
+    with open_store(place.parent) as store:
+        assert [message.content for message in store.get_history("a_1")] == ["x"]
+    assert examine(place.parent).findings == ()
+
+
+def test_a_database_is_not_taken_for_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("apsw")
+    file = tmp_path / "a.db"
+    open_store(f"sqlite:{file}").close()
+    for wrong in (examine, open_store):
+        with pytest.raises(UsageError, match=f"name it as sqlite:{file}"):
+            wrong(str(file))
+    (tmp_path / "b.db").write_bytes(b"something else")
+    with pytest.raises(UsageError, match="there is no workspace"):
+        examine(tmp_path / "b.db")

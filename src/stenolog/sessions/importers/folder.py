@@ -7,6 +7,7 @@ is followed.
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from stenolog.codec import parse_line
 from stenolog.sessions.importers import legacy, picoclaw, zeroclaw
-from stenolog.sessions.importers.old import OldSession, lines
+from stenolog.sessions.importers.old import OldSession, lines, with_summary_that_fits
 from stenolog.stores import disk, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl import names
@@ -30,6 +31,7 @@ LOG_SUFFIX: Final = ".jsonl"
 IMPORTING: Final = ".importing"
 MIGRATED: Final = ".migrated"
 
+_TAKEN_IN: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OURS: Final = b'{"kind":"state",'
 
@@ -154,8 +156,15 @@ class Folder:
         changed = max((one.st_mtime_ns for one in before if one is not None), default=0)
         moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=changed // 1000)
         digest = sha256(b"%d:" % len(body) + body + (meta or b"")).hexdigest()
-        session = _session(source, body, meta, moment)
+        session = with_summary_that_fits(_session(source, body, meta, moment))
         return Found(session, digest, moment, tuple(_mark(one) for one in before))
+
+    def taken_in(self) -> int:
+        """How many files have the ending that says so; `only`: of that file."""
+        with suppress(OSError), os.scandir(self._descriptor) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(self._only or "")]
+            return sum(_TAKEN_IN.search(name) is not None for name in names)
+        return 0
 
     def aliases(self, source: Source) -> tuple[str, ...]:
         """The aliases that a session claims, by a look at its meta alone."""
@@ -208,11 +217,21 @@ class Folder:
     def finish(self, source: Source) -> None:
         """Give its files the ending that says they were taken in. Raises OSError."""
         for name in source.files:
+            self._make_private(name)
             self._rename(name, self._free(name.removesuffix(IMPORTING) + MIGRATED))
 
     def sync(self) -> None:
         """Return only when the new names are on the disk. Raises OSError."""
         disk.sync_folder(self._descriptor)
+
+    def _make_private(self, name: str) -> None:
+        """Whoever could read it may have it read already; from now on it is only its owner's."""
+        with suppress(OSError):  # it is somebody else's, who decides
+            descriptor = os.open(name, _READ, dir_fd=self._descriptor)
+            try:
+                os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
 
     def _free(self, name: str) -> str:
         number, free = 1, name

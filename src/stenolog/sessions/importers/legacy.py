@@ -21,5 +21,6 @@ def read(text: bytes, *, name: str, changed: datetime) -> OldSession:
         aliases=() if kept.ours or kept.key in (None, stem) else (stem,),
         created=created,
         updated=updated,
+        dropped=kept.dropped,
         problems=kept.problems,
     )

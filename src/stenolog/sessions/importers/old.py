@@ -31,6 +31,8 @@ class OldSession(Struct, frozen=True, kw_only=True):
     channel: str | None = None
     created: datetime
     updated: datetime
+    dropped: int = 0
+    """How many lines or messages could not be read or kept."""
     problems: tuple[str, ...] = ()
     """What could not be carried, and why, each as a sentence."""
 
@@ -74,6 +76,16 @@ def payload(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | N
     except RefusedMessage as error:
         problems.append(f"{what}: {error}")
         return None
+
+
+def with_summary_that_fits(session: OldSession) -> OldSession:
+    """The session, without its summary where that cannot be kept: it must not keep it out."""
+    try:
+        encode_object({"summary": session.summary})
+    except RefusedMessage as error:
+        words = f"its summary is left out: {error.reason}"
+        return replace(session, summary="", problems=(*session.problems, words))
+    return session
 
 
 def dated(

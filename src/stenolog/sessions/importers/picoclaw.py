@@ -69,6 +69,7 @@ def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> Old
         channel=about.channel,
         created=created,
         updated=updated,
+        dropped=len(found) - len(messages),
         problems=tuple(problems),
     )
 

@@ -18,7 +18,8 @@ def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
     stem = name.removesuffix(".jsonl")
     problems: list[str] = []
     messages = []
-    for line in lines(log):
+    found = list(lines(log))
+    for line in found:
         if line.fields is None:
             problems.append(line.problem)
             continue
@@ -35,6 +36,7 @@ def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
         aliases=() if key is None else (key,),
         created=changed,
         updated=changed,
+        dropped=len(found) - len(messages),
         problems=tuple(problems),
     )
 

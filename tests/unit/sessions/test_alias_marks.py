@@ -1,0 +1,106 @@
+"""The mark that tells all processes of new aliases: each engine keeps it in its own way."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from stenolog.errors import ReadOnly, StoreClosed
+from stenolog.sessions import alias_marks
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.base import MarkedStore, Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import open_store
+
+WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
+
+Opened = Callable[..., Store]
+
+
+@pytest.fixture(params=WHERE)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+    where = WHERE[request.param].format(tmp_path)
+
+    def open_it(**options: object) -> Store:
+        return open_store(where, **options)  # type: ignore[arg-type]
+
+    return open_it
+
+
+def test_every_store_has_marks(opened: Opened) -> None:
+    with opened() as store:
+        assert isinstance(store, MarkedStore)
+    assert isinstance(InMemoryStore(), MarkedStore)
+
+
+def test_p7_a_mark_is_another_one_for_everybody_whenever_it_is_changed(opened: Opened) -> None:
+    with opened() as store, opened() as beside, opened(namespace="other") as elsewhere:
+        assert alias_marks.current(beside) == alias_marks.NONE_YET
+        alias_marks.prepare(store)
+        seen = [alias_marks.current(beside)]
+        alias_marks.prepare(beside)
+        assert alias_marks.current(store) == seen[0] != alias_marks.NONE_YET
+        for changing in (store, beside, store):
+            alias_marks.change(changing)
+            seen.append(alias_marks.current(beside))
+        assert len(set(seen)) == len(seen)
+        assert alias_marks.current(elsewhere) == alias_marks.NONE_YET
+    with opened(read_only=True) as look:
+        assert alias_marks.current(look) == seen[-1]
+        with pytest.raises(ReadOnly):
+            alias_marks.change(look)
+
+
+def test_in_memory_it_counts() -> None:
+    store = InMemoryStore()
+    alias_marks.prepare(store)
+    first = alias_marks.current(store)
+    alias_marks.change(store)
+    assert alias_marks.current(store) not in (first, alias_marks.NONE_YET)
+    store.close()
+    with pytest.raises(StoreClosed):
+        alias_marks.current(store)
+
+
+def test_p11_the_file_of_a_mark_is_private(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        alias_marks.prepare(store)
+    assert (tmp_path / "sessions" / ".aliases").stat().st_mode & 0o777 == 0o600
+
+
+def test_p13_aliases_in_a_database_of_the_schema_before_are_found(tmp_path: Path) -> None:
+    apsw = pytest.importorskip("apsw")
+    from stenolog.stores.sqlite import place, schema
+
+    at, uid = "2026-11-15T12:00:00.000000Z", "6c8eabfac8994c93"
+    state: dict[str, Any] = {
+        "format": 1,
+        "key": "telegram:1",
+        "uid": uid,
+        "generation": 1,
+        "created": at,
+    }
+    state["meta"] = {"aliases": ["telegram_1"]}
+    file = tmp_path / "steno.db"
+    connection = apsw.Connection(str(file))
+    for script in schema.migrations()[:2]:
+        schema.run(connection, script)
+    schema.run(connection, f"PRAGMA user_version = 2; PRAGMA application_id={place.APPLICATION_ID}")
+    schema.run(connection, "PRAGMA journal_mode = wal")
+    # What told of aliases until then, for whoever had them.
+    schema.run(connection, "CREATE TABLE alias_mark (namespace TEXT PRIMARY KEY, given INTEGER)")
+    connection.execute(
+        "INSERT INTO session (id, namespace, key, uid, created, updated, last_seq, bytes, version)"
+        " VALUES (1, 'sessions', 'telegram:1', ?, ?, ?, 0, 0, 1)",
+        (uid, at, at),
+    )
+    connection.execute("INSERT INTO state VALUES (1, ?)", (json.dumps(state).encode(),))
+    connection.close()
+    file.chmod(0o600)
+
+    sessions = JSONLBackend(open_store(f"sqlite:{file}"))
+    assert sessions.add_message("telegram_1", "user", "y") == 1
+    assert sessions.list_sessions() == ["telegram:1"]
+    sessions.close()
