@@ -1,7 +1,7 @@
 """`steno import`: sessions that other programs kept, taken in, and what could not be."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ import click
 from stenolog.cli.text import one_line, sentence
 from stenolog.cli.workspace import open_to_read, workspace_option
 from stenolog.sessions.importers.folder import LOG_SUFFIX
-from stenolog.sessions.migration import Migrated, Progress, take_in
+from stenolog.sessions.migration import Migrated, Progress, Taken, take_in
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import META_SUFFIX
@@ -20,6 +20,8 @@ from stenolog.stores.opening import open_store
 
 LONG: Final = 1024 * 1024
 """From so many bytes on there is a bar to look at."""
+NOT_ALL: Final = 3
+"""The exit code where something could not be carried."""
 
 
 @click.command("import")
@@ -36,9 +38,10 @@ def import_command(ctx: click.Context, source: Path, dry_run: bool, workspace: s
     they stand where the new ones go.
 
     One line for each session, with tabs between: its key here, how many messages were added, how
-    many there are in the file, the layout, and the file.
+    many there are in the file, the layout, and the file. In a terminal it is a table.
 
-    Exit code: 0 all is in, 1 something could not be carried; stderr says what and why.
+    Exit code: 0 all is in, now or since an earlier import, 1 there is nothing to take in or it
+    could not be done, 2 wrong usage, 3 something could not be carried; stderr says what and why.
     """
     folder, only = _place_of(source)
     with (_open_to_look if dry_run else open_store)(workspace) as store:
@@ -47,13 +50,41 @@ def import_command(ctx: click.Context, source: Path, dry_run: bool, workspace: s
             migrated = take_in(
                 folder, store, only=only, renaming=in_place, dry_run=dry_run, progress=progress
             )
-    for one in migrated.taken:
-        row = (one.key, one.added, one.messages, one.layout, one.file)
-        click.echo("\t".join(one_line(str(cell)) for cell in row))
-    for words in _problems(migrated):
+    if sys.stdout.isatty() and migrated.taken:
+        _print_table(migrated, color=ctx.color is not False)
+    else:
+        for one in migrated.taken:
+            click.echo("\t".join(_row(one)))
+    problems = list(_problems(migrated))
+    for words in (*problems, *_in_words(migrated, source, dry_run=dry_run)):
         click.echo(words, err=True)
-    click.echo(_in_words(migrated, source, dry_run=dry_run), err=True)
-    ctx.exit(1 if not migrated.taken or any(_problems(migrated)) else 0)
+    if not migrated.taken and not migrated.migrated:
+        ctx.exit(1)
+    ctx.exit(NOT_ALL if problems else 0)
+
+
+def _row(one: Taken) -> Sequence[str]:
+    cells = (one.key, one.added, one.messages, one.layout, one.file)
+    return [one_line(str(cell)) for cell in cells]
+
+
+def _print_table(migrated: Migrated, *, color: bool) -> None:
+    # Slow to import, and only a table in a terminal needs it.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("key", overflow="fold")
+    for name in ("added", "messages"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("layout", no_wrap=True)
+    table.add_column("file", overflow="fold")
+    for one in migrated.taken:
+        key, *counts, layout, _ = _row(one)
+        file = one_line(Path(one.file).name)
+        table.add_row(Text(key, style="cyan"), *counts, layout, Text(file, style="dim"))
+    Console(color_system="auto" if color else None, highlight=False).print(table)
 
 
 def _place_of(source: Path) -> tuple[Path, str | None]:
@@ -100,9 +131,17 @@ def _problems(migrated: Migrated) -> Iterator[str]:
         yield f"{one_line(left.file)} is left out: {sentence(left.reason)}"
 
 
-def _in_words(migrated: Migrated, source: Path, *, dry_run: bool) -> str:
-    if not migrated.taken and not migrated.left:
-        return f"There is no session in {one_line(str(source))} of a layout that is known here."
+def _in_words(migrated: Migrated, source: Path, *, dry_run: bool) -> Iterator[str]:
+    if migrated.migrated and not migrated.taken:
+        yield f"Already taken in: {_count(migrated.migrated, 'file')} *.migrated."
+    if migrated.taken or migrated.left:
+        yield _sum(migrated, dry_run=dry_run)
+    elif not migrated.migrated:
+        place = one_line(str(source))
+        yield f"There is no session in {place} of a layout that is known here."
+
+
+def _sum(migrated: Migrated, *, dry_run: bool) -> str:
     would = "would be " if dry_run else ""
     words = f"{_count(migrated.sessions, 'session')} {would}taken in"
     words += f", {_count(migrated.messages, 'message')}"
@@ -111,6 +150,8 @@ def _in_words(migrated: Migrated, source: Path, *, dry_run: bool) -> str:
         words += f"; {_count(known, 'file')} had been taken in before"
     if migrated.left:
         words += f"; {_count(len(migrated.left), 'file')} left out"
+    if migrated.dropped:
+        words += f"; {_count(migrated.dropped, 'message')} could not be carried"
     return f"{words}."
 
 

@@ -183,6 +183,8 @@ def _fields(entry: Entry) -> dict[str, Any]:
     }
 
 
+_NEEDS: Final = {"state": 70, "messages": 80, "age": 50}
+"""How wide a terminal must be for a column, besides those that are always there."""
 _STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
 
 
@@ -192,24 +194,28 @@ def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    now = datetime.now(UTC)
+    console = Console(color_system="auto" if color else None, highlight=False)
+    shown = ("key", "title", *(name for name, width in _NEEDS.items() if console.width >= width))
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-    table.add_column("key", overflow="fold")
-    table.add_column("title", ratio=1, no_wrap=True, overflow="ellipsis", min_width=20)
-    table.add_column("state", no_wrap=True)
-    table.add_column("messages", no_wrap=True, justify="right")
-    table.add_column("age", no_wrap=True, justify="right")
+    # A key is copied from here, so that it is folded and never cut; the title needs the rest.
+    room = console.width // 2 if console.width >= 100 else 2 * console.width // 5
+    table.add_column("key", overflow="fold", max_width=room)
+    table.add_column("title", ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
+    for name in shown[2:]:
+        table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+    now = datetime.now(UTC)
     for entry in entries:
         said = f"{entry.visible:,}" + ("" if entry.visible == entry.count else f"/{entry.count:,}")
         readable = entry.problem is None and entry.updated is not None
-        table.add_row(
-            Text(one_line(entry.key), style="cyan"),
-            Text(_title(entry)),
-            Text(entry.state if readable else "unreadable", style=_STYLES[entry.state]),
-            Text(said if readable else "-"),
-            Text(age(entry.updated, now) if entry.updated is not None else "-", style="dim"),
-        )
-    Console(color_system="auto" if color else None, highlight=False).print(table)
+        cells = {
+            "key": Text(one_line(entry.key), style="cyan"),
+            "title": Text(_title(entry)),
+            "state": Text(entry.state if readable else "unreadable", style=_STYLES[entry.state]),
+            "messages": Text(said if readable else "-"),
+            "age": Text(age(entry.updated, now) if entry.updated is not None else "-", style="dim"),
+        }
+        table.add_row(*(cells[name] for name in shown))
+    console.print(table)
 
 
 def _print_message(message: Message) -> None:

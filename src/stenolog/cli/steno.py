@@ -24,6 +24,9 @@ COMMANDS: Final = {
     "show": "stenolog.cli.sessions",
 }
 
+READER_GONE: Final = 128 + 13
+"""The exit code that a shell shows for a program ended by SIGPIPE."""
+
 
 class Steno(click.Group):
     """Finds commands by name, and turns our errors into one sentence and exit code 1."""
@@ -48,9 +51,18 @@ class Steno(click.Group):
         except StenologError as error:
             raise click.ClickException(sentence(str(error))) from error
         except BrokenPipeError:
-            raise
+            # Whoever reads has enough, as `head` does: that is no failure of ours to tell of.
+            _stop_writing()
+            ctx.exit(READER_GONE)
         except OSError as error:
             raise click.ClickException(sentence(f"cannot write the output: {error}")) from error
+
+
+def _stop_writing() -> None:
+    """Have what is still to be flushed go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 @click.group(cls=Steno, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""`steno import` in a terminal: a bar where it takes long enough to look at one."""
+"""`steno import` in a terminal: a table, and a bar where it takes long enough to look at one."""
 
 import json
 from collections.abc import Callable
@@ -32,3 +32,21 @@ def test_a_long_import_shows_how_far_it_is(
     assert f"1 session taken in, {count:,} messages." in said
     with open_store("workspace") as store:
         assert store.info("k").count == count
+
+
+def test_in_a_terminal_it_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_terminal: InTerminal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    message = {"role": "user", "content": "x"}
+    (tmp_path / "old" / "k.json").write_text(json.dumps({"key": "k", "messages": [message]}))
+
+    code, said = in_terminal("import", "old", NO_COLOR="1")
+
+    assert code == 0
+    head, row, words = (line.rstrip() for line in said.splitlines())
+    assert head.split() == ["key", "added", "messages", "layout", "file"]
+    assert row.split() == ["k", "1", "1", "picoclaw-legacy", "k.json"]
+    assert words == "1 session taken in, 1 message."
+    assert "\t" not in said

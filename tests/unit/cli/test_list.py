@@ -168,3 +168,32 @@ def test_list_takes_a_sqlite_store_that_is_there(place: Path, steno: Steno) -> N
     missing = steno("list", "sqlite:other.db")
     assert (missing.exit_code, missing.stdout) == (1, "")
     assert not (place / "other.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (100, ["key", "title", "state", "messages", "age"]),
+        (80, ["key", "title", "state", "messages", "age"]),
+        (79, ["key", "title", "state", "age"]),
+        (60, ["key", "title", "age"]),
+        (40, ["key", "title"]),
+    ],
+)
+def test_a_narrow_terminal_shows_what_matters_most(
+    place: Path, in_terminal: InTerminal, width: int, columns: list[str]
+) -> None:
+    key = "slack:C0123456789:1700000000.000100:U0987654321"
+    with open_store("workspace") as store:
+        store.add_message(key, "user", "How tall is Mount Everest, and who was first on top of it?")
+    assert place
+    code, said = in_terminal("list", COLUMNS=str(width), NO_COLOR="1")
+    assert code == 0
+    head, *rows = said.splitlines()
+    assert head.split() == columns
+    assert all(len(row) <= width for row in rows)
+    assert "How tall is" in said
+    end = head.index("title")
+    folded = [row[:end].strip() for row in rows]
+    assert key in "".join(folded)
+    assert "telegram:123" in folded

@@ -1,0 +1,35 @@
+"""Whoever reads the output may have enough of it: `steno show KEY | head -1`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stenolog.stores.opening import open_store
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["list"], ["show", "k"], ["export", "k"], ["search", "word", "--limit", "999"]],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_a_reader_that_is_gone_ends_it_without_a_word(tmp_path: Path, arguments: list[str]) -> None:
+    with open_store(tmp_path / "workspace") as store:
+        messages = [{"role": "user", "content": "word " * 200} for _ in range(300)]
+        store.add_messages("k", messages)
+        for number in range(1, 200):
+            store.add_message(f"{number}{'x' * 900}", "user", "hello")
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, b"")
