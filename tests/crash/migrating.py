@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ TESTS: Final = Path(__file__).resolve().parent.parent
 _STEPS: Final = frozenset(
     {
         *("write", "pwrite", "fsync", "fdatasync", "rename", "unlink", "mkdir", "link", "open"),
-        *("flock", "ftruncate", "truncate"),
+        *("flock", "ftruncate", "truncate", "fchmod"),
         # SQLite, by its driver.
         *("execute", "executemany"),
     }
@@ -52,13 +53,25 @@ class Runner:
 
     def run(self, program: str, where: str, *, kill_at: int = 0) -> int:
         """How many steps it made; 0 where it was killed right before the one of this number."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([program, where, kill_at]) + "\n")
-        self._server.stdin.flush()
-        steps: int | str = json.loads(self._server.stdout.readline())
+        steps = self._ask(program, where, kill_at, "")
         assert isinstance(steps, int), steps
         return steps
+
+    def watch(self, program: str, where: str, folder: Path) -> list[int]:
+        """Run it to its end; the steps before which the folder is not as before the last one.
+
+        Whoever is killed at any other step leaves the very same files as at the last of these.
+        """
+        steps = self._ask(program, where, 0, str(folder))
+        assert isinstance(steps, list), steps
+        return steps
+
+    def _ask(self, *wanted: object) -> object:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(wanted) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
 
     def __enter__(self) -> Self:
         return self
@@ -114,20 +127,38 @@ def _open_full(where: Any, **options: Any) -> Store:
 PROGRAMS: Final[dict[str, Callable[[str], None]]] = {"start": start, "fail": fail}
 
 
-def _play(program: str, where: str, kill_at: int) -> int:
+def _play(program: str, where: str, kill_at: int, folder: str) -> int | list[int]:
     made = 0
+    telling: list[int] = []
+    before: object = None
 
     def count(_frame: object, event: str, called: Any) -> None:
-        nonlocal made
+        nonlocal made, before
         if event == "c_call" and getattr(called, "__name__", "") in _STEPS:
             made += 1
             if made == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if folder and (now := _files(folder)) != before:
+                telling.append(made)
+                before = now
 
     sys.setprofile(count)
     PROGRAMS[program](where)
     sys.setprofile(None)
-    return made
+    return telling if folder else made
+
+
+def _files(folder: str) -> dict[str, tuple[object, ...]]:
+    """What a kill would leave: every file and its bytes, and every folder."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in Path(folder).rglob("*"):
+        if path.is_dir():
+            found[str(path)] = ()
+        # Whoever opens the database first makes its index of the log anew.
+        elif not path.name.endswith("-shm"):
+            about = path.stat()
+            found[str(path)] = (about.st_ino, about.st_mode, zlib.crc32(path.read_bytes()))
+    return found
 
 
 def _serve() -> None:
@@ -135,14 +166,14 @@ def _serve() -> None:
     # So that the samples take several batches.
     carrying.CHUNK = 7  # type: ignore[misc]
     for line in sys.stdin:
-        program, where, kill_at = json.loads(line)
+        wanted = json.loads(line)
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 os.close(read)
-                answer: object = _play(program, where, kill_at)
+                answer: object = _play(*wanted)
                 code = 0
             except BaseException as error:  # noqa: BLE001 - told, before the child ends here
                 sys.setprofile(None)

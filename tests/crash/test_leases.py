@@ -14,9 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import pytest
 
@@ -28,8 +28,12 @@ from stenolog.stores.base import Store
 SESSIONS: Final = 50
 WORKERS: Final = 8
 TTL: Final = 0.25
+SLACK: Final = 3.0
+"""Seconds past its ttl until a lease that is not given is taken for stuck."""
 PATIENCE: Final = 30.0
-"""Seconds until a lease that is not given is taken for stuck."""
+"""Seconds until a process that does not begin is given up."""
+HOLD_TTL: Final = 0.2
+MOST_MORE_BLOWS: Final = 400
 
 Where = Callable[[Path], str]
 ENGINES: Final[dict[str, Where]] = {
@@ -66,26 +70,68 @@ def _contend(place: Path, say: Say, seed: int, engine: str, *, blows: int) -> No
         for key in keys:
             store.add_message(key, "user", "before begin")
         with _Workers(where, place) as workers:
-            for _ in range(blows):
+            for blow in count(1):
                 time.sleep(chance.random() * 0.1)
                 # A lease of the JSONL store is its process's: stalled, it keeps it.
                 if engine == "sqlite" and chance.random() < 0.4:
                     workers.stall(chance)
                 else:
                     workers.kill(chance)
-        said = workers.said()
-        turns = sum(_check_turns(store, key) for key in keys)
+                # Blows that hit nobody in a turn prove nothing.
+                if blow >= blows and _found(store, keys, workers).proves(engine):
+                    break
+                assert blow < blows + MOST_MORE_BLOWS, f"no holder was hit: {workers.said()}"
+        found = _found(store, keys, workers)
         for key in keys:
-            store.lease(key, ttl=TTL, wait=PATIENCE).release()
+            store.lease(key, ttl=TTL, wait=TTL + SLACK).release()
+    workers.check_ends()
+    said = workers.said()
     say(
-        f"{engine} leases: seed {seed}, {workers.killed} killed, {workers.stalled} stalled, "
-        f"{turns} turns begun, {said['done']} ended, {said['lost']} lost to others"
+        f"{engine} leases: seed {seed}, {workers.killed} killed, {found.hit} of them in a turn, "
+        f"{found.taken_over} such turns followed by another's, {workers.stalled} stalled, "
+        f"{found.refused} refused when they went on, {found.turns} turns begun, {said['done']} "
+        f"ended, {said['lost']} lost to others"
     )
-    assert turns >= said["done"] > 0
+    assert found.proves(engine)
+    assert found.turns >= said["done"] > 0
 
 
-def _check_turns(store: Store, key: str) -> int:
-    """How many turns the session has seen; each is one run, begun once, and ended at most once."""
+class _Found(NamedTuple):
+    """What the sessions and the workers tell of all the turns."""
+
+    turns: int
+    hit: int
+    """Turns whose holder was killed in the middle."""
+    taken_over: int
+    """Those of them after which somebody else had the turn."""
+    refused: int
+    """How often somebody who had been stalled was refused."""
+
+    def proves(self, engine: str) -> bool:
+        """Whether what is claimed has happened at all."""
+        return self.taken_over > 0 and (engine != "sqlite" or self.refused > 0)
+
+
+def _found(store: Store, keys: list[str], workers: "_Workers") -> _Found:
+    lost = workers.lost()
+    turns = hit = taken_over = 0
+    for key in keys:
+        runs = _runs(store, key)
+        turns += len(runs)
+        for index, (name, steps) in enumerate(runs):
+            worker = name.partition(".")[0]
+            if steps[-1] != "end" and name not in lost and worker in workers.were_killed:
+                hit += 1
+                taken_over += index + 1 < len(runs)
+    refused = sum(name.partition(".")[0] in workers.were_stalled for name in lost)
+    return _Found(turns, hit, taken_over, refused)
+
+
+def _runs(store: Store, key: str) -> list[tuple[str, list[str]]]:
+    """The turns of a session, and what was written in each.
+
+    Each is one run, begun once, and ended at most once.
+    """
     texts = [str(message.content).split(" ") for message in store.get_history(key)]
     runs = [(name, [step for _, step in steps]) for name, steps in groupby(texts, lambda t: t[0])]
     names = [name for name, _ in runs]
@@ -94,7 +140,7 @@ def _check_turns(store: Store, key: str) -> int:
         written = steps[:-1] if steps[-1] == "end" else steps
         whole = ["begin", *map(str, range(len(steps)))]
         assert written == whole[: len(written)], f"{key}: {name} has {steps}"
-    return len(runs) - 1
+    return runs[1:]
 
 
 class _Workers:
@@ -103,9 +149,12 @@ class _Workers:
     def __init__(self, where: str, place: Path) -> None:
         self._where = where
         self._place = place
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._outputs: list[Path] = []
         self.killed = self.stalled = 0
+        self.were_killed: set[str] = set()
+        """Names of those that were killed while others went on."""
+        self.were_stalled: set[str] = set()
 
     def __enter__(self) -> "_Workers":
         for _ in range(WORKERS):
@@ -115,7 +164,7 @@ class _Workers:
 
     def __exit__(self, *error: object) -> None:
         # Wherever they are: in a turn, at the gate, in a transaction.
-        for process in self._running:
+        for _, process in self._running:
             process.kill()
             process.wait()
 
@@ -124,13 +173,12 @@ class _Workers:
         self._outputs.append(output)
         arguments = ["work", self._where, output.name, str(SESSIONS), str(TTL)]
         with output.open("wb") as said:
-            self._running.append(
-                subprocess.Popen(
-                    [sys.executable, lease_worker.__file__, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                )
+            process = subprocess.Popen(
+                [sys.executable, lease_worker.__file__, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
             )
+        self._running.append((output.name, process))
 
     def _until_all_work(self) -> None:
         limit = time.monotonic() + PATIENCE
@@ -140,26 +188,40 @@ class _Workers:
 
     def kill(self, chance: random.Random) -> None:
         """Kill one with -9, wherever it is, and begin another."""
-        process = self._running.pop(chance.randrange(WORKERS))
+        name, process = self._running.pop(chance.randrange(WORKERS))
         process.kill()
         process.wait()
         self.killed += 1
+        self.were_killed.add(name)
         self._start()
 
     def stall(self, chance: random.Random) -> None:
         """Stop one for longer than its lease lasts, then let it go on."""
-        process = chance.choice(self._running)
+        name, process = chance.choice(self._running)
+        self.were_stalled.add(name)
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(TTL * (1.2 + chance.random()))
         os.kill(process.pid, signal.SIGCONT)
         self.stalled += 1
 
-    def said(self) -> Counter[str]:
-        """What became of their turns; none of them met an error that it did not expect."""
-        for process in self._running:
+    def check_ends(self) -> None:
+        """None of them met an error that it did not expect."""
+        for _, process in self._running:
             assert process.returncode == -signal.SIGKILL, "a worker ended by itself"
-        lines = [line for output in self._outputs for line in _whole_lines(output)]
-        return Counter(json.loads(line)[0] for line in lines)
+
+    def said(self) -> Counter[str]:
+        """What became of their turns."""
+        return Counter(word for _, (word, _, _, _) in self._lines())
+
+    def lost(self) -> set[str]:
+        """The names of the turns whose holder was refused."""
+        lines = self._lines()
+        return {f"{name}.{number}" for name, (word, _, number, _) in lines if word == "lost"}
+
+    def _lines(self) -> Iterator[tuple[str, tuple[str, str, int, int]]]:
+        for output in self._outputs:
+            for line in _whole_lines(output):
+                yield output.name, json.loads(line)
 
 
 def _whole_lines(output: Path) -> list[bytes]:
@@ -196,9 +258,9 @@ def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(tmp_path: Path) ->
     where = ENGINES["sqlite"](tmp_path)
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
-        with _holding(where, "a", 0.2) as holder:
+        with _holding(where, "a", HOLD_TTL) as holder:
             os.kill(holder.pid, signal.SIGSTOP)
-            with store.lease("a", ttl=60, wait=PATIENCE) as lease:
+            with store.lease("a", ttl=60, wait=HOLD_TTL + SLACK) as lease:
                 lease.store.add_message("a", "user", "2")
                 os.kill(holder.pid, signal.SIGCONT)
                 said, _ = holder.communicate("write\n")
@@ -212,9 +274,9 @@ def test_p7_the_turn_of_a_killed_holder_is_free(tmp_path: Path, engine: str) -> 
     where = ENGINES[engine](tmp_path)
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
-        with _holding(where, "a", 0.2) as holder:
+        with _holding(where, "a", HOLD_TTL) as holder:
             with pytest.raises(stenolog.StoreBusy, match=str(holder.pid)):
                 store.lease("a", ttl=60, wait=0)
             holder.kill()
-            with store.lease("a", ttl=60, wait=PATIENCE) as lease:
+            with store.lease("a", ttl=60, wait=HOLD_TTL + SLACK) as lease:
                 assert lease.store.add_message("a", "user", "2") == 2
