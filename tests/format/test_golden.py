@@ -13,7 +13,7 @@ import pytest
 from stenolog import JSONLStore, NewerFormat, ReadOnly
 
 GOLDEN = Path(__file__).parent / "golden"
-VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+VERSIONS = sorted(path.name for path in GOLDEN.glob("v*"))
 
 
 def write(workspace: Path) -> None:

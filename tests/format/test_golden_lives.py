@@ -1,0 +1,153 @@
+"""P13: forked, purged, deleted and moved sessions of every released format, on both engines.
+
+The folders under golden/lives are never changed. `python tests/format/test_golden_lives.py` writes
+one for the newest format of each engine, where there is none yet.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from stenolog import JSONLStore, SQLiteStore
+from stenolog.records import FORMAT
+from stenolog.stores.base import Store
+from stenolog.stores.sqlite import schema
+
+GOLDEN: Final = Path(__file__).parent / "golden" / "lives"
+VERSIONS: Final = sorted(path.name for path in GOLDEN.iterdir()) if GOLDEN.is_dir() else []
+TOKENS: Final = {"talk": ("fourth", "number 4", 4), "purged": ("sixth", "number 6", 6)}
+"""What was stored with a token, by session: token, content, seq."""
+
+
+def opened(version: str, place: Path) -> Store:
+    """The store of a golden folder."""
+    if version.startswith("jsonl"):
+        return JSONLStore(place)
+    return SQLiteStore(place / "sessions.db")
+
+
+def write(store: Store) -> None:
+    """Sessions that begin and end in every way there is."""
+    for key in ("talk", "purged", "gone", "moved"):
+        once, _, seq = TOKENS.get(key, ("", "", 0))
+        for number in range(1, 8):
+            token = once if number == seq else None
+            store.add_message(key, "user", f"number {number}", once=token)
+    store.checkpoint("talk", summary="the first two – naïve ☃", upto=2)
+    store.hide("talk", 5, 5)
+    store.set_meta("talk", title="A talk", tags=["a", "b"])
+    store.fork("talk", "talk, forked", at=6)
+    store.add_full_message("talk, forked", {"role": "tool", "n": 2**80, "x": "lone \ud83d, NUL \0"})
+    store.compact("talk")
+    store.hide("purged", 2, 4)
+    store.set_summary("purged", "of later ones")
+    store.purge("purged", before=4)
+    store.truncate_history("gone", 3)
+    store.compact("gone")
+    store.delete("gone")
+    store.add_messages("gone", [{"role": "user", "content": text} for text in ("new", "life")])
+    store.set_summary("gone", "a second life")
+    store.delete("gone")
+    store.add_message("gone", "user", "a third life")
+    store.delete("moved")
+    store.restore("moved", as_key="moved elsewhere")
+
+
+def told(store: Store) -> dict[str, Any]:
+    """All that a reader is told of every session."""
+    return {key: _told(store, key) for key in store.list_sessions()}
+
+
+def _told(store: Store, key: str) -> dict[str, Any]:
+    info = store.info(key)
+    return {
+        "visible": [[m.seq, m.at.isoformat()] for m in store.get_history(key)],
+        "full": [
+            [m.seq, m.hidden, m.to_json().decode("utf-8", "surrogatepass")]
+            for m in store.get_history(key, full=True)
+        ],
+        "summary": store.get_summary(key),
+        "meta": dict(info.meta),
+        "uid": info.uid,
+        "created": info.created.isoformat(),
+        "forked_from": info.forked_from,
+        "floor": info.floor,
+        "last_seq": info.last_seq,
+        "undoable": info.undoable,
+        "lost": info.lost,
+    }
+
+
+def account(version: str, place: Path) -> dict[str, Any]:
+    """What is found in a folder, in its trash, and when it is written on."""
+    with opened(version, place) as store:
+        found = {"sessions": told(store), "trash": _trash(store)}
+        before = set(store.list_sessions())
+        for number, trashed in enumerate(store.list_trash(), 1):
+            store.restore(trashed.key, uid=trashed.uid, as_key=f"back {number}")
+        back = sorted(set(store.list_sessions()) - before)
+        found["restored"] = {key: _told(store, key) for key in back}
+        found["tokens"] = {
+            key: store.add_message(key, "user", content, once=once)
+            for key, (once, content, _) in TOKENS.items()
+        }
+        for key in ("talk", "back 2"):
+            store.undo(key)
+        found["undone"] = {key: _told(store, key) for key in ("talk", "back 2")}
+        found["added"] = {key: store.add_message(key, "user", "new") for key in sorted(before)}
+    return found
+
+
+def _trash(store: Store) -> list[list[Any]]:
+    return [[one.key, one.uid, one.deleted.isoformat(), one.count] for one in store.list_trash()]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_p13_sessions_that_began_and_ended_stay_readable(version: str, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / version, tmp_path / "w")
+    expected = json.loads((GOLDEN / version / "expected.json").read_text(encoding="utf-8"))
+    assert account(version, tmp_path / "w") == expected
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_p13_what_a_golden_folder_is_expected_to_hold_is_what_was_written(version: str) -> None:
+    expected = json.loads((GOLDEN / version / "expected.json").read_text(encoding="utf-8"))
+    sessions = expected["sessions"]
+    assert list(sessions) == ["gone", "moved elsewhere", "purged", "talk", "talk, forked"]
+    seqs = {key: [seq for seq, _ in sessions[key]["visible"]] for key in sessions}
+    assert seqs["talk"] == [3, 4, 6, 7]
+    assert seqs["talk, forked"] == [3, 4, 6, 7]
+    assert seqs["purged"] == [5, 6, 7]
+    assert [one[0] for one in sessions["purged"]["full"]] == [4, 5, 6, 7]
+    assert sessions["talk, forked"]["forked_from"] == "talk"
+    assert [(key, count) for key, _, _, count in expected["trash"]] == [("gone", 2), ("gone", 7)]
+    assert [one[0] for one in expected["restored"]["back 2"]["full"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert expected["tokens"] == {key: seq for key, (_, _, seq) in TOKENS.items()}
+    assert not any(session["lost"] for session in sessions.values())
+
+
+def test_p13_there_are_golden_folders_of_both_engines() -> None:
+    assert {version.partition("-")[0] for version in VERSIONS} == {"jsonl", "sqlite"}
+
+
+def _main() -> None:
+    for version in (f"jsonl-v{FORMAT}", f"sqlite-v{schema.newest()}"):
+        folder = GOLDEN / version
+        if not folder.exists():
+            folder.mkdir(parents=True, mode=0o700)
+            with opened(version, folder) as store:
+                write(store)
+            for beside in folder.glob("sessions.db-*"):
+                beside.unlink()
+            with tempfile.TemporaryDirectory() as copy:
+                shutil.copytree(folder, Path(copy) / "w")
+                found = json.dumps(account(version, Path(copy) / "w"), indent=1)
+            (folder / "expected.json").write_text(found + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main()
