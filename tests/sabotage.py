@@ -206,13 +206,18 @@ def apply(row: Breakage, tree: Path) -> None:
     if times != 1:
         raise InvalidRowError(f"what to find stands {times} times in {row.file}, not once")
     broken = code.replace(row.find, row.replace)
+    if path.suffix == ".py":
+        _check_code(row, code, broken)
+    path.write_text(broken)
+
+
+def _check_code(row: Breakage, code: str, broken: str) -> None:
     try:
         before, after = ast.dump(ast.parse(code)), ast.dump(ast.parse(broken))
     except SyntaxError as error:
         raise InvalidRowError(f"the broken {row.file} is not Python: {error}") from error
     if before == after:
         raise InvalidRowError("the breakage changes no code")
-    path.write_text(broken)
 
 
 def _run(test: str, row: Breakage | None, limit: float) -> Run:
