@@ -4,14 +4,13 @@ What a process weighs after touching many sessions, and how long a fresh one tak
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
 
 import stenolog
 from appends import workspace
-from measure import Figure, NotRun, Place, in_turn, percentiles, timed
+from measure import Figure, NotRun, Place, in_turn, percentiles, run_process, timed
 from stenolog.codec import re_sign
 
 _MB = 1024 * 1024
@@ -93,18 +92,11 @@ def start_up(place: Place, *, command: str) -> Figure:
         if not script.exists():
             raise NotRun("the `steno` command is not installed in this environment")
         ours = [str(script), "--version"]
-    _start(ours)
+    run_process(ours)
     bare_times, times = in_turn(
         place.times(5),
-        lambda: timed(5, lambda: _start(nothing)),
-        lambda: timed(5, lambda: _start(ours)),
+        lambda: timed(5, lambda: run_process(nothing)),
+        lambda: timed(5, lambda: run_process(ours)),
     )
     raw, took = percentiles(bare_times), percentiles(times)
     return Figure(measured=took["p50_us"] / 1000, ours=took, raw=raw)
-
-
-def _start(command: list[str]) -> None:
-    # An installed package has its bytecode beside it: the first call, not timed, writes it.
-    environment = {**os.environ}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)

@@ -4,12 +4,11 @@ The sessions are made once per run, and all rows share them. Every list and ever
 whether something has changed, as users' calls do.
 """
 
-import subprocess
 import sys
 from collections.abc import Callable
 
 import stenolog
-from measure import Figure, Place, percentiles, timed
+from measure import Figure, Place, percentiles, run_process, timed
 from messages import sample
 from stenolog.catalog import Catalog, open_catalog
 
@@ -18,6 +17,7 @@ EACH = 100
 _RARE_EVERY = 2_000
 RARE = "zanzibar"
 EVERYWHERE = "the"
+BEGUN = "t*"
 
 _FRESH = """
 import stenolog
@@ -67,9 +67,9 @@ def list_fresh(place: Place) -> Figure:
     _filled(place).close()
     program = [sys.executable, "-c", _FRESH.format(where=_where(place))]
     nothing = [sys.executable, "-c", "pass"]
-    subprocess.run(program, check=True)
-    ours = percentiles(timed(place.times(20), lambda: subprocess.run(program, check=True)))
-    raw = percentiles(timed(place.times(20), lambda: subprocess.run(nothing, check=True)))
+    run_process(program)
+    ours = percentiles(timed(place.times(20), lambda: run_process(program)))
+    raw = percentiles(timed(place.times(20), lambda: run_process(nothing)))
     return Figure(measured=ours["p50_us"] / 1000, ours=ours, raw=raw)
 
 
@@ -86,3 +86,8 @@ def search_newest(place: Place) -> Figure:
 def search_everywhere(place: Place) -> Figure:
     """The best messages with a word found everywhere, in ms: the first page."""
     return _measured(place, 12, lambda catalog: catalog.search(EVERYWHERE))
+
+
+def search_begun(place: Place) -> Figure:
+    """The best messages with a word of which only the first letter is typed, in ms."""
+    return _measured(place, 12, lambda catalog: catalog.search(BEGUN))

@@ -1,6 +1,8 @@
 """How things are measured: by turns, so that all see the same machine, and as percentiles."""
 
 import gc
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +46,16 @@ class Figure:
 
 class NotRun(Exception):
     """The row cannot be measured here; the text says why."""
+
+
+def run_process(command: Sequence[str]) -> None:
+    """Start a process and wait for its end; call it once before it is timed.
+
+    An installed package has its bytecode beside it: the first call writes it.
+    """
+    environment = {**os.environ}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def percentiles(seconds: Sequence[float]) -> Side:

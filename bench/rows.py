@@ -9,7 +9,14 @@ from typing import Literal
 from appends import many_sessions, many_tasks, many_writers, one_append, one_change
 from engines import Engine, add_message, get_history, sqlite_append
 from footprint import start_up, touched_keys, touched_sessions
-from index import list_fresh, list_warm, search_everywhere, search_newest, search_rare
+from index import (
+    list_fresh,
+    list_warm,
+    search_begun,
+    search_everywhere,
+    search_newest,
+    search_rare,
+)
 from measure import Figure, Place
 from reads import full_read, last_messages, warm_read
 
@@ -196,6 +203,13 @@ def rows(peer_python: Path) -> list[Row]:
                     300,
                     _STATS,
                     search_everywhere,
+                ),
+                (
+                    "search-begun",
+                    "search 1,000,000 messages: words of one first letter, best first",
+                    300,
+                    _STATS,
+                    search_begun,
                 ),
             )
         ),
