@@ -12,6 +12,7 @@ from msgspec import Struct
 from stenolog.codec import control_line, parse_line
 from stenolog.records import Archive, Compacted, Message
 from stenolog.stores.jsonl import archive
+from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.rewrite import Replayed, composed, replay, states_in, swap
 from stenolog.stores.jsonl.scan import lines_of, part_of
@@ -104,10 +105,9 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
     return Compacted(archived=prepared.count, bytes_before=size, bytes_after=len(text))
 
 
-def archive_folder(log: Log) -> int:
-    """A descriptor of the folder of this session's archives. Raises OSError."""
-    uid = log.known_state().uid
-    folder = log.directory.subfolder(archive.FOLDER, uid, create=True)
+def archive_folder(directory: Directory, uid: str) -> int:
+    """A descriptor of the folder of a session's archives. Raises OSError."""
+    folder = directory.subfolder(archive.FOLDER, uid, create=True)
     if folder is None:
-        raise FileNotFoundError(os.fspath(log.directory.path / archive.FOLDER / uid))
+        raise FileNotFoundError(os.fspath(directory.path / archive.FOLDER / uid))
     return folder

@@ -325,17 +325,20 @@ class JSONLStore:
             return self._compact(key)
 
     def _compact(self, key: str) -> Compacted:
-        log = self._read(key, lambda log: log)
-        if log is None:
+        # The uid is taken where the log stands still: a reader beside may be loading it anew.
+        found = self._read(key, lambda log: (log, log.known_state().uid))
+        if found is None:
             return compaction.NOTHING
         try:
-            folder, uid = compaction.archive_folder(log), log.known_state().uid
+            uid = found[1]
+            folder = compaction.archive_folder(self._directory, uid)
             try:
                 flock(folder, time.monotonic() + self._busy_timeout, f"the archive of {key!r}")
                 # Whoever held it before may have replaced the file.
-                log = self._read(key, lambda log: log)
-                same = log is not None and log.known_state().uid == uid
-                prepared = compaction.prepare(log, folder) if log is not None and same else None
+                found = self._read(key, lambda log: (log, log.known_state().uid))
+                if found is None or found[1] != uid:
+                    return compaction.NOTHING
+                prepared = compaction.prepare(found[0], folder)
                 return self._finish(key, prepared) if prepared is not None else compaction.NOTHING
             finally:
                 fcntl.flock(folder, fcntl.LOCK_UN)
