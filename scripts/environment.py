@@ -1,5 +1,6 @@
 """Make a virtual environment and install this project in it: FOLDER, then what pip is to install.
 
+A `--` begins another call of pip: what is wanted without its dependencies stands behind one.
 Does nothing when the environment is already what is asked for. A note written as the very last
 step says what was installed, from what and by which Python; without it, or when it differs, the
 environment is made anew, so a stopped install is never taken for a finished one.
@@ -34,7 +35,8 @@ def main(folder: Path, requirement: list[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         _create(folder, python)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        _run([*pip, "install", "--quiet", *requirement])
+        for part in _parts(requirement):
+            _run([*pip, "install", "--quiet", *part])
         note.write_text(wanted)
 
 
@@ -55,6 +57,16 @@ def _describe(folder: Path, requirement: list[str]) -> str:
             "sources": digest.hexdigest(),
         }
     )
+
+
+def _parts(requirement: list[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for word in requirement:
+        if word == "--":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
 
 
 def _read(note: Path) -> str | None:

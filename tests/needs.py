@@ -32,13 +32,13 @@ def tool(*names: str) -> None:
     """Go on only if every one of these programs is installed."""
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
-        _lacking(f"not installed: {', '.join(missing)}")
+        lacking(f"not installed: {', '.join(missing)}")
 
 
 def root() -> None:
     """Go on only as root."""
     if os.geteuid() != 0:
-        _lacking("not root")
+        lacking("not root")
 
 
 def kernel(*facilities: Facility) -> None:
@@ -56,7 +56,8 @@ def kernel(*facilities: Facility) -> None:
             pytest.skip(f"NOT RUN (kernel): no {facility} here: {refusal}")
 
 
-def _lacking(what: str) -> NoReturn:
+def lacking(what: str) -> NoReturn:
+    """End the test: NOT RUN, or failed where every tool must be there."""
     if os.environ.get("STENO_REQUIRE") == "tools":
         pytest.fail(f"{what}, and STENO_REQUIRE=tools asks for it", pytrace=False)
     pytest.skip(f"NOT RUN: {what}")
