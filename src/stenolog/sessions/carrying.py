@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from stenolog.errors import OnceConflict
 from stenolog.records import Message, timestamp
@@ -49,7 +50,8 @@ class Carrying:
     def mark(self, names: Sequence[str]) -> None:
         """Say what is being taken in, so that a later run can tell what it finds half done."""
         meta = {} if self.there is None else self.there.meta
-        fields: dict[str, Any] = {"importing": self._digest}
+        begun = {"sha256": self._digest, "carry": self.merge.carry}
+        fields: dict[str, Any] = {"importing": begun}
         aliases = [*claimed(meta), *(name for name in names if name not in claimed(meta))]
         if aliases:
             fields["aliases"] = aliases
@@ -82,10 +84,12 @@ class Carrying:
 
     def settle(self) -> None:
         """Hide what was hidden and set the summary, unless that would be old over newer."""
+        floor = merging.hidden_start(self.old)
+        if self.merge.carry and floor and not self._is_all_old(self._seqs[floor - 1]):
+            self.merge = replace(self.merge, carry=False)
         self.problems += self.not_carried()
         if not self.merge.carry:
             return
-        floor = merging.hidden_start(self.old)
         if floor:
             upto = self._seqs[floor - 1]
             self._store.checkpoint(self._key, summary=self.old.summary, upto=upto)
@@ -94,6 +98,11 @@ class Carrying:
         for number, message in enumerate(self.old.messages[floor:], floor):
             if message.hidden:
                 self._store.hide(self._key, self._seqs[number], self._seqs[number])
+
+    def _is_all_old(self, upto: int) -> bool:
+        """Whether a checkpoint up to this seq hides nothing but messages of the old session."""
+        sight = {message.seq for message in self._store.get_history(self._key)}
+        return all(seq > upto for seq in sight.difference(self._seqs))
 
     def not_carried(self) -> Iterator[str]:
         """What is left out because the session has gone on since, each as a sentence."""

@@ -32,11 +32,18 @@ class There(Struct, frozen=True, kw_only=True):
     floor: int = 0
     meta: Mapping[str, Any] = {}
 
-    @property
-    def importing(self) -> str | None:
-        """The digest of what was being taken in when nobody finished it."""
-        digest = self.meta.get("importing")
-        return digest if isinstance(digest, str) else None
+    def begun(self, digest: str) -> "Begun | None":
+        """What was decided when somebody began to take exactly this in, and did not finish."""
+        mark = self.meta.get("importing")
+        if not isinstance(mark, dict) or mark.get("sha256") != digest:
+            return None
+        return Begun(carry=mark.get("carry") is True)
+
+
+class Begun(Struct, frozen=True):
+    """A merge that was begun: it goes on as it was decided then, whatever it finds by now."""
+
+    carry: bool
 
 
 class Merge(Struct, frozen=True, kw_only=True):
@@ -59,12 +66,12 @@ def decide(old: OldSession, digest: str, there: There) -> Merge | None:
     known = there.seqs[: min(common, plain)]
     if plain < len(given):
         known = max(known, _settled(given, there), key=len)
-    goes_on = has_all and len(there.payloads) < len(given)
-    resumed = there.importing == digest
+    begun = there.begun(digest)
+    carry = has_all and len(there.payloads) < len(given) if begun is None else begun.carry
     untouched = there.summary in ("", old.began_with, old.summary) and there.floor <= hidden_start(
         old
     )
-    return Merge(seqs=tuple(known), carry=untouched and (resumed or goes_on))
+    return Merge(seqs=tuple(known), carry=untouched and carry)
 
 
 def receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:

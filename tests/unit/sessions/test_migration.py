@@ -663,6 +663,55 @@ def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None
             assert _without_tails(picture(store)) == expected, step
 
 
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_p5_a_stand_in_that_never_saw_the_log_hides_none_of_it_whichever_step_fails(
+    place: Path, hidden: int
+) -> None:
+    def begin(store: FailingOnce) -> None:
+        for path in place.iterdir():
+            path.unlink()
+        stand_in = SessionManager(place)
+        for number in range(4):
+            stand_in.add_message("k", "user", f"to the stand-in {number}", once=f"t{number}")
+        stand_in.checkpoint("k", summary="by the stand-in", upto=hidden)
+        for number in range(10):
+            store.add_message("k", "user", f"in the log {number}")
+
+    def outcome(store: FailingOnce) -> tuple[list[str], str]:
+        return [message.content for message in store.get_history("k")], store.get_summary("k")
+
+    with FailingOnce() as undisturbed:
+        begin(undisturbed)
+        undisturbed.left = 0
+        migrate_from_json(place, undisturbed)
+        steps, expected = -undisturbed.left, outcome(undisturbed)
+    assert steps > 3
+    assert len(expected[0]) == 14
+    for step in range(1, steps + 1):
+        with FailingOnce() as store:
+            begin(store)
+            store.left = step
+            with pytest.raises(NotStored):
+                migrate_from_json(place, store)
+            migrate_from_json(place, store)
+            assert outcome(store) == expected, step
+
+
+def test_p5_a_merge_that_is_resumed_hides_nothing_that_was_said_meanwhile(place: Path) -> None:
+    stand_in = SessionManager(place)
+    for number in range(4):
+        stand_in.add_message("k", "user", f"to the stand-in {number}", once=f"t{number}")
+    stand_in.checkpoint("k", summary="by the stand-in", upto=3)
+    with FailingOnce() as store:
+        store.left = 2  # the mark is there, and no message
+        with pytest.raises(NotStored):
+            migrate_from_json(place, store)
+        store.add_message("k", "user", "meanwhile")
+        migrated = migrate_from_json(place, store)
+        assert "meanwhile" in [message.content for message in store.get_history("k")]
+        assert any("left out" in words for words in migrated.taken[0].problems)
+
+
 def _without_tails(found: dict[str, Any]) -> dict[str, Any]:
     """Without the times of files, which this test does not keep."""
     return {

@@ -18,6 +18,7 @@ class Seen(Struct, frozen=True):
     log: Log
     found: Found
     fork: Fork
+    uid: str
     generation: int
 
 
@@ -25,7 +26,7 @@ def look(log: Log, *, new_key: str, at: int | None, uid: str, now: str) -> Seen:
     """What a fork takes over. Raises UsageError. The log's mutex is held."""
     state, end = log.settled()
     fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
-    return Seen(log, log.in_sight(last=None, after=None), fork, state.generation)
+    return Seen(log, log.in_sight(last=None, after=None), fork, state.uid, state.generation)
 
 
 def whole_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:

@@ -3,15 +3,18 @@
 The order of locks: gate → flock of the live file → flock of a file in the trash → mutex.
 """
 
+import fcntl
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from stenolog.errors import (
     NoSuchSession,
     SessionExists,
     StenologError,
+    StoreBusy,
     StoreUnavailable,
 )
 from stenolog.records import Trashed
@@ -20,9 +23,13 @@ from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.rewrite import swap
 from stenolog.stores.jsonl.scan import gather
-from stenolog.stores.jsonl.table import Logs
+from stenolog.stores.jsonl.table import Logs, flock
 from stenolog.stores.jsonl.turns import Turns
 from stenolog.stores.jsonl.writer import Outcome
+
+
+class _Replaced(Exception):
+    """The log that was read is not the session any more."""
 
 
 class Lives:
@@ -48,11 +55,33 @@ class Lives:
             except OSError as error:
                 self._logs.discard(seen.log)
                 raise explained(error, f"syncing the log of {key!r}") from error
-            # A purge may have taken archives away while they were read.
-            if self._generation(key) == seen.generation or time.monotonic() > deadline:
-                break
-        text = forking.whole_log(seen.fork, messages, seen.fork.state.created)
-        self._begin(new_key, lambda log: swap(log, text), f"forking {key!r} to {new_key!r}")
+            text = forking.whole_log(seen.fork, messages, seen.fork.state.created)
+            with suppress(_Replaced):
+                make = partial(self._put, text=text, seen=seen, deadline=deadline)
+                self._begin(new_key, make, f"forking {key!r} to {new_key!r}")
+                return
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+
+    def _put(self, log: Log, *, text: bytes, seen: forking.Seen, deadline: float) -> None:
+        """Begin the fork while its source stands still. Raises _Replaced.
+
+        A purge of the source either sees the fork, and names it, or is seen here: what it deleted
+        must not live on in a fork that nobody is told of.
+        """
+        source = seen.log
+        descriptor = self._directory.open(source.name)
+        if descriptor is None:
+            raise _Replaced
+        try:
+            flock(descriptor, deadline, f"the log of {source.key!r}")
+            if self._life(source.key) != (seen.uid, seen.generation):
+                raise _Replaced
+            swap(log, text)
+        finally:
+            # By name, because a child forked meanwhile has the same descriptor.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
     def _seen(self, key: str, new_key: str, at: int | None) -> forking.Seen:
         if self._logs.read(key, lambda _: True) is None:
@@ -67,8 +96,12 @@ class Lives:
             raise NoSuchSession(key)
         return seen
 
-    def _generation(self, key: str) -> int | None:
-        return self._logs.read(key, lambda log: log.known_state().generation)
+    def _life(self, key: str) -> tuple[str, int] | None:
+        def told(log: Log) -> tuple[str, int]:
+            state = log.known_state()
+            return state.uid, state.generation
+
+        return self._logs.read(key, told)
 
     # --- making a log live -------------------------------------------------------------------
 

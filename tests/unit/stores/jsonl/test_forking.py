@@ -3,11 +3,13 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stenolog import JSONLStore
+from stenolog import JSONLStore, NoSuchSession, Purged
 from stenolog.sessions.verify import examine
+from stenolog.stores.jsonl import forking
 
 KEY = "a"
 
@@ -151,3 +153,29 @@ def test_p9_a_fork_is_opened_from_its_end(tmp_path: Path) -> None:
         assert seqs(store)[:6] == [1, 2, 3, 4, 6, 7]
         assert store.get_history("b", last=1)[0].seq == 2000
         assert store.info("b").visible == 1999
+
+
+@pytest.mark.parametrize("before", [None, 2])
+def test_a_purge_while_a_session_is_forked_is_not_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None
+) -> None:
+    composed = forking.whole_log
+    purged: list[Purged] = []
+
+    def purge_just_then(*args: Any) -> bytes:
+        if not purged:
+            purged.append(other.purge("k", before=before))
+        return composed(*args)
+
+    monkeypatch.setattr(forking, "whole_log", purge_just_then)
+    with JSONLStore(tmp_path) as store, JSONLStore(tmp_path) as other:
+        store.add_message("k", "user", "secret")
+        store.add_message("k", "user", "known")
+        if before is None:
+            with pytest.raises(NoSuchSession):
+                store.fork("k", "f")
+            assert store.list_sessions() == []
+        else:
+            store.fork("k", "f")
+            assert [message.content for message in store.get_history("f")] == ["known"]
+    assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*.jsonl"))
