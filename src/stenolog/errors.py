@@ -7,10 +7,12 @@ StenologError
 │   ├── NoSuchSession
 │   │   └── SessionDeleted        it was there while somebody followed it
 │   ├── SessionExists         the key is taken; name another
+│   ├── NoSuchNote
 │   ├── NothingToUndo
 │   ├── OnceConflict          same token, other content
 │   ├── StaleCheckpoint       the floor is not where the caller saw it
 │   ├── LeaseLost             somebody else has the turn now
+│   ├── ContextTooSmall       what must be sent does not fit; names the number to change
 │   ├── ReadOnly
 │   └── StoreClosed
 ├── StoreUnavailable      time or the operator: disk, permissions, another process
@@ -71,6 +73,14 @@ class SessionExists(UsageError):
         super().__init__(f"{key!r}: {reason}")
 
 
+class NoSuchNote(UsageError):
+    """There is no note of that id in that scope."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        super().__init__(f"there is no note {id!r}; `steno memory list` shows the ones there are")
+
+
 class NothingToUndo(UsageError):
     """No operation is left that could be taken back."""
 
@@ -107,6 +117,17 @@ class LeaseLost(UsageError):
         self.epoch = epoch
         """Which lease it was that ran out."""
         super().__init__(f"{key!r}: lease {epoch} has run out and another one was given")
+
+
+class ContextTooSmall(UsageError):
+    """What must be sent does not fit the context; the message says which number to change."""
+
+    def __init__(self, reason: str, *, needed: int, limit: int) -> None:
+        self.needed = needed
+        """How many tokens must fit."""
+        self.limit = limit
+        """How many may."""
+        super().__init__(reason)
 
 
 class ReadOnly(UsageError):

@@ -1,0 +1,218 @@
+"""Reading the JSON object that a model was asked for, whatever it put around it or broke in it.
+
+Small models fence their JSON, talk before it, write Python's `True`, leave a comma too many, or
+are cut off at their limit. What is whole is kept, and what is unfinished is left out: half a
+sentence would be a false one.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+_LONGEST: Final = 1_000_000
+"""Characters that are looked at; an answer this long is no answer."""
+
+_TRIES: Final = 64
+"""Opening braces that are tried, so that a page full of them costs little."""
+
+_DEEPEST: Final = 60
+
+_THINKING: Final = re.compile(r"<(think|thinking|reasoning)>.*?(</\1>|\Z)", re.DOTALL | re.I)
+_SPACE: Final = re.compile(r"(?:\s|//[^\n]*(?=\n)|/\*.*?\*/)*", re.DOTALL)
+_WORD: Final = re.compile(r"[A-Za-z_$][\w$-]*")
+_NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_LITERALS: Final = {"true": True, "false": False, "null": None, "none": None, "undefined": None}
+_CLOSING: Final = {
+    '"': '"',
+    "'": "'",
+    "\N{LEFT DOUBLE QUOTATION MARK}": "\N{RIGHT DOUBLE QUOTATION MARK}",
+}
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """The JSON object in an answer, the longest where there are several; None where none is.
+
+    What stands around it is passed over, usual mistakes are mended, and the unfinished last value
+    of an answer that was cut off is left out. NaN and Infinity become None.
+    """
+    shown = text[:_LONGEST]
+    found = _longest(_THINKING.sub("", shown))
+    # A model that never stops thinking may have put its answer inside.
+    return found if found is not None or "<" not in shown else _longest(shown)
+
+
+def _longest(text: str) -> dict[str, Any] | None:
+    best: dict[str, Any] | None = None
+    size = 0
+    place = text.find("{")
+    for _ in range(_TRIES):
+        if place < 0:
+            break
+        read = _strict(text, place) or _mended(text, place)
+        if read is None:
+            place = text.find("{", place + 1)
+            continue
+        value, end = read
+        if end - place > size:
+            best, size = value, end - place
+        place = text.find("{", end)
+    return best
+
+
+def _strict(text: str, place: int) -> tuple[dict[str, Any], int] | None:
+    try:
+        value, end = _DECODER.raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None
+    return (value, end) if isinstance(value, dict) else None
+
+
+def _mended(text: str, place: int) -> tuple[dict[str, Any], int] | None:
+    reader = _Mending(text, place)
+    try:
+        value = reader.mapping(0)
+    except _Broken:
+        return None
+    return value, reader.place
+
+
+def _nothing(_: str) -> None:
+    return None
+
+
+_DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_nothing)
+
+
+class _Broken(Exception):
+    """What stands here is no JSON that could be mended."""
+
+
+class _CutOff(Exception):
+    """The text ends within a value."""
+
+
+class _Mending:
+    """Reads one object from a place on, and forgives what models usually get wrong."""
+
+    def __init__(self, text: str, place: int) -> None:
+        self.text = text
+        self.place = place
+
+    def mapping(self, depth: int) -> dict[str, Any]:
+        self.place += 1
+        found: dict[str, Any] = {}
+        try:
+            while self._more("}"):
+                name = self._name()
+                if self._peek() != ":":
+                    raise _Broken
+                self.place += 1
+                found[name] = self._value(depth + 1)
+        except _CutOff:
+            self.place = len(self.text)
+        return found
+
+    def _sequence(self, depth: int) -> list[Any]:
+        self.place += 1
+        found: list[Any] = []
+        try:
+            while self._more("]"):
+                found.append(self._value(depth + 1))
+        except _CutOff:
+            self.place = len(self.text)
+        return found
+
+    def _more(self, closing: str) -> bool:
+        """Whether another item stands here; commas, too many or too few, are passed over."""
+        while (char := self._peek()) == ",":
+            self.place += 1
+        if char == closing:
+            self.place += 1
+            return False
+        # The closing mark of somebody further out: the one of this level was left out.
+        return char not in "]}"
+
+    def _peek(self) -> str:
+        """The next character that says something. Raises _CutOff at the end."""
+        match = _SPACE.match(self.text, self.place)
+        self.place = match.end() if match else self.place
+        if self.place >= len(self.text):
+            raise _CutOff
+        return self.text[self.place]
+
+    def _name(self) -> str:
+        if self._peek() in _CLOSING:
+            return self._quoted()
+        return self._word()
+
+    def _word(self) -> str:
+        match = _WORD.match(self.text, self.place)
+        if match is None:
+            raise _Broken
+        self.place = match.end()
+        return match[0]
+
+    def _value(self, depth: int) -> Any:
+        char = self._peek()
+        if depth > _DEEPEST:
+            raise _Broken
+        if char == "{":
+            return self.mapping(depth)
+        if char == "[":
+            return self._sequence(depth)
+        if char in _CLOSING:
+            return self._quoted()
+        if match := _NUMBER.match(self.text, self.place):
+            self.place = match.end()
+            return _number(match[0], ended=self.place < len(self.text))
+        word = self._word().lower()
+        if self.place >= len(self.text):
+            raise _CutOff
+        if word not in _LITERALS and word not in ("nan", "infinity"):
+            raise _Broken
+        return _LITERALS.get(word)
+
+    def _quoted(self) -> str:
+        closing = _CLOSING[self.text[self.place]]
+        self.place += 1
+        parts: list[str] = []
+        while True:
+            if self.place >= len(self.text):
+                raise _CutOff
+            char = self.text[self.place]
+            self.place += 1
+            if char == closing:
+                return "".join(parts)
+            parts.append(self._escaped() if char == "\\" else char)
+
+    def _escaped(self) -> str:
+        if self.place >= len(self.text):
+            raise _CutOff
+        char = self.text[self.place]
+        self.place += 1
+        if char != "u":
+            return _ESCAPES.get(char, char)
+        digits = self.text[self.place : self.place + 4]
+        if len(digits) < 4:
+            raise _CutOff
+        if not re.fullmatch(r"[0-9a-fA-F]{4}", digits):
+            return "\\u"
+        self.place += 4
+        code = int(digits, 16)
+        # One character per half would be two where there is one: joined, or nothing.
+        follow = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.place)
+        if 0xD800 <= code < 0xDC00 and follow:
+            self.place = follow.end()
+            return chr(0x10000 + ((code - 0xD800) << 10) + (int(follow[1], 16) - 0xDC00))
+        return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)
+
+
+def _number(text: str, *, ended: bool) -> int | float | None:
+    if not ended:
+        raise _CutOff  # more digits may have been meant
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text) if len(text) < 400 else float("inf")
+        return value if abs(value) < float("inf") else None
