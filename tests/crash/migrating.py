@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -41,10 +41,11 @@ KEYS: Final = ("telegram:91001", "agent:main:slack:1001", "telegram:1001", "new:
 class Runner:
     """Runs programs in forked processes. A context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "crash.migrating") -> None:
+        """Those of this module, which serves them when it is run."""
         path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "crash.migrating"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -127,7 +128,7 @@ def _open_full(where: Any, **options: Any) -> Store:
 PROGRAMS: Final[dict[str, Callable[[str], None]]] = {"start": start, "fail": fail}
 
 
-def _play(program: str, where: str, kill_at: int, folder: str) -> int | list[int]:
+def _play(program: Callable[[str], None], where: str, kill_at: int, folder: str) -> int | list[int]:
     made = 0
     telling: list[int] = []
     before: object = None
@@ -143,7 +144,7 @@ def _play(program: str, where: str, kill_at: int, folder: str) -> int | list[int
                 before = now
 
     sys.setprofile(count)
-    PROGRAMS[program](where)
+    program(where)
     sys.setprofile(None)
     return telling if folder else made
 
@@ -161,10 +162,9 @@ def _files(folder: str) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def _serve() -> None:
+def serve(programs: Mapping[str, Callable[[str], None]]) -> None:
+    """Run one of these, in a process of its own, for each line that asks for one."""
     logging.disable()
-    # So that the samples take several batches.
-    carrying.CHUNK = 7  # type: ignore[misc]
     for line in sys.stdin:
         wanted = json.loads(line)
         read, write = os.pipe()
@@ -173,7 +173,7 @@ def _serve() -> None:
             code = 1
             try:
                 os.close(read)
-                answer: object = _play(*wanted)
+                answer: object = _play(programs[wanted[0]], *wanted[1:])
                 code = 0
             except BaseException as error:  # noqa: BLE001 - told, before the child ends here
                 sys.setprofile(None)
@@ -201,4 +201,6 @@ def _warm_up() -> None:
 
 if __name__ == "__main__":
     _warm_up()
-    _serve()
+    # So that the samples take several batches.
+    carrying.CHUNK = 7  # type: ignore[misc]
+    serve(PROGRAMS)

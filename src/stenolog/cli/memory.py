@@ -1,0 +1,288 @@
+"""`steno memory`: what is remembered of whom, and how to correct, forget and delete it."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final, TextIO
+
+import click
+
+from stenolog.catalog.query import parse
+from stenolog.cli.notes import (
+    notes_meant,
+    notes_to_read,
+    notes_to_write,
+    print_notes,
+    print_whole,
+    quoted,
+    scope_meant,
+    scopes_meant,
+    whose_options,
+)
+from stenolog.cli.text import one_line, printable, sentence
+from stenolog.cli.workspace import workspace_option
+from stenolog.memory.hand_edits import Edits, export_notes, import_notes
+from stenolog.memory.notes import Kind, Note, Notes
+from stenolog.memory.scopes import Scope
+
+NOT_ALL: Final = 3
+"""The exit code where something of a page was left out."""
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON object for each note."
+)
+
+
+@click.group("memory")
+def memory_command() -> None:
+    """Look at what is remembered, correct it, forget it.
+
+    Notes belong to a user or a group chat, and to an agent: --who and --agent say whose are
+    meant.
+    """
+
+
+@memory_command.command("list")
+@click.option("--kind", type=click.Choice(["core", "daily"]), help="Only notes of this kind.")
+@click.option("--all", "full", is_flag=True, help="Superseded and forgotten notes too.")
+@_json_option
+@whose_options
+@workspace_option
+@click.pass_context
+def list_command(
+    ctx: click.Context,
+    kind: Kind | None,
+    full: bool,
+    as_json: bool,
+    who: str | None,
+    agent: str | None,
+    workspace: str,
+) -> None:
+    """List the notes, user by user, the oldest first.
+
+    One line each, with tabs between: the id, the kind, when it was made, whether it is in force,
+    whose it is, and the text. In a terminal it is laid out for reading.
+    """
+    with notes_to_read(workspace) as store:
+        notes = Notes(store)
+        scopes = scopes_meant(notes, who=who, agent=agent)
+        found = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
+    print_notes(found, as_json=as_json, color=ctx.color is not False)
+    if not found:
+        whole = kind is None and who is None and agent is None
+        words = f"There are no notes in {workspace} yet." if whole else "No note matches."
+        click.echo(words, err=True)
+
+
+@memory_command.command("search")
+@click.argument("query", nargs=-1, required=True)
+@_json_option
+@whose_options
+@workspace_option
+@click.pass_context
+def search_command(
+    ctx: click.Context,
+    query: tuple[str, ...],
+    as_json: bool,
+    who: str | None,
+    agent: str | None,
+    workspace: str,
+) -> None:
+    """Find notes that have all the words of QUERY.
+
+    QUERY is written as for `steno search`; only notes in force are found. Lines are those of
+    `steno memory list`, of each user the newest first.
+
+    Exit code: 0 something was found, 1 nothing was, 2 wrong usage.
+    """
+    asked = " ".join(query)
+    if parse(asked).empty:
+        raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
+    with notes_to_read(workspace) as store:
+        notes = Notes(store)
+        scopes = scopes_meant(notes, who=who, agent=agent)
+        found = [note for scope in scopes for note in notes.search(asked, scope=scope)]
+    print_notes(found, as_json=as_json, color=ctx.color is not False)
+    if not found:
+        click.echo("No note matches.", err=True)
+        ctx.exit(1)
+
+
+@memory_command.command("show")
+@click.argument("id")
+@_json_option
+@whose_options
+@workspace_option
+def show_command(
+    id: str, as_json: bool, who: str | None, agent: str | None, workspace: str
+) -> None:
+    """Show the note ID with all that is known of it.
+
+    The beginning of an id is enough.
+    """
+    with notes_to_read(workspace) as store:
+        [note] = notes_meant(Notes(store), [id], who=who, agent=agent)
+    if as_json:
+        print_notes([note], as_json=True, color=False)
+    else:
+        print_whole(note)
+
+
+@memory_command.command("forget")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--purge", is_flag=True, help="Delete the text for good.")
+@click.option("--yes", is_flag=True, help="Do not ask before a purge.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@whose_options
+@workspace_option
+def forget_command(
+    ids: tuple[str, ...],
+    purge: bool,
+    yes: bool,
+    dry_run: bool,
+    who: str | None,
+    agent: str | None,
+    workspace: str,
+) -> None:
+    """Forget notes, or delete their text for good.
+
+    The beginning of an id is enough. A forgotten note is out of sight, and `steno memory undo`
+    brings it back. With --purge its text is deleted from the notes for good. What was said stays
+    in the session it was learnt in: stderr names it.
+    """
+    with (notes_to_read if dry_run else notes_to_write)(workspace) as store:
+        notes = Notes(store)
+        found = notes_meant(notes, ids, who=who, agent=agent)
+        done = "Would delete for good" if purge else "Would forget"
+        if not dry_run:
+            done = "Deleted for good" if purge else "Forgotten"
+            if purge and not yes:
+                _ask(found)
+        for note in found:
+            told = [] if dry_run else list(_forget(notes, note, purge=purge))
+            # What is gone for good must not stand in somebody's log instead.
+            gone = purge and not dry_run
+            for words in (f"{done}: {note.id if gone else quoted(note)}", *told):
+                click.echo(words, err=True)
+    if not purge and not dry_run:
+        click.echo(f"{_undo_of(found[-1].scope)} takes it back.", err=True)
+
+
+def _undo_of(scope: Scope) -> str:
+    agent = "" if scope.agent == "main" else f" --agent {shlex.quote(scope.agent)}"
+    return one_line(f"`steno memory undo --who {shlex.quote(scope.who)}{agent}`")
+
+
+def _ask(notes: Sequence[Note]) -> None:
+    """Whether it is meant. Raises Abort, or UsageError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("--purge deletes for good; add --yes where nobody can be asked.")
+    for note in notes:
+        click.echo(quoted(note), err=True)
+    what = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
+    click.confirm(f"Delete {what} for good?", abort=True, err=True)
+
+
+def _forget(notes: Notes, note: Note, *, purge: bool) -> Iterator[str]:
+    """Forget it; what is to be said of that."""
+    before = {one.id for one in notes.list(note.scope)}
+    not_reached: tuple[str, ...] = ()
+    if purge:
+        not_reached = notes.purge(note.scope, note.id).not_reached
+    else:
+        notes.forget(note.scope, note.id)
+    for one in notes.list(note.scope):
+        if one.id not in before:
+            yield f"In force again: {quoted(one)}"
+    for words in not_reached:
+        yield f"Not deleted: {sentence(words)}"
+
+
+@memory_command.command("undo")
+@whose_options
+@workspace_option
+def undo_command(who: str | None, agent: str | None, workspace: str) -> None:
+    """Take back the last forget of a user's notes.
+
+    Up to eight can be taken back, one after the other; none that was made before a purge.
+    """
+    with notes_to_write(workspace) as store:
+        notes = Notes(store)
+        scope = scope_meant(notes, who=who, agent=agent)
+        before = {note.id: note for note in notes.list(scope)}
+        notes.undo(scope)
+        after = {note.id: note for note in notes.list(scope)}
+    for id, note in after.items():
+        if id not in before:
+            click.echo(f"In force again: {quoted(note)}", err=True)
+    for id, note in before.items():
+        if id not in after:
+            click.echo(f"Superseded again: {quoted(note)}", err=True)
+    if before == after:
+        click.echo("Taken back; the same notes are in force.", err=True)
+
+
+@memory_command.command("export")
+@whose_options
+@workspace_option
+def export_command(who: str | None, agent: str | None, workspace: str) -> None:
+    """Write the notes of a user as Markdown.
+
+    It goes to stdout, to be read or edited. What was changed in it, `steno memory import` takes
+    back in.
+    """
+    with notes_to_read(workspace) as store:
+        notes = Notes(store)
+        page = export_notes(notes, scope_meant(notes, who=who, agent=agent))
+    click.echo(printable(page) if sys.stdout.isatty() else page.encode(), nl=False)
+
+
+@memory_command.command("import")
+@click.argument("file", type=click.File(encoding="utf-8"))
+@click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
+@whose_options
+@workspace_option
+@click.pass_context
+def import_command(
+    ctx: click.Context,
+    file: TextIO,
+    dry_run: bool,
+    who: str | None,
+    agent: str | None,
+    workspace: str,
+) -> None:
+    """Take in a page of notes that was edited.
+
+    FILE is what `steno memory export` wrote; - is stdin.
+    A changed text supersedes the old one, a deleted item is forgotten, an added one is a new note.
+    A page of your own, without the head of an export, needs --who. Importing twice changes
+    nothing more.
+
+    Exit code: 0 all is in, 1 it could not be done, 2 wrong usage, 3 a note was another one by now,
+    and its change was left out; stderr says which.
+    """
+    scope = None if who is None else Scope(agent=agent or "main", who=who)
+    try:
+        text = file.read()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{file.name} is no UTF-8 text: {error}.") from error
+    with notes_to_write(workspace, create=not dry_run) as store:
+        edits = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
+    for words in _in_words(edits, dry_run=dry_run):
+        click.echo(words, err=True)
+    ctx.exit(NOT_ALL if edits.conflicts else 0)
+
+
+def _in_words(edits: Edits, *, dry_run: bool) -> Iterator[str]:
+    would = "would be " if dry_run else ""
+    for done, texts in (
+        ("added", [draft.text for draft in edits.added]),
+        ("changed", [draft.text for draft in edits.changed]),
+        ("forgotten", [note.text for note in edits.forgotten]),
+    ):
+        for text in texts:
+            yield f"{f'{would}{done}'.capitalize()}: {one_line(printable(text))}"
+    for words in edits.conflicts:
+        yield f"Left out: {sentence(words)}"
+    if not edits.count and not edits.conflicts:
+        yield "Nothing was changed on the page."

@@ -1,0 +1,212 @@
+"""Notes on the screen, for people and for programs, and which note or whose was meant."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from stenolog.cli.text import age, moment, one_line, printable
+from stenolog.cli.workspace import check_there
+from stenolog.errors import UsageError
+from stenolog.memory.notes import Note, Notes
+from stenolog.memory.scopes import Scope
+from stenolog.sessions.folders import NOTES
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import address, open_store
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def whose_options(command: _Command) -> _Command:
+    """Give a command `--who` and `--agent`."""
+    who = click.option("--who", metavar="USER", help="Only notes of this user or group chat.")
+    agent = click.option("--agent", metavar="NAME", help="Only notes of this agent.")
+    return who(agent(command))
+
+
+# --- opening ---------------------------------------------------------------------------------
+
+
+def notes_to_read(workspace: str) -> Store:
+    """The store of the notes, opened so that nothing is written; an empty one without any."""
+    if not _has_notes(workspace):
+        return InMemoryStore()
+    return open_store(workspace, namespace=NOTES, read_only=True)
+
+
+def notes_to_write(workspace: str, *, create: bool = False) -> Store:
+    """The store of the notes; where there are none yet, an empty one unless it may be made."""
+    if not _has_notes(workspace) and not create:
+        return InMemoryStore()
+    return open_store(workspace, namespace=NOTES)
+
+
+def _has_notes(workspace: str) -> bool:
+    """Whether notes were ever kept there. Raises UsageError where there is no workspace at all.
+
+    Else a slip of the pen would make one.
+    """
+    check_there(workspace)
+    found = address(workspace)
+    place = Path(found.path)
+    if found.engine == "sqlite" and not place.is_file():
+        raise UsageError(f"there is no database at {place}; is the name right?")
+    return found.engine != "jsonl" or (place / NOTES).exists()
+
+
+# --- which was meant -------------------------------------------------------------------------
+
+
+def scopes_meant(notes: Notes, *, who: str | None, agent: str | None) -> list[Scope]:
+    """The scopes that have notes, as far as they were asked for."""
+    return [scope for scope in notes.scopes(agent=agent) if who in (None, scope.who)]
+
+
+def scope_meant(notes: Notes, *, who: str | None, agent: str | None) -> Scope:
+    """The one scope that was meant. Raises UsageError where there are several, or none."""
+    found = scopes_meant(notes, who=who, agent=agent)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        of = f" of {one_line(who)}" if who is not None else ""
+        raise click.ClickException(f"There are no notes{of} here.")
+    names = ", ".join(map(_named, found[:10])) + (" …" if len(found) > 10 else "")
+    option = "--agent" if len({scope.who for scope in found}) == 1 else "--who"
+    raise click.UsageError(f"There are notes of {names}; say whose are meant, with {option}.")
+
+
+def notes_meant(
+    notes: Notes, ids: Sequence[str], *, who: str | None, agent: str | None
+) -> list[Note]:
+    """The notes of these ids, or of ids that begin so. Raises where it is not clear which."""
+    scopes = scopes_meant(notes, who=who, agent=agent)
+    everything = [note for scope in scopes for note in notes.list(scope, full=True)]
+    return list({(n.scope, n.id): n for n in (_note_meant(everything, id) for id in ids)}.values())
+
+
+def _note_meant(notes: Sequence[Note], id: str) -> Note:
+    exact = [note for note in notes if note.id == id]
+    found = exact or [note for note in notes if id and note.id.startswith(id)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise click.ClickException(
+            f"There is no note {one_line(id)!r} here; `steno memory list` shows the ones there are."
+        )
+    if exact:
+        whose = ", ".join(_named(note.scope) for note in found)
+        raise click.UsageError(f"{id} is a note of {whose}; say whose with --who or --agent.")
+    names = ", ".join(note.id for note in found[:5]) + (" …" if len(found) > 5 else "")
+    raise click.UsageError(f"Several notes begin with {one_line(id)!r}: {names}")
+
+
+def _named(scope: Scope) -> str:
+    return one_line(scope.who if scope.agent == "main" else f"{scope.who} (agent {scope.agent})")
+
+
+# --- showing ---------------------------------------------------------------------------------
+
+
+def state_of(note: Note) -> str:
+    """What became of a note, in a word."""
+    return "forgotten" if note.forgotten else "superseded" if note.superseded else "in force"
+
+
+def quoted(note: Note) -> str:
+    """A note as it is spoken of: its id and how its text begins."""
+    text = one_line(printable(note.text))
+    return f"{note.id} “{text if len(text) <= 60 else text[:59] + '…'}”"
+
+
+def print_notes(notes: Sequence[Note], *, as_json: bool, color: bool) -> None:
+    """The notes to stdout: for programs, or laid out where it is a terminal."""
+    if as_json:
+        for note in notes:
+            click.echo(json.dumps(_fields(note), ensure_ascii=False))
+    elif sys.stdout.isatty() and notes:
+        _print_tables(notes, color=color)
+    else:
+        for note in notes:
+            text = one_line(printable(note.text))
+            row = (note.id, note.kind, moment(note.at), state_of(note), note.scope.who, text)
+            click.echo("\t".join(map(one_line, row)))
+
+
+def print_whole(note: Note) -> None:
+    """One note with all that is known of it."""
+    click.secho(note.id, bold=True, nl=False)
+    click.secho(f" · {note.kind} · {moment(note.at)} · {state_of(note)}", dim=True)
+    click.echo(printable(note.text))
+    click.echo()
+    for name, value in _details(note):
+        click.echo(f"{name}: {one_line(printable(value))}")
+
+
+def _details(note: Note) -> Iterator[tuple[str, str]]:
+    yield "of", f"{note.scope.who} (agent {note.scope.agent})"
+    if note.about:
+        yield "about", note.about
+    if note.superseded is not None:
+        yield "superseded", f"{moment(note.superseded)} by {note.superseded_by}"
+    if note.supersedes:
+        yield "supersedes", ", ".join(note.supersedes)
+    if note.session:
+        seqs = f", seq {', '.join(map(str, note.seqs))}" if note.seqs else ""
+        yield "learnt in", f"{note.session}{seqs}"
+    else:
+        yield "written", "by hand"
+    if note.quote:
+        yield "quote", note.quote
+    if note.confidence != 1.0:
+        yield "confidence", f"{note.confidence:g}"
+
+
+def _fields(note: Note) -> dict[str, Any]:
+    return {
+        "id": note.id,
+        "agent": note.scope.agent,
+        "who": note.scope.who,
+        "kind": note.kind,
+        "at": moment(note.at),
+        "state": state_of(note),
+        "about": note.about,
+        "text": note.text,
+        "quote": note.quote,
+        "session": note.session,
+        "uid": note.uid,
+        "seqs": note.seqs,
+        "confidence": note.confidence,
+        "supersedes": note.supersedes,
+        "superseded": moment(note.superseded) if note.superseded is not None else None,
+        "superseded_by": note.superseded_by,
+    }
+
+
+def _print_tables(notes: Sequence[Note], *, color: bool) -> None:
+    # Slow to import, and only a terminal needs it.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(color_system="auto" if color else None, highlight=False)
+    now = datetime.now(UTC)
+    for scope, own in groupby(notes, lambda note: note.scope):
+        console.print(Text(_named(scope), style="bold cyan"))
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for name in ("id", "kind", "age"):
+            table.add_column(name, no_wrap=True)
+        table.add_column("text", overflow="fold", ratio=1)
+        for note in own:
+            said = Text(printable(note.text), style="dim" if not note.in_force else "")
+            if not note.in_force:
+                said.append(f"  ({state_of(note)})", style="yellow")
+            dim = Text(age(note.at, now), style="dim")
+            table.add_row(Text(f"  {note.id}"), Text(note.kind), dim, said)
+        console.print(table)
+        console.print()

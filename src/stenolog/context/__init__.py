@@ -1,0 +1,24 @@
+"""What is sent to a model, and what is summarised so that it always fits."""
+
+from stenolog.context.arranging import Needs, arrange
+from stenolog.context.budget import Limits
+from stenolog.context.compaction import Compaction
+from stenolog.context.context import Context
+from stenolog.context.overflow import is_overflow
+from stenolog.context.plan import Plan, plan_compaction
+from stenolog.context.turns import find_turns
+from stenolog.context.window import Window, build_window
+
+__all__ = [
+    "Compaction",
+    "Context",
+    "Limits",
+    "Needs",
+    "Plan",
+    "Window",
+    "arrange",
+    "build_window",
+    "find_turns",
+    "is_overflow",
+    "plan_compaction",
+]

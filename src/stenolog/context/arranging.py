@@ -1,0 +1,310 @@
+"""Messages as providers take them: every call answered, no result without its call, ids unique.
+
+One idea does most of it: each result is written out directly behind its call, in the order of the
+calls, and nowhere else. So what stood between them moves behind, orphans and duplicates are left
+out, and a call without a result gets one that says so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.context.shapes import (
+    REASONING,
+    THINKING_PARTS,
+    Body,
+    Call,
+    Result,
+    as_json,
+    body_of,
+    calls_of,
+    pair,
+    results_of,
+    role_of,
+    seq_of,
+    speaks,
+)
+from stenolog.context.turns import Turn, find_turns
+from stenolog.records import Message
+
+INTERRUPTED: Final = "[interrupted]"
+"""The result of a call that never got one."""
+EMPTY: Final = "[no text]"
+"""Where a user sent nothing: providers refuse a message without content."""
+GOES_ON: Final = "[the conversation goes on]"
+
+
+class Needs(Struct, frozen=True, kw_only=True):
+    """What a provider wants; the default suits OpenAI-compatible servers."""
+
+    merge_user: bool = False
+    """User messages in a row become one."""
+    user_first: bool = False
+    """The first message after the system prompt is a user's."""
+    reasoning: Literal["none", "newest", "all"] = "none"
+    """Whose reasoning fields are sent back: no message's, those of the newest turn, all."""
+    keep_fields: tuple[str, ...] = ()
+    """Further fields to send: many servers refuse a field that they do not know."""
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A message as it will be sent, and where it comes from."""
+
+    body: Body
+    seq: int | None
+    """None where it is not stored, or was never said by anybody."""
+    turn: int
+    """Which turn of the history it belongs to."""
+
+
+def arrange(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Body]:
+    """All messages, valid for a provider and in order; the given ones are left as they are."""
+    return finish([entry.body for entry in entries_of(messages, needs)], needs)
+
+
+def entries_of(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Entry]:
+    """All messages as they will be sent, turn by turn; user messages are not merged yet."""
+    bodies = [body_of(message) for message in messages]
+    return _Arrangement(bodies, [seq_of(message) for message in messages], needs).entries()
+
+
+def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:
+    """The last step, when it is known what is sent: what needs its neighbours."""
+    finished: list[Body] = []
+    for body in bodies:
+        before = finished[-1] if finished else None
+        if needs.merge_user and before and before["role"] == body["role"] == "user":
+            finished[-1] = _merged(before, body)
+        else:
+            finished.append(body)
+    talk = next((at for at, body in enumerate(finished) if body["role"] != "system"), None)
+    if needs.user_first and talk is not None and finished[talk]["role"] != "user":
+        finished.insert(talk, {"role": "user", "content": GOES_ON})
+    return finished
+
+
+class _Arrangement:
+    """One pass over the messages, which gives out the ids that are not taken yet."""
+
+    def __init__(self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: Needs) -> None:
+        self._bodies = bodies
+        self._seqs = seqs
+        self._needs = needs
+        self._answers = pair(bodies)
+        self._taken: set[str] = set()
+        self._fields = frozenset(needs.keep_fields)
+
+    def entries(self) -> list[Entry]:
+        turns = find_turns(self._bodies)
+        found: list[Entry] = []
+        for number, turn in enumerate(turns):
+            keep = self._needs.reasoning == "all" or (
+                self._needs.reasoning == "newest" and number == len(turns) - 1
+            )
+            found += self._turn(turn, number, keep_reasoning=keep)
+        return found
+
+    def _turn(self, turn: Turn, number: int, *, keep_reasoning: bool) -> list[Entry]:
+        found: list[Entry] = []
+        for index in range(turn.first, turn.end):
+            body = self._bodies[index]
+            calls = calls_of(body)
+            ids = [self._free(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)]
+            made = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
+            if made is not None:
+                found.append(Entry(body=made, seq=self._seqs[index], turn=number))
+            found += self._results(index, calls, ids, number)
+        return found
+
+    def _free(self, wanted: str) -> str:
+        """The wanted id, or one like it that no other call of the request has."""
+        free, times = wanted, 1
+        while free in self._taken:
+            times += 1
+            free = f"{wanted}_{times}"
+        self._taken.add(free)
+        return free
+
+    def _results(
+        self, index: int, calls: Sequence[Call], ids: Sequence[str], number: int
+    ) -> list[Entry]:
+        found: list[Entry] = []
+        for place, call in enumerate(calls):
+            where = self._answers.get((index, place))
+            seq = None if where is None else self._seqs[where[0]]
+            result = None if where is None else results_of(self._bodies[where[0]])[where[1]]
+            body = self._result(call, ids[place], result)
+            if call.in_content and found:
+                # Such a provider wants all results of one message in one message.
+                both = [*found[-1].body["content"], *body["content"]]
+                found[-1] = Entry(
+                    body={"role": "user", "content": both}, seq=found[-1].seq, turn=number
+                )
+            else:
+                found.append(Entry(body=body, seq=seq, turn=number))
+        return found
+
+    def _result(self, call: Call, id: str, result: Result | None) -> Body:
+        content = INTERRUPTED if result is None else _content(result.content)
+        if call.in_content:
+            part: Body = {"type": "tool_result", "tool_use_id": id, "content": content or ""}
+            if result is not None and result.part.get("is_error") is True:
+                part["is_error"] = True
+            return _sendable({"role": "user", "content": [part]})
+        body: Body = {"role": "tool", "tool_call_id": id, "content": content or ""}
+        if result is not None and not result.in_content:
+            body |= self._further(result.part)
+        return _sendable(body)
+
+    def _clean(
+        self,
+        body: Body,
+        calls: Sequence[Call],
+        ids: Sequence[str],
+        *,
+        keep_reasoning: bool,
+    ) -> Body | None:
+        """The message without what a provider would refuse; None where nothing is left of it."""
+        role = role_of(body)
+        if role in ("", "tool") or (role == "user" and not speaks(body)):
+            return None
+        content = _content(
+            body.get("content"), without=_unwanted(role, keep_reasoning=keep_reasoning)
+        )
+        made: Body = {"role": role, "content": content}
+        if role == "assistant":
+            if content is None and isinstance(body.get("refusal"), str):
+                made["content"] = body["refusal"]
+            made |= _called(made["content"], calls, ids)
+            if keep_reasoning:
+                made |= {name: body[name] for name in REASONING if body.get(name)}
+            if not made["content"] and not calls:
+                return None
+        elif not content:
+            if role != "user":
+                return None
+            made["content"] = EMPTY
+        return _sendable(made | self._further(body))
+
+    def _further(self, body: Mapping[str, Any]) -> Body:
+        return {
+            name: value
+            for name, value in body.items()
+            if (name in self._fields and name not in ("role", "content", "tool_calls"))
+            or (name == "name" and isinstance(value, str) and value)
+        }
+
+
+def _unwanted(role: str, *, keep_reasoning: bool) -> frozenset[str]:
+    if role == "user":
+        return frozenset({"tool_result", "tool_use"})
+    return frozenset() if keep_reasoning else THINKING_PARTS
+
+
+def _called(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
+    """The fields of an assistant message that make its calls."""
+    if not calls:
+        return {"content": _without_calls(content)}
+    if not calls[0].in_content:
+        listed = [_listed(call, id) for call, id in zip(calls, ids, strict=True)]
+        return {"content": _without_calls(content), "tool_calls": listed}
+    renamed = iter(zip(calls, ids, strict=True))
+    parts = []
+    for part in content:
+        if part.get("type") == "tool_use":
+            call, id = next(renamed)
+            given = call.arguments if isinstance(call.arguments, Mapping) else {}
+            parts.append({**part, "id": id, "name": call.name, "input": given})
+        elif part.get("type") != "tool_result":
+            parts.append(part)
+    return {"content": parts}
+
+
+def _without_calls(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    kept = [part for part in content if part.get("type") not in ("tool_use", "tool_result")]
+    return kept or None
+
+
+def _listed(call: Call, id: str) -> Body:
+    custom = call.part.get("custom")
+    if call.part.get("type") == "custom" and isinstance(custom, Mapping):
+        return {**call.part, "id": id}
+    function = call.part.get("function")
+    given = dict(function) if isinstance(function, Mapping) else {}
+    given |= {"name": call.name, "arguments": _arguments(call.arguments)}
+    return {**call.part, "id": id, "type": "function", "function": given}
+
+
+def _arguments(value: Any) -> Any:
+    """Arguments that are a JSON object: servers that read them fail on any others, for ever."""
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, str):
+        return "{}" if value is None else as_json({"unreadable": value})
+    try:
+        whole = isinstance(msgspec.json.decode(value), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        whole = False
+    if whole:
+        return value
+    return as_json({"unreadable": value}) if value.strip() else "{}"
+
+
+def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
+    """Text, a list of parts, or None where there is nothing."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return as_json(value)
+    parts: list[Mapping[str, Any]] = []
+    for part in value:
+        if isinstance(part, Mapping) and isinstance(part.get("type"), str):
+            if part["type"] not in without:
+                parts.append(part)
+        elif part:
+            text = part if isinstance(part, str) else as_json(part)
+            parts.append({"type": "text", "text": text})
+    return parts or None
+
+
+def _merged(first: Body, second: Body) -> Body:
+    one, two = first["content"], second["content"]
+    if isinstance(one, str) and isinstance(two, str):
+        return {**first, "content": f"{one}\n\n{two}"}
+    return {**first, "content": [*_as_parts(one), *_as_parts(two)]}
+
+
+def _as_parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _sendable(body: Body) -> Body:
+    """The same body where it can be written as JSON; else with what cannot be replaced."""
+    try:
+        msgspec.json.encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        made = {name: _written(value, depth=0) for name, value in body.items()}
+        return {str(name): value for name, value in made.items()}
+    return body
+
+
+def _written(value: Any, *, depth: int) -> Any:
+    if isinstance(value, str):
+        # Half a surrogate pair is text that no request can carry.
+        return value.encode("utf-8", "replace").decode()
+    if depth > 50:
+        return "[too deep]"
+    if isinstance(value, Mapping):
+        return {
+            _written(str(name), depth=depth): _written(inner, depth=depth + 1)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_written(inner, depth=depth + 1) for inner in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return as_json(value)

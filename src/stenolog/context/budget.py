@@ -1,0 +1,107 @@
+"""How many tokens and messages there may be, and what is said when that is not enough."""
+
+from msgspec import Struct
+
+from stenolog.errors import ContextTooSmall, UsageError
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What one request may hold, and when a conversation is compacted. Raises UsageError."""
+
+    max_context_tokens: int = 32_000
+    """System prompt, tools, memory, history and the answer together."""
+    max_history_messages: int = 50
+    """More messages than this are compacted, however short they are."""
+    reserve: int | None = None
+    """Kept free for the answer; a quarter of the context, at most 4,096, where it is not given."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_context_tokens", "max_history_messages", "reserve"):
+            value = getattr(self, name)
+            if name == "reserve" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name}={value!r}: a whole number of at least 1 is wanted")
+        if self.answer >= self.max_context_tokens:
+            raise UsageError(
+                f"reserve={self.answer:,} leaves nothing of "
+                f"max_context_tokens={self.max_context_tokens:,}; make it smaller"
+            )
+
+    @property
+    def answer(self) -> int:
+        """Tokens kept free for the answer."""
+        if self.reserve is not None:
+            return self.reserve
+        return max(min(4_096, self.max_context_tokens // 4), 1)
+
+    @property
+    def room(self) -> int:
+        """Tokens for all that is sent."""
+        return self.max_context_tokens - self.answer
+
+    def history(self, fixed: int) -> int:
+        """Tokens for summary and history, where this many are taken by all else that is sent."""
+        return max(self.room - fixed, 0)
+
+    def summary(self, fixed: int = 0) -> int:
+        """Tokens that a summary may take, so that it never crowds the talk out."""
+        return max(self.history(fixed) // 8, self.room // 32)
+
+    def enough_for(self, sent: int) -> int:
+        """The smallest max_context_tokens with which this many can be sent."""
+        if self.reserve is not None:
+            return sent + self.reserve
+        # A quarter of the whole is a third of the rest.
+        return sent + max(min(4_096, -(-sent // 3)), 1)
+
+    def at_most(self, max_context_tokens: int) -> "Limits":
+        """The same limits for a model that takes no more than this."""
+        if max_context_tokens >= self.max_context_tokens:
+            return self
+        smaller = max(max_context_tokens, 2)
+        reserve = None if self.reserve is None else min(self.reserve, max(smaller // 4, 1))
+        return Limits(
+            max_context_tokens=smaller,
+            max_history_messages=self.max_history_messages,
+            reserve=reserve,
+        )
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """What must be sent at the least, in tokens."""
+
+    system: int
+    tools: int
+    newest: int
+    """The newest user message."""
+    skeleton: int
+    """What is left of its turn when all that can be elided is."""
+
+    @property
+    def total(self) -> int:
+        """All of them together."""
+        return self.system + self.tools + self.newest + self.skeleton
+
+
+def too_small(parts: Parts, limits: Limits) -> ContextTooSmall:
+    """The error that says which number to change."""
+    needed = limits.enough_for(parts.total)
+    least = f"raise max_context_tokens to at least {needed:,}"
+    named = {
+        "the system prompt": parts.system,
+        "the tools": parts.tools,
+        "the newest user message": parts.newest,
+        "the rest of its turn": parts.skeleton,
+    }
+    largest = max(named, key=lambda name: named[name])
+    taken = ", ".join(f"{name} {tokens:,}" for name, tokens in named.items() if tokens)
+    advice = f"or shorten {largest}"
+    if limits.answer > parts.total:
+        advice = f"or lower reserve, which keeps {limits.answer:,} free for the answer"
+    return ContextTooSmall(
+        f"max_context_tokens={limits.max_context_tokens:,} is too small: {taken}, "
+        f"and {limits.answer:,} for the answer; {least}, {advice}",
+        needed=needed,
+        limit=limits.max_context_tokens,
+    )

@@ -1,0 +1,208 @@
+"""Everything of this room behind one object: for who has a loop of their own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from stenolog.context.arranging import Needs
+from stenolog.context.budget import Limits
+from stenolog.context.compaction import Compaction, Seen, compact_context, look
+from stenolog.context.overflow import Overflow, read_overflow
+from stenolog.context.plan import Asked, plan_compaction
+from stenolog.context.shapes import Body
+from stenolog.context.window import Window, build_window
+from stenolog.errors import ContextTooSmall
+from stenolog.providers.base import Ask
+from stenolog.stores.base import Store
+from stenolog.tokens import Calibration, Tokens
+
+T = TypeVar("T")
+
+RETRIES: Final = 2
+"""How often a request that was too long is made again, shorter."""
+_SHORTER: Final = 0.6
+"""By how much, where the provider does not say what it takes."""
+_NAMED: Final = 0.9
+"""What is used of a limit that a provider named: our count of tokens is not its own."""
+
+Event = Callable[[Compaction], None]
+
+
+class Context:
+    """What a model is sent of the sessions in a store, and their compaction.
+
+    `ask`: the model that writes summaries; without one they are made of the messages' own words.
+    `on_event` is called after each compaction. It may be used by several threads at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ask: Ask | None = None,
+        *,
+        limits: Limits | None = None,
+        needs: Needs | None = None,
+        tokens: Tokens | None = None,
+        calibration: Calibration | None = None,
+        system: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        on_event: Event | None = None,
+    ) -> None:
+        self.store = store
+        self.limits = limits or Limits()
+        """Made smaller when a provider says that it takes less."""
+        self.calibration = calibration or Calibration()
+        """What the model's reports say of our estimates; worth keeping from run to run."""
+        self._ask = ask
+        self._needs = needs or Needs()
+        self._tokens = tokens or Tokens()
+        self._system = system
+        self._tools = tools
+        self._on_event = on_event
+
+    @property
+    def tokens(self) -> Tokens:
+        """The counter in use, calibrated."""
+        return Tokens(count=self._tokens.count, ratio=self._tokens.ratio * self.calibration.ratio)
+
+    def window(
+        self, key: str, *, memory: str = "", unsaved: Sequence[Mapping[str, Any]] = ()
+    ) -> Window:
+        """What to send now; nothing is written. Raises ContextTooSmall.
+
+        `memory`: the block that recall made. `unsaved`: newest messages that are not in the store.
+        """
+        return self._window(look(self.store, key), memory, unsaved, self.limits)
+
+    def call(
+        self,
+        key: str,
+        model: Callable[[list[Body]], T],
+        *,
+        memory: str = "",
+        unsaved: Sequence[Mapping[str, Any]] = (),
+        usage: Callable[[T], int | None] | None = None,
+    ) -> T:
+        """What the model answers to the window; the answer is yours to store.
+
+        Compacts before the call where that is due, and where the provider says that the request is
+        too long; then it asks again, at most twice. `usage`: from an answer, the tokens that the
+        provider counted in the request. Raises ContextTooSmall, and all else that the model raises.
+        """
+        limits = self.limits
+        window = self._prepared(key, memory, unsaved, limits)
+        for tries_left in range(RETRIES, -1, -1):
+            try:
+                answer = model(window.messages)
+            except Exception as error:
+                overflow = read_overflow(error)
+                if overflow is None:
+                    raise
+                if tries_left == 0:
+                    raise self._given_up(window, overflow) from error
+                limits = self._shorter(limits, window, overflow)
+                self._compact(key, "overflow", limits, memory)
+                window = self._window(look(self.store, key), memory, unsaved, limits)
+            else:
+                self._learn(window, answer, usage)
+                return answer
+        raise AssertionError("the last try returns or raises")
+
+    def settle(self, key: str, *, memory: str = "") -> Compaction | None:
+        """Compact after a turn, where that is due; None where nothing was hidden."""
+        return self._compact(key, "auto", self.limits, memory)
+
+    def compact(self, key: str) -> Compaction | None:
+        """Compact by hand, to half of what there is; None where nothing can be hidden."""
+        return self._compact(key, "manual", self.limits, "")
+
+    def reported(self, *, estimated: int, reported: int) -> Calibration:
+        """Take in what a provider counted for a window that was estimated; the new calibration."""
+        plain = round(estimated / self.calibration.ratio)
+        self.calibration = self.calibration.after(estimated=plain, reported=reported)
+        return self.calibration
+
+    def _prepared(
+        self, key: str, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
+    ) -> Window:
+        """The window before a call, after the compaction that it may need."""
+        seen = look(self.store, key)
+        window = self._window(seen, memory, unsaved, limits)
+        overfull = bool(window.left_out)
+        if self._compact(key, "auto", limits, memory, overfull=overfull, seen=seen) is None:
+            return window
+        return self._window(look(self.store, key), memory, unsaved, limits)
+
+    def _window(
+        self, seen: Seen, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
+    ) -> Window:
+        return build_window(
+            [*seen.history, *unsaved],
+            seen.summary,
+            system=self._system,
+            tools=self._tools,
+            memory=memory,
+            limits=limits,
+            needs=self._needs,
+            tokens=self.tokens,
+        )
+
+    def _compact(
+        self,
+        key: str,
+        asked: Asked,
+        limits: Limits,
+        memory: str,
+        *,
+        overfull: bool = False,
+        seen: Seen | None = None,
+    ) -> Compaction | None:
+        seen = seen or look(self.store, key)
+        tokens = self.tokens
+        plan = plan_compaction(
+            seen.history,
+            summary=seen.summary,
+            floor=seen.floor,
+            uid=seen.uid,
+            fixed=self._fixed(memory, tokens),
+            limits=limits,
+            tokens=tokens,
+            asked=asked,
+            undone=seen.undone,
+            overfull=overfull,
+        )
+        if plan is None:
+            return None
+        done = compact_context(self.store, key, plan, ask=self._ask, limits=limits, tokens=tokens)
+        if done is not None and self._on_event is not None:
+            self._on_event(done)
+        return done
+
+    def _fixed(self, memory: str, tokens: Tokens) -> int:
+        head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
+        return tokens.tools(self._tools) + tokens.message(head)
+
+    def _shorter(self, limits: Limits, window: Window, overflow: Overflow) -> Limits:
+        """The limits for the next try."""
+        if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
+            # It will be true of the next request, too.
+            self.limits = self.limits.at_most(int(overflow.limit * _NAMED))
+            return limits.at_most(int(overflow.limit * _NAMED))
+        # What was sent may have been far below the limit that it was made for.
+        sent = window.tokens + limits.answer
+        return limits.at_most(int(min(sent, limits.max_context_tokens) * _SHORTER))
+
+    def _given_up(self, window: Window, overflow: Overflow) -> ContextTooSmall:
+        takes = overflow.limit or window.tokens
+        named = "" if overflow.limit is None else f"; it says that it takes {takes:,}"
+        return ContextTooSmall(
+            f"the model found about {window.tokens:,} tokens too long, after "
+            f"{RETRIES} shorter tries{named}; set max_context_tokens to less than "
+            f"{takes:,}, give the model a larger context, or shorten system prompt and tools",
+            needed=window.tokens,
+            limit=takes,
+        )
+
+    def _learn(self, window: Window, answer: T, usage: Callable[[T], int | None] | None) -> None:
+        reported = usage(answer) if usage is not None else None
+        if reported:
+            self.reported(estimated=window.tokens, reported=reported)

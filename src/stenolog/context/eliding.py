@@ -1,0 +1,250 @@
+"""An over-long turn made short from inside: what tools said goes first, and the newest stays.
+
+Nothing is lost by it: each text that is elided leaves a pointer to the seq at which the log has it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.context.arranging import Entry
+from stenolog.context.shapes import Body, as_json, calls_of, results_of, text_of
+from stenolog.tokens import Tokens
+
+
+class Shortened(Struct, frozen=True, kw_only=True):
+    """A turn that fits."""
+
+    entries: list[Entry]
+    elided: int
+    """How many messages are not whole."""
+    left_out: tuple[int | None, ...]
+    """The seqs of messages that are not there at all."""
+
+
+def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
+    """What stands for a text: how long it is and where it can be read."""
+    where = "" if seq is None else f"; full text at seq {seq}"
+    return f"[… elided: {tokens.text(text):,} tokens{where}]"
+
+
+def cut(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
+    """The beginning and the end of a text, about this many tokens, around a mark."""
+    share = keep / max(tokens.text(text), 1)
+    while share > 0.01:
+        kept = int(len(text) * share)
+        tail = kept // 3
+        short = f"{text[: kept - tail]}\n{mark}\n{text[len(text) - tail :] if tail else ''}"
+        if tokens.text(short) <= keep:
+            return short.rstrip("\n")
+        share *= 0.8
+    return mark
+
+
+class _Shortening:
+    """A turn on its way to a size; each step makes it shorter until it fits."""
+
+    def __init__(self, entries: Sequence[Entry], tokens: Tokens) -> None:
+        self.entries = list(entries)
+        self.tokens = tokens
+        self.costs = [tokens.message(entry.body) for entry in entries]
+        self.elided: set[int] = set()
+        self.left_out: list[int] = []
+        users = [at for at, entry in enumerate(entries) if _is_user(entry)]
+        self.newest_user = users[-1] if users else -1
+        self.last_step = _last_step(entries)
+
+    def fits(self, budget: int) -> bool:
+        """Whether it is short enough."""
+        return sum(self.costs) <= budget
+
+    def shorten(self, budget: int) -> None:
+        """Make it fit, or as short as it gets."""
+        olds = range(self.last_step)
+        news = range(self.last_step, len(self.entries))
+        steps: list[Callable[[], None]] = [
+            partial(self._results, olds, budget),
+            partial(self._share, news, budget, least=budget // 4),
+            partial(self._said, olds, budget),
+            partial(self._share, news, budget, least=0),
+            partial(self._said, news, budget),
+            partial(self._leave_out, budget),
+        ]
+        for step in steps:
+            if self.fits(budget):
+                return
+            step()
+
+    def _results(self, places: Sequence[int], budget: int) -> None:
+        for at in places:
+            if self.fits(budget):
+                return
+            if _is_result(self.entries[at]):
+                self._replace(at, _elided_results(self.entries[at], 0, self.tokens))
+
+    def _share(self, places: Sequence[int], budget: int, *, least: int) -> None:
+        """Cut the results of the newest step to equal shares of what the rest leaves."""
+        results = [at for at in places if _is_result(self.entries[at])]
+        others = sum(self.costs) - sum(self.costs[at] for at in results)
+        left = max(budget - others, least)
+        for done, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
+            share = left // (len(results) - done)
+            if self.costs[at] > share:
+                self._cut_to(at, share)
+            left -= self.costs[at]
+
+    def _cut_to(self, at: int, share: int) -> None:
+        whole = self.entries[at]
+        overhead = self.tokens.message({**whole.body, "content": ""})
+        for keep in (share - overhead, (share - overhead) // 2, 0):
+            self._replace(at, _elided_results(whole, max(keep, 0), self.tokens))
+            if self.costs[at] <= share:
+                return
+
+    def _said(self, places: Sequence[int], budget: int) -> None:
+        for at in places:
+            if self.fits(budget):
+                return
+            if self.entries[at].body["role"] == "assistant":
+                self._replace(at, _elided_speech(self.entries[at], self.tokens))
+
+    def _leave_out(self, budget: int) -> None:
+        """Leave whole steps out, the oldest first; the first message of the turn as the last."""
+        first = 1 if self.entries and _is_user(self.entries[0]) else 0
+        gone: set[int] = set()
+        for step in [*_steps(self.entries, first), *([[0]] if first else [])]:
+            if sum(self.costs) - sum(self.costs[at] for at in gone) <= budget:
+                break
+            keeps = self.newest_user in step or len(self.entries) - 1 in step
+            if not keeps:
+                gone.update(step)
+        self.left_out = sorted(gone)
+        for at in gone:
+            self.costs[at] = 0
+
+    def _replace(self, at: int, body: Body) -> None:
+        cost = self.tokens.message(body)
+        if cost < self.costs[at]:
+            self.entries[at] = replace(self.entries[at], body=body)
+            self.costs[at] = cost
+            self.elided.add(at)
+
+    def result(self) -> Shortened:
+        """The turn as it is now."""
+        gone = set(self.left_out)
+        return Shortened(
+            entries=[entry for at, entry in enumerate(self.entries) if at not in gone],
+            elided=len(self.elided - gone),
+            left_out=tuple(self.entries[at].seq for at in self.left_out),
+        )
+
+
+def _is_result(entry: Entry) -> bool:
+    return bool(results_of(entry.body))
+
+
+def _is_user(entry: Entry) -> bool:
+    return entry.body["role"] == "user" and not _is_result(entry)
+
+
+def _last_step(entries: Sequence[Entry]) -> int:
+    """Where the newest assistant message that makes calls stands, if nothing but results follow."""
+    for at in range(len(entries) - 1, -1, -1):
+        if calls_of(entries[at].body):
+            return at
+        if not _is_result(entries[at]):
+            break
+    return len(entries)
+
+
+def _steps(entries: Sequence[Entry], first: int) -> list[list[int]]:
+    """Messages that belong together: a call with its results; any other alone."""
+    steps: list[list[int]] = []
+    for at in range(first, len(entries)):
+        if _is_result(entries[at]) and steps:
+            steps[-1].append(at)
+        else:
+            steps.append([at])
+    return steps
+
+
+def _elided_results(entry: Entry, keep: int, tokens: Tokens) -> Body:
+    body = entry.body
+    if body["role"] == "tool":
+        return {**body, "content": _short(body["content"], entry.seq, keep, tokens)}
+    parts = list(body["content"])
+    return {
+        **body,
+        "content": [
+            {**part, "content": _short(part["content"], entry.seq, keep // len(parts), tokens)}
+            for part in parts
+        ],
+    }
+
+
+def _elided_speech(entry: Entry, tokens: Tokens) -> Body:
+    body = dict(entry.body)
+    content = body.get("content")
+    if isinstance(content, str) and content:
+        body["content"] = _shorter(content, entry.seq, tokens)
+    elif isinstance(content, list):
+        body["content"] = [_elided_part(part, entry.seq, tokens) for part in content]
+    if body.get("tool_calls"):
+        body["tool_calls"] = [_elided_call(call, entry.seq, tokens) for call in body["tool_calls"]]
+    return body
+
+
+def _elided_part(part: Mapping[str, Any], seq: int | None, tokens: Tokens) -> Mapping[str, Any]:
+    if isinstance(part.get("text"), str):
+        return {**part, "text": _shorter(part["text"], seq, tokens)}
+    if part.get("type") == "tool_use":
+        short = _elided_arguments(part["input"], seq, tokens)
+        return {**part, "input": short} if short is not None else part
+    return part
+
+
+def _elided_call(call: Body, seq: int | None, tokens: Tokens) -> Body:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return call
+    short = _elided_arguments(function.get("arguments"), seq, tokens)
+    if short is None:
+        return call
+    given = as_json(short) if isinstance(function.get("arguments"), str) else short
+    return {**call, "function": {**function, "arguments": given}}
+
+
+def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body | None:
+    """Arguments that only point to the whole ones; None where that is no shorter."""
+    text = arguments if isinstance(arguments, str) else as_json(arguments)
+    short = {"elided": pointer(text, seq, tokens)}
+    return short if tokens.text(as_json(short)) < tokens.text(text) else None
+
+
+def _short(content: Any, seq: int | None, keep: int, tokens: Tokens) -> str:
+    text = text_of(content)
+    mark = pointer(text, seq, tokens)
+    return cut(text, keep, tokens, mark=mark) if keep > 0 else mark
+
+
+def _shorter(text: str, seq: int | None, tokens: Tokens) -> str:
+    mark = pointer(text, seq, tokens)
+    return mark if tokens.text(mark) < tokens.text(text) else text
+
+
+def shorten_turn(entries: Sequence[Entry], budget: int, tokens: Tokens) -> Shortened | None:
+    """The turn within the budget; None where even its skeleton is too long."""
+    turn = _Shortening(entries, tokens)
+    turn.shorten(budget)
+    return turn.result() if turn.fits(budget) else None
+
+
+def skeleton(entries: Sequence[Entry], tokens: Tokens) -> tuple[int, int]:
+    """The tokens of the newest user message, and of the least that is left of its turn beside."""
+    turn = _Shortening(entries, tokens)
+    newest = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0
+    turn.shorten(0)
+    return newest, sum(turn.costs) - newest

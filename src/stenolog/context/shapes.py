@@ -1,0 +1,194 @@
+"""What stands in a message: the tool calls it makes, the results it carries, what else it says.
+
+Two shapes are read: OpenAI's (`tool_calls`, role `tool`) and Anthropic's (`tool_use` and
+`tool_result` parts of the content). Any other object is read as having neither; nothing raises.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.records import Message
+
+Body = dict[str, Any]
+Spot = tuple[int, int]
+"""Which message, and which call or result of it."""
+
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
+"""Fields in which providers hand over what a model thought."""
+THINKING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A tool call of an assistant message."""
+
+    id: str | None
+    name: str
+    arguments: Any
+    part: Mapping[str, Any]
+    """As it stands in the message."""
+    in_content: bool
+    """Whether it is a part of the content, and not of `tool_calls`."""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What a tool answered."""
+
+    id: str | None
+    content: Any
+    part: Mapping[str, Any]
+    """The message, or the part of its content, that is the result."""
+    in_content: bool
+
+
+def body_of(message: Message | Mapping[str, Any]) -> Body:
+    """The caller's object, in a dictionary of its own."""
+    return message.to_dict() if isinstance(message, Message) else dict(message)
+
+
+def seq_of(message: Message | Mapping[str, Any]) -> int | None:
+    """Where the message stands in its session; None where it is not stored."""
+    return message.seq if isinstance(message, Message) else None
+
+
+def role_of(body: Mapping[str, Any]) -> str:
+    """The role; empty where a provider knows no such role."""
+    role = body.get("role")
+    return role if isinstance(role, str) and role in ROLES else ""
+
+
+def calls_of(body: Mapping[str, Any]) -> list[Call]:
+    """The tool calls of an assistant message, in order."""
+    if role_of(body) != "assistant":
+        return []
+    listed = [call for call in _items(body.get("tool_calls")) if isinstance(call, Mapping)]
+    if listed:
+        return [_listed_call(call) for call in listed]
+    return [
+        Call(
+            id=_text(part.get("id")),
+            name=_text(part.get("name")) or "unknown",
+            arguments=part.get("input"),
+            part=part,
+            in_content=True,
+        )
+        for part in parts_of(body, "tool_use")
+    ]
+
+
+def results_of(body: Mapping[str, Any]) -> list[Result]:
+    """The results that a message carries, in order."""
+    role = role_of(body)
+    if role == "tool":
+        found = _text(body.get("tool_call_id"))
+        return [Result(id=found, content=body.get("content"), part=body, in_content=False)]
+    if role != "user":
+        return []
+    return [
+        Result(
+            id=_text(part.get("tool_use_id")),
+            content=part.get("content"),
+            part=part,
+            in_content=True,
+        )
+        for part in parts_of(body, "tool_result")
+    ]
+
+
+def parts_of(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+    """The parts of this kind in the content."""
+    parts = _items(body.get("content"))
+    return [part for part in parts if isinstance(part, Mapping) and part.get("type") == kind]
+
+
+def speaks(body: Mapping[str, Any]) -> bool:
+    """Whether a user says something here, and does not only hand results over."""
+    if role_of(body) != "user":
+        return False
+    content = body.get("content")
+    results = len(parts_of(body, "tool_result"))
+    return results == 0 or (isinstance(content, list) and len(content) > results)
+
+
+def text_of(content: Any) -> str:
+    """The words of a content, whatever its shape; other parts are named in brackets."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(filter(None, (_part_text(part) for part in content)))
+    return as_json(content)
+
+
+def as_json(value: Any) -> str:
+    """The value as JSON text, or as Python shows it where JSON cannot hold it."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return repr(value)
+
+
+def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
+    """For each call that was answered, where its result stands.
+
+    A result answers the newest call of its id; without an id, the first open call of the newest
+    message that makes calls. An id that is used again begins anew.
+    """
+    answers: dict[Spot, Spot] = {}
+    open_by_id: dict[str, list[Spot]] = {}
+    newest: list[Spot] = []
+    for index, body in enumerate(bodies):
+        calls = calls_of(body)
+        if calls:
+            newest = [(index, place) for place in range(len(calls))]
+            for call in calls:
+                if call.id is not None:
+                    open_by_id[call.id] = []
+            for place, call in enumerate(calls):
+                if call.id is not None:
+                    open_by_id[call.id].append((index, place))
+        for place, result in enumerate(results_of(body)):
+            waiting = newest if result.id is None else open_by_id.get(result.id, [])
+            spot = next((spot for spot in waiting if spot not in answers), None)
+            if spot is not None:
+                answers[spot] = (index, place)
+    return answers
+
+
+def _listed_call(call: Mapping[str, Any]) -> Call:
+    function = call.get("function")
+    inner = function if isinstance(function, Mapping) else call
+    return Call(
+        id=_text(call.get("id")),
+        name=_text(inner.get("name")) or "unknown",
+        arguments=inner.get("arguments"),
+        part=call,
+        in_content=False,
+    )
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return as_json(part)
+    for field in ("text", "content", "refusal"):
+        value = part.get(field)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list):
+            return text_of(value)
+    kind = part.get("type")
+    return f"[{kind if isinstance(kind, str) else 'part'}]"
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

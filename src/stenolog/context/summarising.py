@@ -1,0 +1,189 @@
+"""Making a summary chunk by chunk, each with all that was known before it.
+
+What a model fails at is taken over word by word, shortened. So there always is a summary, and it
+always carries the one before.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.context.budget import Limits
+from stenolog.context.eliding import cut, pointer
+from stenolog.context.overflow import read_overflow
+from stenolog.context.shapes import (
+    Call,
+    Spot,
+    as_json,
+    body_of,
+    calls_of,
+    pair,
+    results_of,
+    role_of,
+    text_of,
+)
+from stenolog.context.summary import QUOTED, SCHEMA, Summary, bounded, parse, render, update
+from stenolog.providers.answers import read_object
+from stenolog.providers.base import Ask
+from stenolog.records import Message
+from stenolog.tokens import Tokens
+
+INSTRUCTIONS: Final = """\
+You keep the summary of a conversation between a user and an assistant that uses tools. You get the
+summary so far, each line with a label, and the next part of the conversation. Answer with one JSON
+object and nothing else:
+- "goals", "decisions", "facts", "open_questions", "tool_outcomes": lists of NEW short lines from \
+this part. Keep names, numbers, paths and dates exactly. Do not repeat lines of the summary so far.
+- "last_state": one or two sentences on where things stand at the end of this part.
+- "outdated": labels of lines of the summary so far that this part has made wrong or settled."""
+
+_QUOTE: Final = 200
+_SMALLEST: Final = 256
+"""A model that finds this many tokens too many is not asked again."""
+
+
+class Summarised(Struct, frozen=True, kw_only=True):
+    """A summary and how it was made."""
+
+    text: str
+    asked: int
+    """How many times the model was asked."""
+    fallback: str
+    """Why some of it was made without the model; empty where it was not."""
+
+
+def summarise(
+    messages: Sequence[Message],
+    previous: str,
+    *,
+    ask: Ask | None,
+    most: int,
+    limits: Limits,
+    tokens: Tokens,
+) -> Summarised:
+    """The summary of these messages and of all before them, in `most` tokens; it never fails."""
+    return _Work(ask, most, limits, tokens).run(messages, previous)
+
+
+class _Work:
+    """One summary in the making."""
+
+    def __init__(self, ask: Ask | None, most: int, limits: Limits, tokens: Tokens) -> None:
+        self._ask = ask
+        self._most = most
+        self._tokens = tokens
+        self._size = limits.room
+        self._asked = 0
+        self._fallback = "" if ask is not None else "there is no model to ask"
+
+    def run(self, messages: Sequence[Message], previous: str) -> Summarised:
+        summary = parse(previous)
+        waiting = list(messages)
+        while waiting:
+            taken, question = self._question(waiting, summary)
+            answer: Mapping[str, Any] | None = None
+            if self._ask is not None:
+                try:
+                    answer = self._answer(self._ask, question)
+                except _TooLong:
+                    continue
+            updated = update(summary, answer) if answer is not None else None
+            if updated is None:
+                if self._ask is not None and not self._fallback:
+                    self._fallback = "the model's answer could not be used"
+                updated = update(summary, extract(waiting[:taken])) or summary
+            summary = bounded(updated, self._most, self._tokens)
+            del waiting[:taken]
+        return Summarised(text=render(summary), asked=self._asked, fallback=self._fallback)
+
+    def _question(
+        self, waiting: Sequence[Message], summary: Summary
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """How many messages fit into one question, at least one, and the question."""
+        known = render(summary, labelled=True) or "(nothing yet)"
+        head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
+        left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
+        said: list[str] = []
+        for text in transcript(waiting, max(left // 4, 32), self._tokens):
+            left -= self._tokens.text(text) + 1
+            if said and left < 0:
+                break
+            said.append(text)
+        question = [
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": head + "\n".join(said)},
+        ]
+        return len(said), question
+
+    def _answer(self, ask: Ask, question: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """What the model says; None where that cannot be read. Raises _TooLong."""
+        self._asked += 1
+        try:
+            said = ask(question, schema=SCHEMA, max_tokens=max(256, self._most))
+        except Exception as error:
+            # Whatever a client raises, there is a way on.
+            if read_overflow(error) is not None and self._size > _SMALLEST:
+                self._size //= 2
+                raise _TooLong from error
+            # It will hardly do better with the next part, and each try may take a minute.
+            self._ask = None
+            self._fallback = f"{type(error).__name__}: {error}"
+            return None
+        return read_object(said) if isinstance(said, str) else None
+
+
+class _TooLong(Exception):
+    """The question must be made again, shorter."""
+
+
+def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterator[str]:
+    """For each message a text of about this many tokens at the most, for a model to read."""
+    bodies = [body_of(message) for message in messages]
+    asked_by = _asked_by(bodies)
+    for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
+        said = [text_of(body.get("content"))] if not results_of(body) else []
+        said += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
+        for place, result in enumerate(results_of(body)):
+            call = asked_by.get((index, place))
+            said.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
+        text = "\n".join(filter(None, said))
+        if tokens.text(text) > most:
+            text = cut(text, most, tokens, mark=pointer(text, message.seq, tokens))
+        yield f"[{message.seq}] {role_of(body) or 'note'}: {text}"
+
+
+def extract(messages: Sequence[Message]) -> dict[str, Any]:
+    """What can be said of these messages without a model, in the form of a model's answer."""
+    bodies = [body_of(message) for message in messages]
+    asked_by = _asked_by(bodies)
+    facts: list[str] = []
+    outcomes: list[str] = []
+    last_state = ""
+    for index, body in enumerate(bodies):
+        for place, result in enumerate(results_of(body)):
+            call = asked_by.get((index, place))
+            made = f"{call.name}({_clip(_arguments(call), 80)})" if call else "a tool"
+            outcomes.append(f"{made}: {_clip(text_of(result.content), 120)}")
+        text = "" if results_of(body) else _clip(text_of(body.get("content")), _QUOTE)
+        if text and role_of(body) == "user":
+            facts.append(QUOTED + text)
+        if text and role_of(body) in ("user", "assistant"):
+            last_state = f"The {role_of(body)} said last: {text}"
+    return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
+
+
+def _asked_by(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Call]:
+    """For each result the call that it answers."""
+    return {
+        result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()
+    }
+
+
+def _arguments(call: Call) -> str:
+    return call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
+
+
+def _clip(text: str, longest: int) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= longest else words[: longest - 1] + "…"

@@ -1,0 +1,176 @@
+"""The messages that go to the model: always valid, always within the budget."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.context.arranging import Entry, Needs, entries_of, finish
+from stenolog.context.budget import Limits, Parts, too_small
+from stenolog.context.eliding import cut, shorten_turn, skeleton
+from stenolog.context.shapes import Body
+from stenolog.records import Message
+from stenolog.tokens import Tokens
+
+SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
+SUMMARY_ENDS: Final = "[End of the summary]"
+
+_Messages = Sequence[Message | Mapping[str, Any]]
+
+
+class Window(Struct, frozen=True, kw_only=True):
+    """What to send, and what it took to make it fit."""
+
+    messages: list[Body]
+    """In OpenAI chat shape, the system prompt first."""
+    tokens: int
+    """About how many tokens they and the tools take."""
+    budget: int
+    """How many they may take."""
+    elided: int = 0
+    """How many messages of the newest turn are not whole."""
+    left_out: int = 0
+    """How many messages of the history are not there."""
+    memory_left_out: bool = False
+    """Whether there was no room for the recalled memory."""
+
+
+def build_window(
+    history: _Messages,
+    summary: str = "",
+    *,
+    system: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
+    memory: str = "",
+    limits: Limits | None = None,
+    needs: Needs | None = None,
+    tokens: Tokens | None = None,
+) -> Window:
+    """The window for this history: its newest turn, and of the older ones as many as fit.
+
+    Raises ContextTooSmall where the system prompt, the tools, the newest user message and what
+    cannot be elided of its turn do not fit.
+    """
+    request = _Request(
+        system=system,
+        summary=summary,
+        memory=memory,
+        tools=tools,
+        limits=limits or Limits(),
+        needs=needs or Needs(),
+        tokens=tokens or Tokens(),
+    )
+    return request.window(history)
+
+
+class _Chosen(Struct, frozen=True, kw_only=True):
+    entries: list[Entry]
+    elided: int = 0
+    left_out: int = 0
+
+
+class _Request(Struct, frozen=True, kw_only=True):
+    system: str
+    summary: str
+    memory: str
+    tools: Sequence[Mapping[str, Any]]
+    limits: Limits
+    needs: Needs
+    tokens: Tokens
+
+    def window(self, history: _Messages) -> Window:
+        entries = entries_of(history, self.needs)
+        tools = self.tokens.tools(self.tools)
+        budget = self.limits.room - tools
+        # Texts that are joined may take more than they do apart; then there is a next try.
+        slack = 0
+        for _ in range(6):
+            for summary, memory in self._headings():
+                made = self._try(entries, summary, memory, budget - slack)
+                if made is None:
+                    continue
+                messages, chosen = made
+                cost = sum(self.tokens.message(message) for message in messages)
+                if cost <= budget:
+                    return Window(
+                        messages=messages,
+                        tokens=cost + tools,
+                        budget=self.limits.room,
+                        elided=chosen.elided,
+                        left_out=chosen.left_out,
+                        memory_left_out=bool(self.memory) and not memory,
+                    )
+                slack += cost - budget
+                break
+        raise too_small(self._parts(entries, tools), self.limits)
+
+    def _headings(self) -> list[tuple[str, str]]:
+        """What is told beside the talk, the best first: it gives way before the talk does."""
+        most = self.limits.summary()
+        whole = self.summary
+        if self.tokens.text(whole) > most:
+            whole = cut(whole, most, self.tokens, mark="[… cut]")
+        short = cut(whole, most // 4, self.tokens, mark="[… cut]") if whole else ""
+        found = [(whole, self.memory), (whole, ""), (short, ""), ("", "")]
+        return list(dict.fromkeys(found))
+
+    def _try(
+        self, entries: Sequence[Entry], summary: str, memory: str, budget: int
+    ) -> tuple[list[Body], _Chosen] | None:
+        head = self._head(summary, memory, left_out=0)
+        if self._cost(head, entries) <= budget:
+            chosen = _Chosen(entries=list(entries))
+        else:
+            # The note's number can only become shorter than this one.
+            noted = self._head(summary, memory, left_out=len(entries))
+            found = self._choose(entries, budget - self._cost(noted, ()))
+            if found is None:
+                return None
+            chosen = found
+            head = self._head(summary, memory, left_out=chosen.left_out)
+        return finish([*head, *(entry.body for entry in chosen.entries)], self.needs), chosen
+
+    def _choose(self, entries: Sequence[Entry], budget: int) -> _Chosen | None:
+        """The newest turns that fit; of the newest one at least what cannot be elided."""
+        if not entries:
+            return _Chosen(entries=[]) if budget >= 0 else None
+        turns: dict[int, list[Entry]] = {}
+        for entry in entries:
+            turns.setdefault(entry.turn, []).append(entry)
+        older = list(turns.values())
+        newest = older.pop()
+        left = budget - self._cost((), newest)
+        if left < 0:
+            short = shorten_turn(newest, budget, self.tokens)
+            if short is None:
+                return None
+            gone = sum(map(len, older)) + len(short.left_out)
+            return _Chosen(entries=short.entries, elided=short.elided, left_out=gone)
+        chosen = [newest]
+        while older and (cost := self._cost((), older[-1])) <= left:
+            left -= cost
+            chosen.insert(0, older.pop())
+        kept = [entry for turn in chosen for entry in turn]
+        return _Chosen(entries=kept, left_out=sum(map(len, older)))
+
+    def _cost(self, head: Sequence[Body], entries: Sequence[Entry]) -> int:
+        bodies = [*head, *(entry.body for entry in entries)]
+        return sum(self.tokens.message(body) for body in bodies)
+
+    def _head(self, summary: str, memory: str, *, left_out: int) -> list[Body]:
+        """The system message; none where there is nothing to say in it."""
+        texts = [self.system]
+        if summary:
+            texts.append(f"{SUMMARY_BEGINS}\n{summary}\n{SUMMARY_ENDS}")
+        if left_out:
+            texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")
+        texts.append(memory)
+        said = "\n\n".join(filter(None, texts))
+        return [{"role": "system", "content": said}] if said else []
+
+    def _parts(self, entries: Sequence[Entry], tools: int) -> Parts:
+        last = [entry for entry in entries if entry.turn == entries[-1].turn]
+        newest, rest = skeleton(last, self.tokens)
+        note = len(entries) if entries else 0
+        system = self._cost(self._head("", "", left_out=note), ())
+        return Parts(system=system, tools=tools, newest=newest, skeleton=rest)

@@ -1,0 +1,1 @@
+"""What outlives a conversation: notes, how they are made, and how they are found again."""

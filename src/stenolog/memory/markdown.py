@@ -1,0 +1,240 @@
+r"""Notes as a page of Markdown that a person can read and edit, and back.
+
+Each note is an item of a list, with its id in a comment. A line that goes on is indented by two
+spaces. What Markdown or an editor would not leave alone is escaped: `\<`, `\&`, `\*` and `\\`, and
+as `&#x20;` what is not seen. Any text comes back as it was. All of it is pure.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from sys import maxunicode
+from typing import Final
+from urllib.parse import quote, unquote
+
+from msgspec import Struct
+
+from stenolog.errors import InvalidKey, UsageError
+from stenolog.memory.note_records import Kind, Note
+from stenolog.memory.scopes import Scope, scope_of_key
+
+_HEADINGS: Final[dict[Kind, str]] = {"core": "Core facts", "daily": "Daily entries"}
+_KINDS: Final = {heading.casefold(): kind for kind, heading in _HEADINGS.items()}
+_HELP: Final = """\
+Change a text, delete an item to forget it, or add one ("- like this"). Lines that go on
+are indented by two spaces. Then: steno memory import FILE
+"""
+
+_HEAD: Final = re.compile(r"<!-- steno notes of (\S+), export (\S+)$")
+_LISTED: Final = re.compile(r"<!-- steno exported ids:$")
+_ITEM: Final = re.compile(r"[-*+](?: <!-- (?P<id>\S+) -->)?(?: (?P<text>.*))?$")
+_ABOUT: Final = re.compile(r"\*\*(?P<about>(?:[^*\\]|\\.)+?):\*\*(?: (?P<text>.*))?$", re.DOTALL)
+
+
+class Item(Struct, frozen=True, kw_only=True):
+    """One note as it stands on a page."""
+
+    kind: Kind
+    text: str
+    about: str = ""
+    id: str = ""
+    """Empty for one that was added by hand."""
+    line: int = 0
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """A page of notes, read."""
+
+    scope: Scope | None
+    """Whose notes it says they are."""
+    export: str
+    """Which export it was; empty for a page that was none."""
+    exported: frozenset[str]
+    """The ids that were on it when it was written."""
+    items: Sequence[Item]
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
+    """The page of these notes of a scope. `export` names this page, without spaces in it."""
+    shown = list(notes)
+    core = [note for note in shown if note.kind == "core"]
+    daily = [note for note in shown if note.kind == "daily"]
+    pieces = [
+        f"<!-- steno notes of {quote(scope.key, safe=':._@+')}, export {export}\n{_HELP}-->\n",
+        f"# Notes on {_escaped_in_line(scope.who)} (agent {_escaped_in_line(scope.agent)})\n",
+        f"## {_HEADINGS['core']}\n",
+        *(["".join(map(_item, core))] if core else []),
+        f"## {_HEADINGS['daily']}\n",
+    ]
+    for day, entries in groupby(daily, lambda note: note.at.date()):
+        pieces += [f"### {day.isoformat()}\n", "".join(map(_item, entries))]
+    ids = "".join(f"{note.id}\n" for note in shown)
+    return "\n".join([*pieces, f"<!-- steno exported ids:\n{ids}-->\n"])
+
+
+def _item(note: Note) -> str:
+    about = f"**{_escaped_in_line(note.about)}:** " if note.about else ""
+    text = _escaped(note.text)
+    # Else it would be read as what the note is about.
+    text = f"\\{text}" if text.startswith("**") else text
+    first, *rest = text.split("\n")
+    lines = [f"- <!-- {note.id} --> {about}{first}"]
+    lines += [f"  {line}" if line else "" for line in rest]
+    return "\n".join(lines) + "\n"
+
+
+_TO_ESCAPE: Final = re.compile(r"\\(?![A-Za-z0-9])|<(?=!--)|&(?=#)")
+_IN_LINE: Final = re.compile(r"[\\*<&]")
+_UNSEEN: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+_ESCAPED: Final = re.compile(r"\\([\\*<&])|&#x([0-9A-Fa-f]{1,6});")
+
+
+def _escaped(text: str) -> str:
+    """A text so that it is read back the same, even after an editor cut off what is not seen."""
+    body = text.strip("\n")
+    before, _, after = text.partition(body)
+    lines = _TO_ESCAPE.sub(r"\\\g<0>", body).split("\n")
+    return _coded(before) + "\n".join(map(_escaped_line, lines)) + _coded(after)
+
+
+def _escaped_line(line: str) -> str:
+    seen = line.rstrip()
+    return _UNSEEN.sub(lambda found: _coded(found[0]), seen) + _coded(line[len(seen) :])
+
+
+def _escaped_in_line(text: str) -> str:
+    return _escaped_line(_IN_LINE.sub(r"\\\g<0>", text))
+
+
+def _coded(text: str) -> str:
+    return "".join(f"&#x{ord(char):X};" for char in text)
+
+
+def _plain(text: str) -> str:
+    """The text that was escaped so."""
+    return _ESCAPED.sub(lambda found: found[1] or _char(found), text)
+
+
+def _char(found: re.Match[str]) -> str:
+    code = int(found[2], 16)
+    return chr(code) if code <= maxunicode else found[0]
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def from_markdown(text: str) -> Page:
+    """The page as it was edited. Raises UsageError, which names the line that is not understood."""
+    reader = _Reader()
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        reader.take(number, line.rstrip(" \t\r"))
+    return reader.page()
+
+
+class _Reader:
+    """Takes a page in line by line."""
+
+    def __init__(self) -> None:
+        self._scope: Scope | None = None
+        self._export = ""
+        self._exported: list[str] = []
+        self._items: list[tuple[Kind, str, int, list[str]]] = []
+        self._kind: Kind | None = None
+        self._comment: list[str] | None = None
+        self._blank = 0
+        self._open = False
+        """Whether a line that is indented goes on with the last item."""
+
+    def take(self, number: int, line: str) -> None:
+        if self._comment is not None or line.startswith("<!--"):
+            self._take_comment(line)
+        elif not line:
+            self._blank += 1
+        elif line.startswith("#"):
+            self._take_heading(line)
+        elif line.startswith(("  ", "\t")) and self._open:
+            lines = self._items[-1][3]
+            lines += [""] * self._blank
+            lines.append(line[2:] if line.startswith("  ") else line[1:])
+            self._blank = 0
+        elif (item := _ITEM.match(line)) is not None:
+            self._take_item(number, item)
+        else:
+            raise UsageError(
+                f"line {number} belongs to no note: begin it with `- ` for a new one, or with two "
+                "spaces to go on with the one above; nothing was changed"
+            )
+
+    def _take_comment(self, line: str) -> None:
+        self._comment = [*(self._comment or []), line]
+        self._open = False
+        if not line.endswith("-->"):
+            return
+        first, *rest = self._comment
+        if head := _HEAD.match(first):
+            self._scope, self._export = _scope_named(head[1]), head[2]
+        elif _LISTED.match(first):
+            self._exported += [name for name in rest if name != "-->"]
+        self._comment = None
+
+    def _take_heading(self, line: str) -> None:
+        self._open = False
+        if line.startswith("## "):
+            self._kind = _KINDS.get(line[3:].strip().casefold())
+
+    def _take_item(self, number: int, item: re.Match[str]) -> None:
+        if self._kind is None:
+            wanted = " or ".join(f"`## {heading}`" for heading in _HEADINGS.values())
+            raise UsageError(f"line {number}: a note stands below {wanted}; nothing was changed")
+        self._items.append((self._kind, item["id"] or "", number, [item["text"] or ""]))
+        self._blank = 0
+        self._open = True
+
+    def page(self) -> Page:
+        """All that was taken in. Raises UsageError."""
+        if self._comment is not None:
+            raise UsageError("a comment, `<!--`, does not end; nothing was changed")
+        items = [_read_item(*item) for item in self._items]
+        seen: dict[str, int] = {}
+        for item in items:
+            if item.id and seen.setdefault(item.id, item.line) != item.line:
+                raise UsageError(
+                    f"line {item.line}: the id of line {seen[item.id]} stands here again; delete "
+                    "the comment to make it a new note; nothing was changed"
+                )
+        return Page(
+            scope=self._scope,
+            export=self._export,
+            exported=frozenset(self._exported),
+            items=items,
+        )
+
+
+def _read_item(kind: Kind, id: str, line: int, lines: Sequence[str]) -> Item:
+    text = "\n".join(lines)
+    about = _ABOUT.match(text)
+    if about is not None:
+        text = about["text"] or ""
+    plain = _plain(text)
+    if not plain.strip():
+        raise UsageError(
+            f"line {line}: a note without text; delete the whole item to forget it; "
+            "nothing was changed"
+        )
+    return Item(
+        kind=kind,
+        id=id,
+        line=line,
+        text=plain,
+        about="" if about is None else _plain(about["about"]),
+    )
+
+
+def _scope_named(name: str) -> Scope:
+    try:
+        return scope_of_key(unquote(name))
+    except InvalidKey as error:
+        raise UsageError(f"the head of the page names no scope: {error}") from error

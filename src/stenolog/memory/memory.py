@@ -1,0 +1,216 @@
+"""Memory as an agent loop holds it: notes, how they are made after a turn, and what is recalled."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Self
+
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.errors import StoreClosed, UsageError
+from stenolog.memory.consolidation import Consolidated, Consolidation
+from stenolog.memory.facts import about_the_same, subject
+from stenolog.memory.notes import Draft, Kind, Note, Notes
+from stenolog.memory.recall import Recalled, recall
+from stenolog.memory.redaction import redact
+from stenolog.memory.scopes import Scope, scope_of
+from stenolog.providers.base import Ask
+from stenolog.sessions.folders import NOTES
+from stenolog.sessions.opening import find_place
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+
+AGENT: Final = "main"
+"""The agent of a workspace in which none has a name."""
+
+HALF_LIFE_DAYS: Final = 30.0
+RECALL_TOKENS: Final = 1_500
+
+
+class Memory:
+    """What an agent remembers of its users. A context manager; may be used by several threads.
+
+    Whose memory is meant is said by `key`, a session's, or by `scope`.
+    """
+
+    def __init__(
+        self,
+        sessions: Store,
+        notes: Store,
+        *,
+        agent: str = AGENT,
+        ask: Ask | None = None,
+        consolidation: bool = True,
+        half_life_days: float = HALF_LIFE_DAYS,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        closes: Sequence[Store] = (),
+    ) -> None:
+        """Over two open stores; `closes`: those of them that close with it."""
+        self.agent = agent
+        self.notes = Notes(notes)
+        """All notes, of all scopes."""
+        self._sessions = sessions
+        self._half_life_days = half_life_days
+        self._clock = clock
+        self._consolidation = (
+            Consolidation(sessions, self.notes, ask, agent=agent, clock=clock)
+            if consolidation
+            else None
+        )
+        self._mutex = threading.Lock()
+        self._catalog: Catalog | None = None
+        self._closed = False
+        self._closes = tuple(closes)
+
+    def consolidate(self, key: str) -> Consolidated:
+        """Make notes of the finished turns of a session that were not consolidated yet.
+
+        It asks the model, so that a loop calls it after a turn, in a thread. Where consolidation is
+        switched off it does nothing, and what was said meanwhile waits for the day it is on again.
+        Raises what the stores raise, and nothing else.
+        """
+        return Consolidated() if self._consolidation is None else self._consolidation.run(key)
+
+    def skip(self, key: str) -> None:
+        """Leave all that was said in a session so far out of consolidation, for good."""
+        if self._consolidation is not None:
+            self._consolidation.skip(key)
+
+    def recall(
+        self,
+        question: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        budget: int = RECALL_TOKENS,
+    ) -> Recalled:
+        """What notes and past messages of one scope say to a question, as one marked block.
+
+        With the key of the session that asks, what that session has in sight is left out.
+        """
+        return recall(
+            question,
+            scope=self.scope(key=key, scope=scope),
+            notes=self.notes,
+            catalog=self._index(),
+            budget=budget,
+            half_life_days=self._half_life_days,
+            now=self._clock(),
+            exclude_session=key,
+        )
+
+    def remember(
+        self,
+        text: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        about: str = "",
+        kind: Kind = "core",
+    ) -> Note:
+        """Add a note by hand, without its secrets. Raises UsageError where it has no text.
+
+        A core note takes the place of those about the same.
+        """
+        whose = self.scope(key=key, scope=scope)
+        named = subject(redact(about).text)
+        known = self.notes.list(whose, kind="core") if kind == "core" and named else []
+        draft = Draft(
+            kind=kind,
+            text=redact(text).text,
+            about=named,
+            supersedes=tuple(note.id for note in about_the_same(named, known)),
+        )
+        [note] = self.notes.add(whose, [draft])
+        return note
+
+    def forget(
+        self,
+        id: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        purge: bool = False,
+    ) -> Note:
+        """Take a note out of sight; `purge`: delete its text for good. Raises NoSuchNote."""
+        return self.notes.forget(self.scope(key=key, scope=scope), id, purge=purge)
+
+    def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
+        """Whose memory it is. Raises UsageError unless one of the two is given."""
+        if scope is not None and key is None:
+            return scope
+        if key is None:
+            raise UsageError("whose memory? give the key of a session, or a scope")
+        own = scope_of(key, agent=self.agent)
+        if scope is not None and scope != own:
+            raise UsageError(f"the session {key!r} is of {own.who!r}, not of {scope.who!r}")
+        return own
+
+    def close(self) -> None:
+        """Let go of the index, and of the stores that were opened with it; twice does nothing."""
+        with self._mutex:
+            catalog, self._catalog, self._closed = self._catalog, None, True
+        if catalog is not None:
+            catalog.close()
+        for store in self._closes:
+            store.close()
+
+    def _index(self) -> Catalog:
+        # Made at the first recall: who only consolidates does not wait for it.
+        with self._mutex:
+            if self._closed:
+                raise StoreClosed("the memory was closed before this call")
+            if self._catalog is None:
+                self._catalog = open_catalog(self._sessions)
+            return self._catalog
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_memory(
+    where: str | os.PathLike[str],
+    *,
+    agent: str = AGENT,
+    ask: Ask | None = None,
+    consolidation: bool = True,
+    half_life_days: float = HALF_LIFE_DAYS,
+    sessions: Store | None = None,
+) -> Memory:
+    """The memory of an agent at a place: what `open_store` takes is taken here.
+
+    `sessions`: the store in which they are, where it is open already; it is not closed. Otherwise
+    it is that of the agent of this name, and for "main" the one without a name. `ask`: the model
+    that consolidates, a small one will do. `consolidation`: False switches it off. Raises what
+    `open_store` raises.
+    """
+    opened: list[Store] = []
+    try:
+        if sessions is None:
+            place = find_place(where, None if agent == AGENT else agent)
+            sessions = open_store(place.where, namespace=place.namespace)
+            opened.append(sessions)
+        notes = open_store(where, namespace=NOTES)
+        opened.append(notes)
+    except BaseException:
+        for store in opened:
+            store.close()
+        raise
+    return Memory(
+        sessions,
+        notes,
+        agent=agent,
+        ask=ask,
+        consolidation=consolidation,
+        half_life_days=half_life_days,
+        closes=opened,
+    )

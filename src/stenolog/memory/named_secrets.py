@@ -1,0 +1,195 @@
+"""What a secret looks like: keys by their prefix, passwords by what stands before them, cards.
+
+Each pattern is specific enough that ordinary prose, hashes, ids and phone numbers pass. Each takes
+linear time on any text: it begins where a run of its characters begins, gives nothing back that it
+took, and where its match is checked by code, that match is short.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+
+class Secret(Struct, frozen=True):
+    """One kind of secret, and how it is found."""
+
+    name: str
+    pattern: re.Pattern[str]
+    """What it finds; where it has a group `quoted`, `bare` or `value`, only that is the secret."""
+    hint: str
+    """Text without this (in small letters) has no such secret."""
+    check: Callable[[re.Match[str]], bool] = bool
+
+
+def _key(name: str, hint: str, pattern: str) -> Secret:
+    """A key that stands alone: nothing that could be a part of it is before it."""
+    return Secret(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), hint)
+
+
+def _is_random(found: re.Match[str]) -> bool:
+    """Whether a part of it is longer than words are, as in no `sk-learn-compatible-api`."""
+    return any(len(part) >= 16 for part in re.split("[-_]", found[0]))
+
+
+_PRIVATE_KEY: Final = Secret(
+    "private key",
+    # One that is cut off goes up to the end of the text.
+    re.compile(
+        r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+        r"(?:[^-]++|-(?!----))*+(?:-----END [A-Z0-9 ]{1,80}-----)?"
+    ),
+    "private key",
+)
+
+_KEYS: Final = (
+    _key("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
+    _key("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
+    Secret("api key", re.compile(r"(?<![A-Za-z0-9_-])sk-[A-Za-z0-9_-]{20,}+"), "sk-", _is_random),
+    _key("api key", "aiza", r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    _key("api key", "hf_", r"hf_[A-Za-z0-9]{30,}+"),
+    _key("api key", "gsk_", r"gsk_[A-Za-z0-9]{40,}+"),
+    _key("api key", "xai-", r"xai-[A-Za-z0-9]{40,}+"),
+    _key("api key", "k_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}+"),
+    _key("api key", "whsec_", r"whsec_[A-Za-z0-9+/=]{24,}+"),
+    _key("api key", "sg.", r"SG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),
+    _key("access key", "a", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _key("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
+    _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
+    _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
+    _key("token", "xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,}+"),
+    _key("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
+    _key("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
+    _key("token", "ya29.", r"ya29\.[A-Za-z0-9_-]{20,}+"),
+    _key("token", "gocspx-", r"GOCSPX-[A-Za-z0-9_-]{20,}+"),
+    _key("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
+    _key("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
+    _key("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
+    # A bot of Telegram's.
+    _key("token", ":", r"[0-9]{8,10}:[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    # A JSON web token: a header and a body that are both JSON objects.
+    _key("token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"),
+)
+
+_HEADERS: Final = (
+    Secret(
+        "token",
+        re.compile(r"(?i)\bbearer[ \t]{1,4}(?P<value>(?=[a-z_.~+/=-]*+[0-9])[\w.~+/=-]{16,}+)"),
+        "bearer",
+    ),
+    Secret(
+        "password",
+        re.compile(r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)"),
+        "basic",
+    ),
+    # Of an address: scheme://user:password@host
+    Secret(
+        "password",
+        re.compile(r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted)[^\s/@]{1,256}+)@"),
+        "://",
+    ),
+)
+
+# --- what is said to be one ------------------------------------------------------------------
+
+_VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
+
+_SAID: Final = re.compile(
+    r"(?i)(?:password|passwd|passphrase|passcode|pwd)[\"'`]?"
+    r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
+    r"(?P<sep>\s{0,4}(?:=>|:=|=|:)\s{0,4}|\s{1,4}(?:is|was|to)\s{1,4}(?:now\s{1,4})?)"
+    rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
+)
+_ASSIGNED: Final = re.compile(
+    r"(?i)(?:secret|(?:api|access|private|secret|signing|encryption)[_ -]?key"
+    r"|(?:access|auth|refresh|api|bot|session|id)[_ -]?token|(?:pass|kenn)wort|contrase[nñ]a"
+    r"|mot de passe|senha|пароль|密码|パスワード)[\"'`]?"
+    rf"(?P<sep>\s{{0,4}}(?:=>|:=|=|:|\uff1a)\s{{0,4}}|\s{{1,4}}is\s{{1,4}}){_VALUE}"
+)
+_PIN: Final = re.compile(r"(?i)\bpin(?: code| number)?\s{1,4}is\s{1,4}(?P<value>[0-9]{4,8})\b")
+
+_NO_VALUE: Final = re.compile(
+    # Where it comes from, or that it is left out, and not what it is.
+    r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
+    r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
+    r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
+)
+_INSTEAD: Final = """
+    any bool boolean bytes changeme char false int nil none null number object optional passwd
+    password pwd secret secretstr str string text true undefined varchar
+"""
+_PLACEHOLDERS: Final = frozenset(_INSTEAD.split())
+
+_SAID_OF_ONE: Final = """
+    a about again all also always an another any as at bad based been being but by case-sensitive
+    complex correct different easy empty enough fine for from good gone hard here hers his
+    important impossible in incorrect invalid it its just kept known less long lost mandatory mine
+    missing more my necessary never new no none not now of off ok okay old on one only optional or
+    our out over password passwords private public quite rather really required right safe same
+    secret secure set short simple so something sound still strong sure temporary that the their
+    theirs there this to too unique unknown unsafe up valid very weak what where which with without
+    wrong your yours
+"""
+_GOES_ON: Final = frozenset(_SAID_OF_ONE.split())
+"""Words that a sentence about a password goes on with."""
+
+
+def _is_password(found: re.Match[str]) -> bool:
+    """Whether what stands behind `password` is one, and not more of the sentence."""
+    value = _plain(found)
+    if len(value) < 3 or _NO_VALUE.match(value) or value.lower() in _PLACEHOLDERS:
+        return False
+    if found["quoted"] is not None or "=" in found["sep"]:
+        return True
+    if not value.isalpha() and value.lower() not in _GOES_ON:
+        return "to" not in found["sep"].lower() or any(map(str.isdigit, value))
+    ends = found["bare"][-1] in ".,;!?)" or found["next"].strip().lower() in ("", "and", "but")
+    word = value.lower()
+    said = word in _GOES_ON or word.endswith(("ed", "ing", "en", "ly"))
+    return ends and not said and "to" not in found["sep"].lower()
+
+
+def _is_assigned(found: re.Match[str]) -> bool:
+    """Whether what stands behind `api key` or the like is one: long, and with digits in it."""
+    value = _plain(found)
+    if len(value) < 8 or _NO_VALUE.match(value):
+        return False
+    return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+
+
+def _plain(found: re.Match[str]) -> str:
+    return found["quoted"] or found["bare"].strip("\"'`").rstrip(".,;:!?)]}")
+
+
+# --- cards -----------------------------------------------------------------------------------
+
+_CARD: Final = re.compile(
+    r"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{14,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}"
+    r"|3[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})(?!\w|\.[0-9]|-\w)"
+)
+_ISSUED: Final = re.compile(
+    r"4[0-9]{15}|(?:5[1-5]|2[2-7])[0-9]{14}|3[47][0-9]{13}|3(?:0[0-5]|[68][0-9])[0-9]{11}"
+    r"|(?:35|65|62)[0-9]{14}|6(?:011|4[4-9][0-9])[0-9]{12}|62[0-9]{17}"
+)
+
+
+def _is_card(found: re.Match[str]) -> bool:
+    """Whether somebody issues cards with such numbers, and its check digit fits (Luhn)."""
+    digits = re.sub("[ -]", "", found[0])
+    if not _ISSUED.fullmatch(digits):
+        return False
+    doubled = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
+    return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
+
+
+SECRETS: Final = (
+    _PRIVATE_KEY,
+    *_KEYS,
+    *_HEADERS,
+    Secret("password", _SAID, "", _is_password),
+    Secret("secret", _ASSIGNED, "", _is_assigned),
+    Secret("pin", _PIN, "pin"),
+    Secret("card number", _CARD, "", _is_card),
+)
+"""Every kind, in the order in which they are looked for: the most specific first."""

@@ -1,0 +1,110 @@
+"""Whether the user said it: the check that keeps what a model made up out of memory. Pure.
+
+A quote counts if its words stand one after the other in one message of the user, whatever their
+case, spacing and punctuation. That alone would let a model hang anything on a true quote, so a
+fact must also follow from it as far as words can tell.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+SHORTEST_WORD: Final = 3
+"""Letters that a quote of a single word must have: "no" and "ok" stand everywhere."""
+
+LONG_QUOTE: Final = 3
+"""Words with meaning from which on a quote may share none with its fact: it is told otherwise."""
+
+_SAME_BEGINNING: Final = 4
+"""Letters that two forms of one word have in common, or all that the shorter one has."""
+
+# Scripts that are written without spaces: each sign counts as a word.
+_WORD: Final = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
+    "[^\\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
+)
+_APOSTROPHE: Final = re.compile(
+    "(?<=\\w)['\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}](?=\\w)"
+)
+_LEFT_OUT: Final = re.compile(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
+
+# Neither negations nor times of verbs are among them: "does not eat", "was" say something else.
+_SMALL: Final = (
+    "a about also am an and any are as at be but by for from has have he her hers him his i if im "
+    "in into is it its ive just me mine my of on or our ours please really she so some than that "
+    "the their them then there these they this to too us user users very we which who with you "
+    "your yours"
+)
+_EMPTY: Final = frozenset(_SMALL.split())
+
+_COMMON: Final = (
+    "all been being can could did do does had how id ill like no not over should want was were "
+    "what when will would yes"
+)
+_SAYS_LITTLE: Final = _EMPTY | frozenset(_COMMON.split())
+"""Words that stand in any two sentences."""
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, as they are compared."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return _WORD.findall(_APOSTROPHE.sub("", plain))
+
+
+def content_words(text: str) -> tuple[str, ...]:
+    """Those of the words that mean something by themselves, in their order, without a plural s."""
+    return tuple(_singular(word) for word in words(text) if word not in _EMPTY)
+
+
+def said(quote: str, texts: Iterable[str]) -> bool:
+    """Whether one of these texts has the quote, word for word.
+
+    Where the quote leaves something out ("…"), its parts must stand in one text, in their order.
+    """
+    parts = [found for part in _LEFT_OUT.split(quote) if (found := words(part))]
+    if not parts or any(not _long_enough(part) for part in parts):
+        return False
+    return any(_has_in_order(words(text), parts) for text in texts)
+
+
+def follows(fact: str, quote: str) -> bool:
+    """Whether a fact can have been learnt from a quote: a word in common, or a quote long enough.
+
+    It is no proof. It refuses a fact that is merely hung on a "yes" or on two words.
+    """
+    heard = _telling(quote)
+    if len(heard) >= LONG_QUOTE:
+        return True
+    return any(_akin(one, other) for one in _telling(fact) for other in heard)
+
+
+def _telling(text: str) -> set[str]:
+    return {word for word in words(text) if word not in _SAYS_LITTLE}
+
+
+def _long_enough(part: Sequence[str]) -> bool:
+    return len(part) > 1 or len(part[0]) >= SHORTEST_WORD
+
+
+def _has_in_order(text: Sequence[str], parts: Sequence[Sequence[str]]) -> bool:
+    spoken = " " + " ".join(text) + " "
+    place = 0
+    for part in parts:
+        # Between spaces, so that "art" is not found in "cart".
+        found = spoken.find(" " + " ".join(part) + " ", place)
+        if found < 0:
+            return False
+        place = found + len(" ".join(part)) + 1
+    return True
+
+
+def _akin(one: str, other: str) -> bool:
+    """Whether they may be forms of one word: pay and pays, allergic and allergy."""
+    short, long = sorted((one, other), key=len)
+    same = min(len(short), _SAME_BEGINNING)
+    return one == other or (same >= SHORTEST_WORD and short[:same] == long[:same])
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

@@ -1,0 +1,134 @@
+"""Recall: what notes and past messages have to do with a question, in one block for the prompt.
+
+Only one scope is ever looked at. Notes that were superseded or forgotten are no part of it, nor
+what the asking session has in sight anyway. What was recalled earlier is taken out of the messages
+before they are looked at, so that nothing is found because it was found before.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from stenolog.catalog import Catalog
+from stenolog.catalog.stemming import stems
+from stenolog.errors import UsageError
+from stenolog.memory.asking import Question, understood
+from stenolog.memory.blocks import strip_blocks
+from stenolog.memory.notes import Note, Notes
+from stenolog.memory.ranking import Candidate, Commonness, Ranked, rank
+from stenolog.memory.scopes import Scope
+from stenolog.memory.telling import Found, Recalled, tell
+from stenolog.tokens import estimate
+
+__all__ = ["Found", "Recalled", "recall"]
+
+CANDIDATES: Final = 200
+"""So many messages that share words with the question are ranked, and so many notes."""
+
+_LEAST: Final = 0.25
+"""What is so much worse than the best has little to do with the question."""
+
+_MOST_TOLD: Final = 50
+
+
+def recall(
+    question: str,
+    *,
+    scope: Scope,
+    notes: Notes | None,
+    catalog: Catalog | None,
+    budget: int = 1_500,
+    half_life_days: float = 30.0,
+    now: datetime | None = None,
+    exclude_session: str | None = None,
+    count: Callable[[str], int] = estimate,
+) -> Recalled:
+    """What one scope knows about a question, within a budget of tokens.
+
+    `exclude_session`: the session that asks; what it has in sight is not told again, what was
+    compacted away is. `half_life_days`: after so long half of what age can take from a score is
+    gone; 0: age takes nothing. Raises UsageError for a time without a zone, and what the stores
+    raise.
+    """
+    moment = datetime.now(UTC) if now is None else now
+    if moment.tzinfo is None:
+        raise UsageError(f"now={moment.isoformat()}: a time with its zone is wanted")
+    asked = understood(question, now=moment)
+    if asked.empty:
+        return Recalled()
+    noted = _notes(asked, [] if notes is None else notes.list(scope))
+    said, commonness = _messages(asked, catalog, scope, exclude_session)
+    ranked = rank(
+        asked, [*noted, *said], now=moment, half_life_days=half_life_days, commonness=commonness
+    )
+    worthy = _worthy(ranked, asked)
+    return tell(worthy, asked, budget=budget, count=count, zone=moment.tzinfo)
+
+
+def _notes(question: Question, notes: Iterable[Note]) -> list[Candidate]:
+    """The notes that share words with the question, or all where it only names a time."""
+    wanted = set(question.stems)
+    found: list[tuple[int, datetime, Candidate]] = []
+    for note in notes:
+        hints = f"{note.about}\n{note.quote}"
+        shared = len(wanted.intersection(stems(f"{note.text}\n{hints}")))
+        if shared or not wanted:
+            one = Candidate(kind=note.kind, source=note.id, at=note.at, text=note.text, hints=hints)
+            found.append((shared, note.at, one))
+    found.sort(key=lambda one: (one[0], one[1], one[2].source), reverse=True)
+    return [candidate for _, _, candidate in found[:CANDIDATES]]
+
+
+def _messages(
+    question: Question, catalog: Catalog | None, scope: Scope, session: str | None
+) -> tuple[list[Candidate], Commonness]:
+    """The messages of the scope that may have to do with the question."""
+    if catalog is None:
+        return [], Commonness()
+    period = question.period
+    found = catalog.candidates(
+        question.stems,
+        owner=scope.who,
+        agent=scope.agent,
+        in_sight_of=session,
+        since=None if period is None else period.since,
+        until=None if period is None else period.until,
+        limit=CANDIDATES,
+    )
+    own_words = _plain(question.text)
+    said = [
+        Candidate(
+            kind="message",
+            source=f"{one.key}:{one.seq}",
+            at=one.at,
+            text=text,
+            role=one.role,
+            session=one.uid,
+            seq=one.seq,
+        )
+        for one in found.messages
+        if (text := strip_blocks(one.text).strip())
+        and not (one.role == "user" and _plain(text) == own_words)
+    ]
+    return said, Commonness(count=found.count, containing=found.containing)
+
+
+def _worthy(ranked: Sequence[Ranked], question: Question) -> list[Ranked]:
+    """Each text once, as far as it is not much worse than the best."""
+    told: set[str] = set()
+    kept: list[Ranked] = []
+    for one in ranked:
+        if question.stems and one.score < _LEAST * ranked[0].score:
+            break
+        words = _plain(one.candidate.text)
+        if words not in told:
+            told.add(words)
+            kept.append(one)
+        if len(kept) == _MOST_TOLD:
+            break
+    return kept
+
+
+def _plain(text: str) -> str:
+    """A text as it is compared: without case, and with single spaces."""
+    return " ".join(text.casefold().split())

@@ -1,0 +1,67 @@
+"""Secrets out of a text, before it is kept as a note."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.memory.named_secrets import SECRETS, Secret
+
+_RUN: Final = re.compile(r"\S*")
+
+
+class Redacted(Struct, frozen=True):
+    """A text without its secrets."""
+
+    text: str
+    count: int
+    """How many were taken out."""
+
+
+def redact(text: str) -> Redacted:
+    """The text with a stub in the place of each secret, as `[redacted: api key]`.
+
+    Where there is none it is the same text, and count is 0. Only what is known to be secret by
+    its form is found: a secret in plain words stays.
+    """
+    count = 0
+    small = text.lower()
+    for secret in SECRETS:
+        if secret.hint in small:
+            found = list(_found(text, secret))
+            text = _without(text, found, f"[redacted: {secret.name}]")
+            count += len(found)
+    return Redacted(text, count)
+
+
+def _found(text: str, secret: Secret) -> Iterator[tuple[int, int]]:
+    """From where to where each secret of a kind goes, in their order."""
+    at = 0
+    while (match := secret.pattern.search(text, at)) is not None:
+        if secret.check(match):
+            start, end = _span(match)
+            yield start, end
+            at = end
+        else:
+            # What looked like one may have hidden the beginning of another.
+            at = match.start() + 1
+
+
+def _span(match: re.Match[str]) -> tuple[int, int]:
+    """The part of a match that is the secret, to the end of what it is the beginning of."""
+    told = match.groupdict()
+    if told.get("bare"):
+        end = _RUN.match(match.string, match.end("bare"))
+        return match.start("bare"), end.end() if end else match.end("bare")
+    name = next((name for name in ("quoted", "value") if told.get(name)), None)
+    return match.span() if name is None else match.span(name)
+
+
+def _without(text: str, found: list[tuple[int, int]], stub: str) -> str:
+    pieces = []
+    at = 0
+    for start, end in found:
+        pieces += [text[at:start], stub]
+        at = end
+    return "".join([*pieces, text[at:]])

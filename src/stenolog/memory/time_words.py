@@ -1,0 +1,253 @@
+"""Words for a time in a question: `yesterday`, `last week`, `in May`, `three days ago`, 2026-03.
+
+English, and the same in German. Days begin and end in the zone of `now`, weeks on Monday; a month
+or a weekday without more is the last one that has begun. Pure.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import Struct
+
+_MONTHS: Final = {
+    name: number
+    for number, names in enumerate(
+        (
+            "january jan januar",
+            "february feb februar",
+            "march mar märz maerz",
+            "april apr",
+            "may mai",
+            "june jun juni",
+            "july jul juli",
+            "august aug",
+            "september sept sep",
+            "october oct oktober",
+            "november nov",
+            "december dec dezember",
+        ),
+        1,
+    )
+    for name in names.split()
+}
+_WEEKDAYS: Final = {
+    name: number
+    for number, names in enumerate(
+        (
+            "monday montag",
+            "tuesday dienstag",
+            "wednesday mittwoch",
+            "thursday donnerstag",
+            "friday freitag",
+            "saturday samstag",
+            "sunday sonntag",
+        )
+    )
+    for name in names.split()
+}
+_NUMBERS: Final = {
+    name: number
+    for number, names in enumerate(
+        (
+            "a an one ein einem einen einer",
+            "two zwei couple",
+            "three drei few",
+            "four vier",
+            "five fünf",
+            "six sechs",
+            "seven sieben",
+            "eight acht",
+            "nine neun",
+            "ten zehn",
+        ),
+        1,
+    )
+    for name in names.split()
+}
+_UNITS: Final = {"day": "day", "tag": "day", "wee": "week", "woc": "week", "mon": "month"}
+
+_MONTH: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
+_WEEKDAY: Final = "(?P<weekday>" + "|".join(_WEEKDAYS) + ")"
+_MANY: Final = r"(?P<many>\d{1,3}|" + "|".join(_NUMBERS) + ")"
+_UNIT: Final = r"(?P<unit>days?|weeks?|months?|years?|tage?n?|wochen?|monate?n?|jahre?n?)"
+_LAST: Final = r"(?:last|previous|past|letzte[nrsm]?|vorige[nrsm]?)"
+_THIS: Final = r"(?:this|current|diese[nrsm]?)"
+
+
+class Period(Struct, frozen=True):
+    """From one time on, and before another."""
+
+    since: datetime
+    until: datetime
+
+    def holds(self, at: datetime) -> bool:
+        """Whether a time lies in it."""
+        return self.since <= at < self.until
+
+
+class Told(Struct, frozen=True):
+    """What a text says of a time, and the text without it."""
+
+    period: Period | None
+    rest: str
+
+
+def told(text: str, *, now: datetime) -> Told:
+    """The first time that a text names, as seen from `now`; None where it names none."""
+    for pattern, meaning in _RULES:
+        for found in pattern.finditer(text):
+            try:
+                period = meaning(found, now)
+            except (ValueError, OverflowError):
+                continue  # 2026-13-45, or a time before all calendars
+            return Told(period, f"{text[: found.start()]} {text[found.end() :]}")
+    return Told(None, text)
+
+
+# --- what each form means --------------------------------------------------------------------
+
+
+def _midnight(at: datetime) -> datetime:
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _days(start: datetime, count: int = 1) -> Period:
+    return Period(_midnight(start), _midnight(start) + timedelta(days=count))
+
+
+def _month(year: int, month: int, now: datetime) -> Period:
+    year, month = year + (month - 1) // 12, (month - 1) % 12 + 1
+    first = _midnight(now).replace(year=year, month=month, day=1)
+    after = first.replace(year=year + month // 12, month=month % 12 + 1)
+    return Period(first, after)
+
+
+def _year(year: int, now: datetime) -> Period:
+    first = _midnight(now).replace(year=year, month=1, day=1)
+    return Period(first, first.replace(year=year + 1))
+
+
+def _monday(now: datetime) -> datetime:
+    return _midnight(now) - timedelta(days=now.weekday())
+
+
+def _iso(found: re.Match[str], now: datetime) -> Period:
+    year, month, day = found["year"], found["month"], found["day"]
+    if day is None:
+        return _month(int(year), _checked(int(month)), now)
+    return _days(_midnight(now).replace(year=int(year), month=int(month), day=int(day)))
+
+
+def _checked(month: int) -> int:
+    if not 1 <= month <= 12:
+        raise ValueError(month)
+    return month
+
+
+def _ago(found: re.Match[str], now: datetime) -> Period:
+    """A day as it is said; of longer times the one around it."""
+    many = _many(found["many"])
+    match _unit(found["unit"]):
+        case "day":
+            return _days(now - timedelta(days=many))
+        case "week":
+            return _days(now - timedelta(days=7 * many + 3), 7)
+        case "month":
+            return _month(now.year, now.month - many, now)
+    return _year(now.year - many, now)
+
+
+def _past(found: re.Match[str], now: datetime) -> Period:
+    days = {"day": 1, "week": 7, "month": 31, "year": 366}[_unit(found["unit"])]
+    until = _midnight(now) + timedelta(days=1)
+    return Period(until - timedelta(days=days * _many(found["many"]) + 1), until)
+
+
+def _last(found: re.Match[str], now: datetime) -> Period:
+    match _unit(found["unit"]):
+        case "week":
+            return _days(_monday(now) - timedelta(days=7), 7)
+        case "month":
+            return _month(now.year, now.month - 1, now)
+        case "year":
+            return _year(now.year - 1, now)
+    return _days(now - timedelta(days=1))
+
+
+def _this(found: re.Match[str], now: datetime) -> Period:
+    match _unit(found["unit"]):
+        case "week":
+            return _days(_monday(now), 7)
+        case "month":
+            return _month(now.year, now.month, now)
+        case "year":
+            return _year(now.year, now)
+    return _days(now)
+
+
+def _weekday(found: re.Match[str], now: datetime) -> Period:
+    back = (now.weekday() - _WEEKDAYS[found["weekday"].lower()]) % 7 or 7
+    return _days(now - timedelta(days=back))
+
+
+def _weekend(_found: re.Match[str], now: datetime) -> Period:
+    return _days(_monday(now) - timedelta(days=2), 2)
+
+
+def _named(found: re.Match[str], now: datetime) -> Period:
+    """A month, of the year that is named, else the last one that has begun; or a day of it."""
+    month = _MONTHS[found["month"].lower()]
+    parts = found.groupdict()
+    year = int(parts["year"]) if parts.get("year") else now.year - (month > now.month)
+    day = parts.get("day")
+    if day is None:
+        return _month(year, month, now)
+    named = _midnight(now).replace(year=year, month=month, day=int(day))
+    if named > now and not parts.get("year"):
+        named = named.replace(year=year - 1)
+    return _days(named)
+
+
+def _in_year(found: re.Match[str], now: datetime) -> Period:
+    return _year(int(found["year"]), now)
+
+
+def _many(text: str) -> int:
+    return int(text) if text.isdigit() else _NUMBERS[text.lower()]
+
+
+def _unit(text: str) -> str:
+    return _UNITS.get(text[:3].lower(), "year")
+
+
+def _back(days: int) -> Callable[[re.Match[str], datetime], Period]:
+    return lambda _found, now: _days(now - timedelta(days=days))
+
+
+_YEAR: Final = r"(?P<year>(?:19|20)\d\d)"
+_DAY: Final = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th|\.)?"
+
+_RULES: Final = [
+    (re.compile(rf"\b(?:{pattern})(?!\w)", re.IGNORECASE), meaning)
+    for pattern, meaning in (
+        (rf"(?:on |am |in |im )?{_YEAR}-(?P<month>\d\d)(?:-(?P<day>\d\d))?", _iso),
+        (r"(?:the )?day before yesterday|vorgestern", _back(2)),
+        (r"yesterday|last night|gestern", _back(1)),
+        (r"today|tonight|this (?:morning|afternoon|evening)|heute", _back(0)),
+        (rf"(?:about )?(?:a )?{_MANY}(?: of)? {_UNIT} (?:ago|before)", _ago),
+        (rf"vor {_MANY} {_UNIT}", _ago),
+        (rf"(?:in |over |during )?(?:the |den |die )?{_LAST} {_MANY} {_UNIT}", _past),
+        (rf"{_LAST} (?:weekend|wochenende)|am wochenende", _weekend),
+        (rf"(?:in (?:der |dem )?|im )?{_LAST} {_UNIT}", _last),
+        (rf"(?:in (?:der |dem )?)?{_THIS} {_UNIT}", _this),
+        (rf"(?:on |am |{_LAST} ){_WEEKDAY}", _weekday),
+        (rf"(?:on |am )?(?:the )?{_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?", _named),
+        (rf"(?:on )?{_MONTH} {_DAY}(?:,? {_YEAR})?", _named),
+        (rf"(?:in |im |since |seit |during |{_LAST} |{_THIS} )?{_MONTH},? {_YEAR}", _named),
+        (rf"(?:in|im|since|seit|during|{_LAST}|{_THIS}) {_MONTH}", _named),
+        (rf"(?:in|im jahr|since|seit|during) {_YEAR}", _in_year),
+    )
+]
+"""The first that fits counts. A month needs a word or a number with it: `may` is mostly none."""

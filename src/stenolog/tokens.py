@@ -1,0 +1,391 @@
+"""How many tokens a text, a message or a list of tools takes, without a tokenizer.
+
+A text is cut into pieces nearly as tokenizers cut it before they merge bytes: a word with the
+character before it, up to three digits, a run of signs, a run of spaces. Each piece has a price
+by its script, length and shape; runs that are neither words nor paths (keys, hashes, base64)
+are priced as noise. The prices are fitted to o200k, and a `Calibration` bends them to the model
+in use. Time is linear in the length of the text, whatever is in it.
+"""
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.records import Message
+
+MESSAGE: Final = 4
+"""What a message takes besides its text: where it begins, its role, where it ends."""
+CALL: Final = 6
+"""What one call of a tool takes besides its name, its arguments and its id."""
+TOOLS: Final = 12
+"""What a request takes for having tools at all."""
+TOOL: Final = 4
+"""What one tool takes besides its definition."""
+IMAGE: Final = 1_445
+"""An image: the most that one takes where images are counted by tiles of 512 pixels."""
+IMAGE_LOW: Final = 85
+"""An image sent with `detail: low`."""
+AUDIO: Final = 1_000
+"""So many characters of encoded sound make one token."""
+FILE: Final = 40
+"""So many characters of an encoded file (a PDF) make one token."""
+
+
+def estimate(text: str) -> int:
+    """About how many tokens a text takes; 0 only for the empty text."""
+    # By hash, so that the memory of it holds no text; two texts of one hash would cost accuracy.
+    known = (hash(text), len(text))
+    found = _known.get(known)
+    if found is None:
+        found = _counted(text)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[known] = found
+    return found
+
+
+def message_tokens(
+    message: Message | Mapping[str, Any], *, count: Callable[[str], int] = estimate
+) -> int:
+    """About how many tokens a message takes in a request; any JSON object will do.
+
+    Content, name, calls of tools, their ids and results, reasoning. Fields that are not sent to
+    a model (times, ids of our own) are not counted; of an object with no field that we know,
+    all of it is.
+    """
+    fields = message.to_dict() if isinstance(message, Message) else message
+    if fields and not any(name in fields for name in _SENT):
+        return MESSAGE + count(_json(fields))
+    return MESSAGE + sum(_field(name, fields[name], count) for name in _SENT if name in fields)
+
+
+def tools_tokens(
+    tools: Sequence[Mapping[str, Any]], *, count: Callable[[str], int] = estimate
+) -> int:
+    """About how many tokens the definitions of tools take; none where there are no tools."""
+    return TOOLS + sum(TOOL + count(_json(tool)) for tool in tools) if tools else 0
+
+
+class Calibration(Struct, frozen=True, kw_only=True):
+    """What a model's reports say of our estimates: a moving average of reported / estimated."""
+
+    ratio: float = 1.0
+    """What an estimate is to be multiplied by."""
+    weight: float = 0.0
+    """How many reports stand behind the ratio; it remembers about eight."""
+
+    def after(self, *, estimated: int, reported: int) -> "Calibration":
+        """The calibration after one more report, of a request estimated at ratio 1.
+
+        A report without tokens says nothing. One that is far from the ratio so far counts as
+        twice or half of it: a wrong report moves the ratio little, and a model that really is
+        that different is reached in a few reports.
+        """
+        if estimated <= 0 or reported <= 0:
+            return self
+        # Cut before the division: the quotient of two integers may be too large for a float.
+        seen = min(reported, _HIGHEST * estimated) / estimated
+        ratio = min(max(self.ratio, _LOWEST), _HIGHEST)
+        seen = min(max(seen, ratio / 2, _LOWEST), ratio * 2)
+        weight = min(max(self.weight, 0.0) + 1, _REMEMBERED)
+        return Calibration(ratio=ratio + (seen - ratio) / weight, weight=weight)
+
+
+class Tokens(Struct, frozen=True, kw_only=True):
+    """A counter of tokens: the estimate or an exact counter, times the ratio of a calibration."""
+
+    count: Callable[[str], int] = estimate
+    ratio: float = 1.0
+
+    def text(self, text: str) -> int:
+        """Tokens of a text."""
+        return round(self.count(text) * self.ratio)
+
+    def message(self, message: Message | Mapping[str, Any]) -> int:
+        """Tokens of a message in a request."""
+        return round(message_tokens(message, count=self.count) * self.ratio)
+
+    def tools(self, tools: Sequence[Mapping[str, Any]]) -> int:
+        """Tokens of the definitions of tools."""
+        return round(tools_tokens(tools, count=self.count) * self.ratio)
+
+
+_REMEMBERED: Final = 8.0
+_LOWEST: Final = 0.25
+_HIGHEST: Final = 4
+
+# --- the pieces of a text --------------------------------------------------------------------
+
+_ACCENTED: Final = "\u00aa\u00b5\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u036f\u1e00-\u1eff"
+_HAN: Final = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_HAN_RARE: Final = "\U00020000-\U0003ffff"
+_KANA: Final = "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f"
+_SPACED: Final = (
+    "\u0370-\u1dff\u2c00-\u2dff\u3130-\u318f\ua000-\ud7ff\ufb00-\ufdff\ufe70-\ufeff"
+    "\U00010000-\U0001efff"
+)
+"""Scripts that are written with spaces, or nearly so: Greek, Cyrillic, Arabic, hangul …"""
+_LETTERS: Final = f"A-Za-z{_ACCENTED}{_HAN}{_HAN_RARE}{_KANA}{_SPACED}"
+
+# Every repeat is bounded: no text makes a piece long, or the search for one slow.
+_OPAQUE: Final = "[A-Za-z0-9+/=_-]{20,72}"
+_PIECES: Final = "|".join(
+    (
+        f"[^\r\n0-9{_LETTERS}]?[A-Z]{{0,16}}[a-z{_ACCENTED}]{{1,24}}(?:'(?:s|t|re|ve|m|ll|d)\\b)?",
+        f"[^\r\n0-9{_LETTERS}]?[A-Z]{{1,16}}",
+        "[0-9]{1,3}",
+        f"[^\r\n0-9{_LETTERS}]?[{_SPACED}]{{1,24}}",
+        f"[{_HAN}{_HAN_RARE}]{{1,16}}",
+        f"[{_KANA}]{{1,16}}",
+        f" ?[^\\s0-9{_LETTERS}]{{1,64}}[\r\n/]{{0,16}}",
+        "\\s{0,64}[\r\n]{1,16}",
+        "\\s{1,64}(?!\\S)",
+        "\\s{1,64}",
+    )
+)
+_PART: Final = re.compile(
+    "[+/=_-]?[A-Z]{0,16}[a-z]{1,24}|[+/=_-]?[A-Z]{1,16}|[0-9]{1,3}|[ +/=_-]{1,64}"
+)
+"""The pieces of an opaque run."""
+_IS_OPAQUE: Final = re.compile(f" ?{_OPAQUE}")
+# Names and paths have few of these; keys, hashes and base64 have one in every four characters.
+_ODD: Final = re.compile("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
+_SIGN: Final = re.compile(f"[^0-9{_LETTERS}]")
+_ACCENT: Final = re.compile(f"[{_ACCENTED}]")
+_LONGER_WORD: Final = re.compile("[A-Za-z]{5,24}")
+
+
+@cache
+def _pieces() -> re.Pattern[str]:
+    """Compiled when the first text is counted: it takes longer than the import of all the rest."""
+    return re.compile(f" ?{_OPAQUE}|{_PIECES}")
+
+
+_MOST_KNOWN: Final = 65_536
+_known: dict[tuple[int, int], int] = {}
+
+
+def _counted(text: str) -> int:
+    total = sum(map(_price, _pieces().findall(text)))
+    if not text.isascii():
+        total += _foreign(text)
+    return max(round(total), 1) if text else 0
+
+
+def _foreign(text: str) -> float:
+    """What longer words take more where accents say that the language is not English."""
+    words = len(_LONGER_WORD.findall(text))
+    return 0.35 * words if len(_ACCENT.findall(text)) * 8 > words else 0.0
+
+
+@lru_cache(maxsize=16_384)
+def _price(piece: str) -> float:
+    if len(piece) >= 20 and _IS_OPAQUE.fullmatch(piece):
+        noisy = len(_ODD.findall(piece)) * 8 >= len(piece)
+        return sum(map(_noise if noisy else _plain, _PART.findall(piece.lstrip())))
+    return _plain(piece)
+
+
+def _plain(piece: str) -> float:
+    """One word, number, run of signs or of spaces."""
+    last = piece[-1]
+    if piece.isspace() or "0" <= last <= "9":
+        return 1.0
+    if last.isspace() or _SIGN.match(last):
+        return _signs(piece.strip())
+    if _ACCENT.search(piece):
+        return 1.0 + 0.22 * max(0, _letters(piece) - 2)
+    return _word(piece) if last.isascii() else _other(piece)
+
+
+def _letters(piece: str) -> int:
+    return len(piece) - bool(_SIGN.match(piece))
+
+
+def _word(piece: str) -> float:
+    """Most words are one token; long ones are more, as are capitals and what stands at a sign."""
+    letters = _letters(piece)
+    price = 1.0 + 0.03 * max(0, letters - 3) + 0.15 * max(0, letters - 12)
+    if letters > 4 and piece.isupper():
+        price += 0.08 * (letters - 4)
+    if letters == len(piece) or piece[0] == " ":
+        return price
+    return price + 0.05 * min(letters - 1, 8)
+
+
+def _signs(signs: str) -> float:
+    """Signs mostly go together by threes; those outside of ASCII are priced one by one."""
+    if len(signs) > 3 and signs.count(signs[0]) == len(signs) and signs[0] < "\u2600":
+        return 1.0 + len(signs) / (64 if signs.isascii() else 16)
+    if signs.isascii():
+        return 1.0 + 0.25 * max(0, len(signs) - 3)
+    return sum(map(_sign, signs))
+
+
+def _sign(sign: str) -> float:
+    if sign >= "\U00010000":
+        return 2.1
+    if sign in "\u200d\ufe0f":
+        return 0.5
+    if "\u3000" <= sign < "\u3040" or sign >= "\uff00":
+        # Often one token with the Han character behind it.
+        return 0.8
+    return 0.3 if sign < "\x80" else 1.6 if "\u2600" <= sign < "\u2c00" else 1.0
+
+
+def _noise(part: str) -> float:
+    """A part of a key, a hash or base64: letters in no order that a tokenizer has learnt."""
+    return 1.0 if len(part) <= 2 or part.isdigit() else 0.6 * len(part)
+
+
+_SCRIPTS: Final = (
+    ("\u0080", 0.0, 1.2),
+    ("\u0370", 0.65, 0.31),  # Greek
+    ("\u0400", 0.65, 0.18),  # Cyrillic
+    ("\u0530", 0.65, 0.18),  # Armenian
+    ("\u0590", 0.3, 0.39),  # Hebrew
+    ("\u0600", 0.0, 0.40),  # Arabic
+    ("\u0900", 0.2, 0.38),  # the scripts of India
+    ("\u0d80", 0.0, 1.0),  # Sinhala
+    ("\u0e00", 0.0, 0.44),  # Thai
+    ("\u0e80", 0.0, 1.7),  # Lao, Tibetan
+    ("\u1000", 0.0, 0.67),  # Myanmar
+    ("\u10a0", 0.65, 0.18),  # Georgian
+    ("\u1100", 0.0, 2.2),  # Ethiopic and rarer ones
+    ("\u1780", 0.0, 0.6),  # Khmer
+    ("\u1800", 0.0, 2.2),
+    ("\u2e80", 0.34, 0.745),  # Han
+    ("\u3041", 0.54, 0.5),  # kana
+    ("\u3130", 0.0, 1.0),
+    ("\u3400", 0.34, 0.745),  # Han
+    ("\ua000", 0.0, 2.2),
+    ("\uac00", 0.61, 0.56),  # hangul
+    ("\ud800", 0.34, 0.745),
+    ("\U00010000", 0.0, 2.2),
+)
+"""From which character on a word takes how much: once, and for each letter."""
+_STARTS: Final = [start for start, _, _ in _SCRIPTS]
+
+
+def _other(piece: str) -> float:
+    """A word or a run of a script that is not Latin, or signs outside of ASCII."""
+    _, once, each = _SCRIPTS[bisect_right(_STARTS, piece[-1]) - 1]
+    return max(1.0, once + each * _letters(piece))
+
+
+# --- the parts of a message ------------------------------------------------------------------
+
+_SENT: Final = (
+    "content",
+    "name",
+    "tool_calls",
+    "function_call",
+    "tool_call_id",
+    "call_id",
+    "arguments",
+    "output",
+    "refusal",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)
+_TEXTS: Final = ("text", "thinking", "refusal", "reasoning")
+"""Where a part of a content has its text; a signature beside it is not the model's to read."""
+_IMAGES: Final = ("image_url", "input_image", "image")
+_DEEPEST: Final = 8
+
+
+def _field(name: str, value: Any, count: Callable[[str], int]) -> int:
+    match name:
+        case "content" | "output":
+            return _content(value, count)
+        case "tool_calls":
+            calls = value if isinstance(value, list | tuple) else [value]
+            return sum(_call(call, count) for call in calls if call)
+        case "function_call":
+            return _call(value, count) if value else 0
+    return _plain_value(value, count)
+
+
+def _plain_value(value: Any, count: Callable[[str], int]) -> int:
+    if value is None or value == "":
+        return 0
+    return count(value if isinstance(value, str) else _json(value))
+
+
+def _call(call: Any, count: Callable[[str], int]) -> int:
+    """A call of a tool, in the shape of any provider: name, arguments and id."""
+    if not isinstance(call, Mapping):
+        return CALL + _plain_value(call, count)
+    inner = call.get("function")
+    function = inner if isinstance(inner, Mapping) else call
+    arguments = function.get("arguments", function.get("input"))
+    said = (function.get("name"), arguments, call.get("id"))
+    return CALL + sum(_plain_value(value, count) for value in said)
+
+
+def _content(content: Any, count: Callable[[str], int], *, depth: int = 0) -> int:
+    if isinstance(content, list | tuple) and depth < _DEEPEST:
+        return sum(_part(part, count, depth=depth + 1) for part in content)
+    return _plain_value(content, count)
+
+
+def _part(part: Any, count: Callable[[str], int], *, depth: int) -> int:
+    if not isinstance(part, Mapping):
+        return _content(part, count, depth=depth)
+    kind = part.get("type")
+    if kind in _IMAGES:
+        return _image(part)
+    if kind == "tool_use":
+        return _call(part, count)
+    if kind == "tool_result":
+        said = _content(part.get("content"), count, depth=depth)
+        return CALL + said + _plain_value(part.get("tool_use_id"), count)
+    for name in _TEXTS:
+        if isinstance(text := part.get(name), str):
+            return count(text)
+    return _attached(part) or count(_json(part))
+
+
+def _image(part: Mapping[str, Any]) -> int:
+    inner = part.get("image_url")
+    detail = inner.get("detail") if isinstance(inner, Mapping) else part.get("detail")
+    return IMAGE_LOW if detail == "low" else IMAGE
+
+
+def _attached(part: Mapping[str, Any]) -> int:
+    """Sound or a file inside of a part, by the size of what is encoded; 0 where there is none."""
+    for inner in (part, *(value for value in part.values() if isinstance(value, Mapping))):
+        kind = str(inner.get("media_type") or inner.get("mime_type") or inner.get("mimeType"))
+        for name in ("data", "file_data"):
+            encoded = inner.get(name)
+            if isinstance(encoded, str) and len(encoded) >= _ENCODED:
+                if kind.startswith("image/"):
+                    return IMAGE
+                sound = kind.startswith("audio/") or part.get("type") == "input_audio"
+                return len(encoded) // (AUDIO if sound else FILE) + 1
+    return 0
+
+
+_ENCODED: Final = 1_000
+"""What is shorter is counted as it stands, like any text."""
+_TOO_DEEP: Final = 1_000
+"""What is nested deeper than JSON can be written counts like so many brackets."""
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        pass
+    # The fast codec takes no lone surrogates and no integers beyond 64 bits.
+    try:
+        return json.dumps(value, ensure_ascii=False, default=repr)
+    except RecursionError:
+        return "[]" * _TOO_DEEP

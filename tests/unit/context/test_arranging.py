@@ -1,0 +1,166 @@
+"""Messages as providers take them."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.context.arranging import EMPTY, GOES_ON, INTERRUPTED, Needs, arrange
+from unit.context.histories import (
+    anything,
+    assistant,
+    faults,
+    hands,
+    sessions,
+    tool,
+    user,
+    uses,
+)
+
+PLAIN = Needs()
+NEEDS = st.builds(
+    Needs,
+    merge_user=st.booleans(),
+    user_first=st.booleans(),
+    reasoning=st.sampled_from(["none", "newest", "all"]),
+)
+
+
+def outline(messages: list[dict[str, Any]]) -> list[str]:
+    """Role and id or text of each message."""
+    return [f"{body['role']} {body.get('tool_call_id') or body['content']}" for body in messages]
+
+
+@given(anything(), NEEDS)
+def test_any_history_becomes_valid(messages: list[dict[str, Any]], needs: Needs) -> None:
+    before = copy.deepcopy(messages)
+    made = arrange(messages, needs)
+    assert faults(made) == []
+    assert messages == before
+    if needs.merge_user:
+        roles = [body["role"] for body in made]
+        assert all(pair != ("user", "user") for pair in pairwise(roles))
+    if needs.user_first:
+        talk = [body["role"] for body in made if body["role"] != "system"]
+        assert talk[:1] in ([], ["user"])
+
+
+@given(sessions())
+def test_order_stays_but_for_what_stood_between_a_call_and_its_results(
+    messages: list[dict[str, Any]],
+) -> None:
+    made = arrange(messages, PLAIN)
+    assert [body for body in made if body["role"] != "tool"] == [
+        body for body in messages if body["role"] != "tool"
+    ]
+    results = {body["tool_call_id"]: body for body in messages if body["role"] == "tool"}
+    for at, body in enumerate(made):
+        ids = [call["id"] for call in body.get("tool_calls", [])]
+        behind = made[at + 1 : at + 1 + len(ids)]
+        assert [result["tool_call_id"] for result in behind] == ids
+        for result in behind:
+            told = results.get(result["tool_call_id"], {"content": INTERRUPTED})
+            assert result["content"] == told["content"]
+
+
+def test_what_stands_between_a_call_and_its_results_moves_behind_them() -> None:
+    messages = [user("a"), assistant(None, "c1", "c2"), user("wait"), tool("c2"), tool("c1")]
+    assert outline(arrange(messages, PLAIN)) == [
+        "user a",
+        "assistant None",
+        "tool c1",
+        "tool c2",
+        "user wait",
+    ]
+
+
+def test_a_call_without_a_result_is_answered_as_interrupted() -> None:
+    made = arrange([user("a"), assistant(None, "c1"), user("b")], PLAIN)
+    assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": INTERRUPTED}
+
+
+def test_orphans_and_second_results_are_left_out() -> None:
+    messages = [tool("c0"), user("a"), assistant(None, "c1"), tool("c1", "1"), tool("c1", "2")]
+    made = arrange(messages, PLAIN)
+    assert [body["content"] for body in made if body["role"] == "tool"] == ["1"]
+
+
+def test_ids_that_were_used_before_become_new_ones_for_call_and_result() -> None:
+    turn = [user("a"), assistant(None, "c1"), tool("c1", "x")]
+    made = arrange([*turn, *turn], PLAIN)
+    assert [body["tool_call_id"] for body in made if body["role"] == "tool"] == ["c1", "c1_2"]
+    assert faults(made) == []
+
+
+def test_calls_without_ids_are_answered_in_their_order() -> None:
+    messages = [user("a"), assistant(None, None, None), tool(None, "1"), tool(None, "2")]
+    made = arrange(messages, PLAIN)
+    assert [body["content"] for body in made[2:]] == ["1", "2"]
+    assert faults(made) == []
+
+
+def test_parts_that_are_results_stay_together_and_the_rest_follows() -> None:
+    messages = [user("a"), uses("b", "u1", "u2"), hands("u2", text="and?"), user("c")]
+    made = arrange(messages, PLAIN)
+    assert faults(made) == []
+    assert [part["content"] for part in made[2]["content"]] == [INTERRUPTED, "seen u2"]
+    assert made[3]["content"] == [{"type": "text", "text": "and?"}]
+
+
+def test_user_messages_in_a_row_stay_or_are_merged() -> None:
+    messages = [user("a"), user([{"type": "text", "text": "b"}]), user("c"), user("d")]
+    assert len(arrange(messages, PLAIN)) == 4
+    assert arrange([user("c"), user("d")], Needs(merge_user=True)) == [user("c\n\nd")]
+    assert len(arrange(messages, Needs(merge_user=True))) == 1
+
+
+def test_a_provider_that_wants_a_user_first_gets_one() -> None:
+    made = arrange([assistant("hello"), user("a")], Needs(user_first=True))
+    assert made[0] == user(GOES_ON)
+
+
+def test_reasoning_goes_back_to_those_who_need_it() -> None:
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+    messages = [user("a"), thought, user("c"), thought]
+    kept = {
+        reasoning: [
+            "reasoning_content" in body
+            for body in arrange(messages, Needs(reasoning=reasoning))
+            if body["role"] == "assistant"
+        ]
+        for reasoning in ("none", "newest", "all")
+    }
+    assert kept == {"none": [False, False], "newest": [False, True], "all": [True, True]}
+
+
+def test_fields_that_servers_do_not_know_stay_at_home() -> None:
+    message = {**user("a"), "created_at": "2026-01-01", "name": "ann", "cache": 1}
+    assert arrange([message], PLAIN) == [{**user("a"), "name": "ann"}]
+    assert arrange([message], Needs(keep_fields=("cache",)))[0]["cache"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ({"a": 1}, {"a": 1}),
+        ("", "{}"),
+        (None, "{}"),
+        ('{"a": 1', '{"unreadable":"{\\"a\\": 1"}'),
+    ],
+)
+def test_arguments_are_always_an_object(given: Any, sent: Any) -> None:
+    made = arrange([assistant(None, "c1", arguments=given)], PLAIN)
+    assert made[0]["tool_calls"][0]["function"]["arguments"] == sent
+
+
+def test_what_says_nothing_is_left_out_but_a_user_is_heard() -> None:
+    messages = [user(None), {"role": "assistant", "content": ""}, {"role": "odd", "content": "x"}]
+    assert arrange(messages, PLAIN) == [user(EMPTY)]
+
+
+def test_half_a_surrogate_pair_can_be_sent() -> None:
+    assert arrange([user("a\ud800b")], PLAIN) == [user("a?b")]

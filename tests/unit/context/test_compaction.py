@@ -1,0 +1,245 @@
+"""Plans carried out: one checkpoint, by seq, or nothing at all."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog import Store
+from stenolog.context.budget import Limits
+from stenolog.context.compaction import COMPACTED, Compaction, compact_context, look
+from stenolog.context.plan import Asked, Plan, plan_compaction
+from stenolog.providers.base import Ask
+from stenolog.providers.scripted import Scripted
+from stenolog.stores.opening import open_store
+from unit.context.histories import CHEAP, KEY, talk
+
+LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
+NEW = '{"facts": ["The cat is called Ivo"], "last_state": "on"}'
+
+
+@pytest.fixture(params=["memory:", "jsonl", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A session of eight turns, sixteen messages, on each engine."""
+    if request.param == "sqlite":
+        pytest.importorskip("apsw", reason="NOT RUN: the extra `sqlite` is not installed")
+    places = {"memory:": "memory:", "jsonl": str(tmp_path), "sqlite": f"sqlite:{tmp_path}/s.db"}
+    with open_store(places[request.param]) as opened:
+        opened.add_messages(KEY, talk(8))
+        yield opened
+
+
+def planned(store: Store, asked: Asked = "auto") -> Plan | None:
+    seen = look(store, KEY)
+    return plan_compaction(
+        seen.history,
+        summary=seen.summary,
+        floor=seen.floor,
+        uid=seen.uid,
+        limits=LIMITS,
+        tokens=CHEAP,
+        asked=asked,
+        undone=seen.undone,
+    )
+
+
+def carried_out(store: Store, ask: Ask | None = None, asked: Asked = "auto") -> Compaction | None:
+    plan = planned(store, asked)
+    assert plan is not None
+    return compact_context(store, KEY, plan, ask=ask, limits=LIMITS, tokens=CHEAP)
+
+
+def seqs(store: Store) -> list[int]:
+    return [message.seq for message in store.get_history(KEY)]
+
+
+def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) -> None:
+    done = carried_out(store, Scripted([NEW]))
+    assert done is not None
+    assert (done.key, done.why, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
+    assert done.tokens_after < done.tokens_before
+    assert done.fallback == ""
+    assert "12 messages (seq 1–12) are now a summary: about" in str(done)
+    assert seqs(store) == [13, 14, 15, 16]
+    assert "The cat is called Ivo" in store.get_summary(KEY)
+    assert store.info(KEY).undoable == 1
+    assert planned(store) is None
+
+
+def test_it_is_taken_back_by_one_undo(store: Store) -> None:
+    carried_out(store)
+    undone = store.undo(KEY)
+    assert (undone.op, undone.shown) == ("checkpoint", 12)
+    assert len(seqs(store)) == 16
+    assert store.get_summary(KEY) == ""
+
+
+def test_after_an_undo_the_number_of_messages_is_no_reason_any_more(store: Store) -> None:
+    carried_out(store)
+    store.undo(KEY)
+    assert look(store, KEY).undone
+    assert planned(store) is None
+    store.add_messages(KEY, talk(2))
+    assert planned(store) is None
+    store.add_messages(KEY, [*talk(1, size=9_000), *talk(1)])
+    plan = planned(store)
+    assert plan is not None
+    assert plan.why == "tokens"
+    assert compact_context(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
+    assert not look(store, KEY).undone
+    store.add_messages(KEY, talk(8))
+    plan = planned(store)
+    assert plan is not None
+    assert plan.why == "count"
+
+
+def test_two_undos_of_two_compactions_are_known_too(store: Store) -> None:
+    carried_out(store)
+    store.add_messages(KEY, talk(8))
+    carried_out(store)
+    store.undo(KEY)
+    assert look(store, KEY).undone
+    store.undo(KEY)
+    assert look(store, KEY).undone
+
+
+def test_that_it_was_undone_is_known_after_a_restart(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.add_messages(KEY, talk(8))
+        carried_out(store)
+        store.undo(KEY)
+    with open_store(tmp_path) as store:
+        assert planned(store) is None
+
+
+def test_a_crash_before_the_checkpoint_leaves_the_token_budget_in_force(store: Store) -> None:
+    plan = planned(store)
+    assert plan is not None
+    store.set_meta(KEY, **{COMPACTED: plan.upto})  # and no checkpoint after it
+    assert planned(store) is None
+    store.add_messages(KEY, talk(2, size=9_000))
+    assert planned(store) is not None
+
+
+def test_p5_messages_that_come_while_the_summary_is_written_stay_in_sight(store: Store) -> None:
+    asked, appended = threading.Event(), threading.Event()
+
+    def slow(
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> str:
+        del messages, schema, max_tokens
+        asked.set()
+        assert appended.wait(60)
+        return NEW
+
+    def talk_on() -> None:
+        assert asked.wait(60)
+        for number in range(30):
+            store.add_message(KEY, "user", f"meanwhile {number}")
+        appended.set()
+
+    other = threading.Thread(target=talk_on)
+    other.start()
+    done = carried_out(store, slow)
+    other.join()
+    assert done is not None
+    assert (done.first, done.last) == (1, 12)
+    assert seqs(store) == list(range(13, 47))
+    assert [message.seq for message in store.get_history(KEY, full=True) if message.hidden] == list(
+        range(1, 13)
+    )
+
+
+def moved(store: Store) -> None:
+    store.checkpoint(KEY, summary="Somebody was quicker.", upto=4)
+
+
+def told(store: Store) -> None:
+    store.set_summary(KEY, "Somebody knows better.")
+
+
+def begun_anew(store: Store) -> None:
+    store.delete(KEY)
+    store.add_messages(KEY, talk(8))
+
+
+def gone(store: Store) -> None:
+    store.delete(KEY)
+
+
+@pytest.mark.parametrize("meanwhile", [moved, told, begun_anew, gone])
+def test_a_plan_is_dropped_where_the_session_is_another_by_then(
+    store: Store, meanwhile: Any
+) -> None:
+    def answer(messages: Sequence[Mapping[str, Any]]) -> str:
+        del messages
+        meanwhile(store)
+        return NEW
+
+    assert carried_out(store, Scripted([answer])) is None
+    assert "Ivo" not in store.get_summary(KEY)
+    assert len(seqs(store)) == {moved: 12, told: 16, begun_anew: 16, gone: 0}[meanwhile]
+    assert not look(store, KEY).undone
+
+
+class Late:
+    """A store on which somebody else moves the floor at the last moment."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def checkpoint(self, key: str, **given: Any) -> None:
+        moved(self._store)
+        self._store.checkpoint(key, **given)
+
+
+def test_a_floor_that_moved_at_the_last_moment_is_not_forced(store: Store) -> None:
+    plan = planned(store)
+    assert plan is not None
+    late: Any = Late(store)
+    assert compact_context(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert store.get_summary(KEY) == "Somebody was quicker."
+    assert seqs(store) == list(range(5, 17))
+    assert not look(store, KEY).undone
+
+
+def test_a_look_is_of_one_moment(store: Store) -> None:
+    class Moving(Late):
+        """The first history is read just before a checkpoint, its summary just after."""
+
+        moves = 1
+
+        def get_history(self, key: str) -> Any:
+            found = self._store.get_history(key)
+            if self.moves:
+                self.moves -= 1
+                moved(self._store)
+            return found
+
+    moving: Any = Moving(store)
+    seen = look(moving, KEY)
+    assert seen.summary == "Somebody was quicker."
+    assert seen.history[0].seq == 5
+
+
+def test_a_session_that_is_not_there_is_seen_as_empty(store: Store) -> None:
+    assert look(store, "cli:none").history == ()
+    assert store.list_sessions() == [KEY]
+
+
+def test_the_next_summary_carries_the_one_before(store: Store) -> None:
+    carried_out(store, Scripted([NEW]))
+    store.add_messages(KEY, talk(8))
+    model = Scripted(['{"facts": ["The dog is called Max"], "last_state": "on"}'])
+    carried_out(store, model)
+    assert "Ivo" in model.asked[0][-1]["content"]
+    assert "The cat is called Ivo" in store.get_summary(KEY)
+    assert "The dog is called Max" in store.get_summary(KEY)

@@ -1,0 +1,210 @@
+"""Windows, compaction and overflow behind somebody's own loop."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stenolog import InMemoryStore, Store
+from stenolog.context.budget import Limits
+from stenolog.context.compaction import Compaction
+from stenolog.context.context import Context
+from stenolog.errors import ContextTooSmall
+from stenolog.tokens import Tokens
+from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
+
+LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """A store with nothing in it."""
+    with InMemoryStore() as opened:
+        yield opened
+
+
+class Loop:
+    """A context, and what it told."""
+
+    def __init__(self, store: Store, **given: Any) -> None:
+        self.told: list[Compaction] = []
+        options: dict[str, Any] = {"limits": LIMITS, "tokens": CHEAP, "on_event": self.told.append}
+        self.context = Context(store, **options | given)
+
+    @property
+    def whys(self) -> list[str]:
+        return [event.why for event in self.told]
+
+
+class Server:
+    """A model that takes so many tokens and says so, or only that it was too much."""
+
+    def __init__(self, takes: int, error: str) -> None:
+        self.takes = takes
+        self.error = error
+        self.sent: list[int] = []
+
+    def __call__(self, messages: list[dict[str, Any]]) -> str:
+        assert faults(messages) == []
+        self.sent.append(sum(map(CHEAP.message, messages)))
+        if self.sent[-1] > self.takes:
+            raise RuntimeError(self.error)
+        return "fine"
+
+
+SILENT = "Your input exceeds the context window of this model."
+NAMING = "This model's maximum context length is 1000 tokens. However, you requested 3000 tokens"
+
+
+def test_a_short_talk_is_sent_and_nothing_is_compacted(store: Store) -> None:
+    loop = Loop(store, system="Be brief.")
+    store.add_messages(KEY, talk(2))
+    assert loop.context.call(KEY, lambda messages: len(messages)) == 5
+    assert loop.context.settle(KEY) is None
+    assert loop.told == []
+
+
+def test_the_number_of_messages_triggers_after_a_turn(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, talk(6))
+    done = loop.context.settle(KEY)
+    assert done is not None
+    assert loop.told == [done]
+    assert loop.whys == ["count"]
+    assert len(store.get_history(KEY)) == 4
+    assert loop.context.settle(KEY) is None
+
+
+def test_tokens_trigger_before_a_call(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, [*talk(4, size=3_000), user("and now?")])
+    sent = loop.context.call(KEY, lambda messages: messages)
+    assert loop.whys == ["tokens"]
+    assert sent[-1] == user("and now?")
+    assert sum(map(CHEAP.message, sent)) <= LIMITS.room // 2
+    assert "[Summary of the earlier conversation]" in sent[0]["content"]
+
+
+def test_a_person_triggers_by_hand(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, talk(4))
+    assert loop.context.compact(KEY) is not None
+    assert loop.whys == ["manual"]
+    assert loop.context.compact(KEY) is None  # one turn is left: nothing that could be hidden
+    assert loop.whys == ["manual"]
+
+
+@pytest.mark.parametrize("error", [SILENT, NAMING])
+def test_a_provider_triggers_and_the_call_is_made_again(store: Store, error: str) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
+    server = Server(1_000, error)
+    assert loop.context.call(KEY, server) == "fine"
+    assert 2 <= len(server.sent) <= 3
+    assert set(loop.whys) == {"overflow"}
+    assert len(store.get_history(KEY)) < 9
+
+
+def test_a_limit_that_a_provider_named_is_kept_for_the_next_call(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
+    loop.context.call(KEY, Server(1_000, NAMING))
+    assert loop.context.limits.max_context_tokens == 900
+    store.add_messages(KEY, [assistant("a" * 1_200), *talk(3, size=600), user("and now?")])
+    server = Server(1_000, NAMING)
+    assert loop.context.call(KEY, server) == "fine"
+    assert len(server.sent) == 1
+
+
+def test_one_long_turn_is_made_shorter_from_inside_for_a_provider(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, [user("do it"), assistant(None, "c1"), tool("c1", "x" * 9_000)])
+    server = Server(1_000, SILENT)
+    assert loop.context.call(KEY, server) == "fine"
+    assert len(server.sent) <= 3
+    assert loop.told == []
+
+
+def test_after_two_more_tries_the_error_says_what_to_do(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
+    server = Server(0, SILENT)
+    with pytest.raises(ContextTooSmall, match="set max_context_tokens to less than") as caught:
+        loop.context.call(KEY, server)
+    assert len(server.sent) == 3
+    assert str(caught.value.__cause__) == SILENT
+    assert server.sent == sorted(server.sent, reverse=True)
+
+
+def test_any_other_error_of_the_model_is_let_through_at_once(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, talk(4))
+    server = Server(0, "Rate limit reached on tokens per min (TPM)")
+    with pytest.raises(RuntimeError, match="Rate limit"):
+        loop.context.call(KEY, server)
+    assert len(server.sent) == 1
+    assert loop.told == []
+
+
+def test_after_an_undo_the_next_turn_does_not_compact_again(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, talk(6))
+    loop.context.settle(KEY)
+    store.undo(KEY)
+    store.add_message(KEY, "user", "as it was, please")
+    assert len(loop.context.call(KEY, lambda messages: messages)) == 13
+    store.add_message(KEY, "assistant", "Yes.")
+    assert loop.context.settle(KEY) is None
+    assert loop.whys == ["count"]
+
+
+def test_what_the_window_left_out_is_compacted_before_it_is_missed(store: Store) -> None:
+    # By themselves the messages fit: the results that never came are what is too much.
+    lost = [user("look"), assistant("Looking.", *(f"c{n}" for n in range(20))), assistant("No.")]
+    left = LIMITS.room - sum(map(CHEAP.message, lost)) - 20
+    store.add_messages(KEY, [*lost, user("q" * 4 * left)])
+    loop = Loop(store)
+    assert loop.context.window(KEY).left_out > 0
+    assert loop.context.settle(KEY) is None
+    sent = loop.context.call(KEY, lambda messages: messages)
+    assert loop.whys == ["tokens"]
+    assert "earlier messages are left out" not in str(sent)
+
+
+def test_memory_and_unsaved_messages_are_sent(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, talk(1))
+    window = loop.context.window(KEY, memory="[m] tea [/m]", unsaved=[user("not on disk")])
+    assert window.messages[0]["content"] == "[m] tea [/m]"
+    assert window.messages[-1] == user("not on disk")
+    assert len(store.get_history(KEY)) == 2
+
+
+def test_an_unknown_session_gives_a_window_and_is_not_created(store: Store) -> None:
+    loop = Loop(store, system="Be brief.")
+    assert len(loop.context.window("cli:none").messages) == 1
+    assert loop.context.settle("cli:none") is None
+    assert store.list_sessions() == []
+
+
+def test_reports_of_a_provider_bend_the_estimate(store: Store) -> None:
+    store.add_messages(KEY, talk(4, size=200))
+    context = Context(store, tokens=Tokens(count=lambda text: len(text) // 4))
+
+    def model(messages: list[dict[str, Any]]) -> int:
+        return 2 * sum(map(CHEAP.message, messages))
+
+    plain = context.window(KEY).tokens
+    for _ in range(12):
+        context.call(KEY, model, usage=lambda answer: answer)
+    assert 1.9 * plain < context.window(KEY).tokens < 2.1 * plain
+    context.call(KEY, model, usage=lambda _: None)
+
+
+def test_a_system_prompt_that_does_not_fit_is_an_error_before_any_call(store: Store) -> None:
+    loop = Loop(store, system="s" * 40_000)
+    store.add_message(KEY, "user", "hello")
+    server = Server(0, SILENT)
+    with pytest.raises(ContextTooSmall, match="raise max_context_tokens to at least"):
+        loop.context.call(KEY, server)
+    assert server.sent == []

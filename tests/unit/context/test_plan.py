@@ -1,0 +1,146 @@
+"""When a conversation is compacted, and how far."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.context.budget import Limits
+from stenolog.context.plan import Asked, Plan, plan_compaction
+from stenolog.context.shapes import body_of, pair
+from stenolog.context.turns import find_turns
+from unit.context.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
+
+SMALL = Limits(max_context_tokens=2_000, max_history_messages=10, reserve=100)
+
+
+def planned(history: list[dict[str, Any]], **given: Any) -> Plan | None:
+    return plan_compaction(stored(history), **{"limits": SMALL, "tokens": CHEAP} | given)
+
+
+def test_nothing_is_due_below_both_limits() -> None:
+    assert planned(talk(5)) is None
+    assert planned([]) is None
+
+
+def test_tokens_alone_are_a_reason() -> None:
+    plan = planned(talk(4, size=1_000))
+    assert plan is not None
+    assert plan.why == "tokens"
+    assert plan.tokens_after <= SMALL.room // 2
+
+
+def test_the_number_of_messages_alone_is_a_reason() -> None:
+    plan = planned(talk(6))
+    assert plan is not None
+    assert plan.why == "count"
+    assert plan.kept == 4  # whole turns, at most half of ten
+    assert (plan.messages[0].seq, plan.upto) == (1, 8)
+
+
+def test_a_person_is_reason_enough_and_half_of_what_there_is_goes() -> None:
+    plan = planned(talk(4), asked="manual")
+    assert plan is not None
+    assert (plan.why, plan.kept) == ("manual", 2)
+    assert planned(talk(1), asked="manual") is None
+
+
+def test_a_provider_is_reason_enough_and_more_than_half_of_it_goes() -> None:
+    plan = planned(talk(4), asked="overflow")
+    assert plan is not None
+    assert plan.why == "overflow"
+    assert plan.tokens_after <= plan.tokens_before // 2
+
+
+def test_a_window_that_left_something_out_is_a_reason() -> None:
+    plan = planned(talk(4), overfull=True)
+    assert plan is not None
+    assert plan.why == "tokens"
+
+
+def test_what_is_sent_besides_the_history_counts() -> None:
+    assert planned(talk(4, size=400)) is None
+    plan = planned(talk(4, size=400), fixed=1_600)
+    assert plan is not None
+    assert plan.why == "tokens"
+    assert plan.tokens_before > 1_600
+
+
+def test_after_an_undo_only_tokens_are_a_reason() -> None:
+    assert planned(talk(6), undone=True) is None
+    plan = planned(talk(6, size=1_000), undone=True)
+    assert plan is not None
+    assert plan.why == "tokens"
+
+
+def test_one_turn_is_never_cut_however_long() -> None:
+    turn = [user("a"), *[message for n in range(30) for message in _step(n)]]
+    assert planned(turn) is None
+    assert planned([*turn, assistant("done")], asked="overflow") is None
+    plan = planned([*talk(1), *turn])
+    assert plan is not None
+    assert plan.upto == 2
+
+
+def _step(number: int) -> list[dict[str, Any]]:
+    return [assistant(None, f"c{number}"), tool(f"c{number}", "r" * 400)]
+
+
+@given(
+    st.one_of(sessions(), anything()),
+    st.sampled_from(["auto", "manual", "overflow"]),
+    st.integers(100, 4_000),
+    st.integers(1, 20),
+    st.integers(0, 2_000),
+    st.sampled_from(["", "They met. " * 20]),
+    st.booleans(),
+)
+def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
+    history: list[dict[str, Any]],
+    asked: Asked,
+    tokens: int,
+    count: int,
+    fixed: int,
+    summary: str,
+    undone: bool,
+) -> None:
+    limits = Limits(max_context_tokens=tokens, max_history_messages=count)
+    messages = stored(history)
+    plan = plan_compaction(
+        messages,
+        summary=summary,
+        floor=0,
+        fixed=fixed,
+        limits=limits,
+        tokens=CHEAP,
+        asked=asked,
+        undone=undone,
+    )
+    costs = [CHEAP.message(message) for message in messages]
+    if plan is None:
+        if asked == "auto" and len(find_turns(history)) > 1:
+            assert sum(costs) + CHEAP.text(summary) <= limits.history(fixed)
+            assert undone or len(messages) <= count
+        return
+    cut = len(plan.messages)
+    assert list(plan.messages) == messages[:cut] != []
+    assert plan.upto == messages[cut - 1].seq
+    assert plan.kept == len(messages) - cut > 0
+    begins = [turn.first for turn in find_turns(history)]
+    assert cut in begins
+    for (call, _), (result, _) in pair([body_of(message) for message in messages]).items():
+        assert (call < cut) == (result < cut)
+    if cut != begins[-1]:
+        assert plan.kept <= count // 2
+        assert sum(costs[cut:]) + plan.summary_tokens <= limits.history(fixed) // 2
+
+
+@pytest.mark.parametrize("asked", ["auto", "manual", "overflow"])
+def test_a_plan_carried_out_leaves_no_other_due(asked: Asked) -> None:
+    history = talk(30, size=200)
+    plan = planned(history, asked=asked)
+    assert plan is not None
+    left = stored(history)[len(plan.messages) :]
+    summary = "s" * 4 * plan.summary_tokens
+    assert plan_compaction(left, summary=summary, limits=SMALL, tokens=CHEAP) is None

@@ -1,0 +1,101 @@
+"""The summary as a value: written, read back, updated, kept short."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.context.summary import QUOTED, Summary, bounded, parse, render, update
+from stenolog.testing.strategies import texts, values
+from unit.context.histories import CHEAP
+
+KNOWN = Summary(
+    goals=("Move to Lisbon",),
+    decisions=("Go in May",),
+    facts=("The cat is called Ivo", "Rent is 900"),
+    open_questions=("Which school?",),
+    tool_outcomes=("search: 3 flats",),
+    last_state="Waiting for the landlord.",
+)
+
+
+def test_a_summary_is_written_in_sections_and_read_back() -> None:
+    text = render(KNOWN)
+    assert text.startswith("## Goals\n- Move to Lisbon\n\n## Decisions\n- Go in May\n")
+    assert text.endswith("## Last state\nWaiting for the landlord.")
+    assert parse(text) == KNOWN
+
+
+@given(st.dictionaries(st.sampled_from(["goals", "facts", "last_state", "outdated"]), values()))
+def test_whatever_a_model_answers_is_read_back_as_it_was_taken_in(answer: dict[str, Any]) -> None:
+    made = update(KNOWN, answer) or KNOWN
+    assert parse(render(made)) == made
+
+
+@given(texts())
+def test_any_text_is_a_summary_and_stays_one(text: str) -> None:
+    once = parse(text)
+    assert parse(render(once)) == once
+
+
+def test_a_summary_that_a_person_wrote_becomes_facts_and_none_of_it_is_lost() -> None:
+    text = "They look for a car.\n\n- Blue\n## Odd heading\n" + " ".join(
+        f"word{number}" for number in range(300)
+    )
+    facts = parse(text).facts
+    assert facts[:2] == ("They look for a car.", "Blue")
+    assert " ".join(facts).count("word") == 300
+
+
+def test_what_is_new_is_added_and_what_was_known_stays() -> None:
+    made = update(KNOWN, {"facts": ["Rent is 950", "rent is 900"], "last_state": "Signed."})
+    assert made is not None
+    assert made.facts == ("The cat is called Ivo", "Rent is 900", "Rent is 950")
+    assert (made.goals, made.decisions) == (KNOWN.goals, KNOWN.decisions)
+    assert made.last_state == "Signed."
+
+
+def test_a_line_goes_only_where_its_label_is_named() -> None:
+    made = update(KNOWN, {"facts": ["Rent is 950"], "outdated": ["F2", "[O1]", "X9", "rent"]})
+    assert made is not None
+    assert made.facts == ("The cat is called Ivo", "Rent is 950")
+    assert made.open_questions == ()
+
+
+def test_a_model_that_would_forget_most_of_it_is_not_believed() -> None:
+    answer = {"facts": ["new"], "outdated": ["G1", "D1", "F1", "F2", "O1", "T1"]}
+    made = update(KNOWN, answer)
+    assert made is not None
+    assert set(KNOWN.facts) < set(made.facts)
+    assert made.goals == KNOWN.goals
+
+
+def test_an_answer_that_says_nothing_is_none() -> None:
+    answers: list[dict[str, Any]] = [
+        {},
+        {"facts": []},
+        {"facts": [1, None]},
+        {"other": "x"},
+        {"last_state": " "},
+    ]
+    for answer in answers:
+        assert update(KNOWN, answer) is None
+
+
+@given(st.lists(st.text(max_size=80), max_size=30), st.text(max_size=500), st.integers(0, 300))
+def test_a_bounded_summary_is_within_its_bound(lines: list[str], last: str, limit: int) -> None:
+    given = {"facts": lines, "tool_outcomes": lines[:5], "last_state": last}
+    made = update(Summary(), given) or Summary()
+    short = bounded(made, limit, CHEAP)
+    assert CHEAP.text(render(short)) <= limit or render(short) == ""
+    if CHEAP.text(render(made)) <= limit:
+        assert short == made
+
+
+def test_quoted_lines_and_tool_outcomes_are_given_up_before_facts() -> None:
+    quoted = tuple(f"{QUOTED}{number} " + "x" * 50 for number in range(9))
+    outcomes = tuple(f"tool {number} " + "y" * 50 for number in range(9))
+    full = Summary(facts=("The cat is called Ivo", *quoted), tool_outcomes=outcomes)
+    short = bounded(full, 60, CHEAP)
+    assert short.facts == ("The cat is called Ivo",)
+    assert short.tool_outcomes == outcomes[-len(short.tool_outcomes) :]

@@ -1,0 +1,25 @@
+"""A question taken apart."""
+
+from datetime import UTC, datetime
+
+from stenolog.memory.asking import understood
+from stenolog.memory.blocks import memory_block
+
+NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
+
+
+def test_a_question_is_its_words_and_its_time() -> None:
+    found = understood("Where did we plan to meet in May, and whom did we meet?", now=NOW)
+    assert found.stems == ("plan", "meet")
+    assert found.period is not None
+    assert found.period.since == datetime(2026, 5, 1, tzinfo=UTC)
+    assert not found.empty
+
+
+def test_nothing_is_asked_by_stop_words_alone() -> None:
+    assert understood("And what about it?", now=NOW).empty
+    assert not understood("And yesterday?", now=NOW).empty
+
+
+def test_what_was_recalled_is_no_part_of_the_question() -> None:
+    assert understood(f"{memory_block(['likes tea'])}\nWhich coffee?", now=NOW).stems == ("coffe",)

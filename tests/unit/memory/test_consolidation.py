@@ -1,0 +1,623 @@
+"""Consolidation on every engine: what becomes a note, once, and what does not."""
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from stenolog.errors import NotStored
+from stenolog.memory.blocks import memory_block
+from stenolog.memory.consolidation import Consolidated, Consolidation
+from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.scopes import Scope, scope_of
+from stenolog.providers.scripted import Answer, Scripted
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import open_store
+from stenolog.testing.strategies import messages
+
+KEY = "telegram:1"
+ANN = Scope(who="telegram:1")
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+class Place(Struct):
+    """Where sessions and notes are."""
+
+    sessions: Store
+    notes: Notes
+
+    def consolidation(self, ask: Any, **options: Any) -> Consolidation:
+        return Consolidation(self.sessions, self.notes, ask, **options)
+
+    def run(self, *answers: Answer, key: str = KEY, **options: Any) -> Consolidated:
+        """One run with a model that has these answers."""
+        return self.consolidation(Scripted(answers), **options).run(key)
+
+    def talk(self, said: str, answer: str = "Fine.", *, key: str = KEY) -> None:
+        self.sessions.add_message(key, "user", said)
+        self.sessions.add_message(key, "assistant", answer)
+
+    def daily(self, scope: Scope = ANN) -> list[str]:
+        return [note.text for note in self.notes.list(scope, kind="daily", full=True)]
+
+    def core(self, scope: Scope = ANN) -> list[str]:
+        return [note.text for note in self.notes.list(scope, kind="core")]
+
+
+@pytest.fixture(params=["memory:", "{}/w", "sqlite:{}/s.db"], ids=["memory", "jsonl", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Two empty stores on one engine."""
+    where = request.param.format(tmp_path)
+    with open_store(where) as sessions, open_store(where, namespace="notes") as notes:
+        yield Place(sessions, Notes(notes))
+
+
+@pytest.fixture
+def quick() -> Place:
+    """Two empty stores in memory, for what does not depend on the engine."""
+    return Place(InMemoryStore(), Notes(InMemoryStore()))
+
+
+def fact(text: str, quote: str, about: str = "") -> dict[str, Any]:
+    return {"text": text, "about": about, "quote": quote, "confidence": 0.9}
+
+
+def answer(*turns: Sequence[Mapping[str, Any]]) -> str:
+    """An answer on as many turns as are given, with these facts."""
+    told = [
+        {"turn": number, "daily": f"Happened {number}.", "facts": found}
+        for number, found in enumerate(turns, 1)
+    ]
+    return json.dumps({"turns": told})
+
+
+def sentences(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A model that takes every line it is shown for a fact, and quotes it."""
+    turns = re.split(r"^## Turn \d+.*$", str(messages[-1]["content"]), flags=re.MULTILINE)[1:]
+    return answer(
+        *(
+            [fact(line.strip(), line.strip()) for line in turn.splitlines() if line[:1] == " "]
+            for turn in turns
+        )
+    )
+
+
+# --- the two phases --------------------------------------------------------------------------
+
+
+def test_a_finished_turn_gives_a_daily_entry_and_its_facts(place: Place) -> None:
+    place.talk("I eat no meat, by the way")
+
+    done = place.run(answer([fact("Eats no meat.", "I eat no meat", "diet")]))
+
+    assert done == Consolidated(turns=1, daily=1, core=1)
+    [daily] = place.notes.list(ANN, kind="daily")
+    [core] = place.notes.list(ANN, kind="core")
+    assert (daily.kind, daily.text) == ("daily", "Happened 1.")
+    assert (core.kind, core.text, core.about, core.quote) == (
+        *("core", "Eats no meat.", "diet", "I eat no meat"),
+    )
+    info = place.sessions.info(KEY)
+    said = place.sessions.get_history(KEY)[0].at
+    for note in (daily, core):
+        assert (note.session, note.uid, note.seqs, note.at) == (KEY, info.uid, (1, 2), said)
+
+
+def test_a_turn_is_consolidated_once_and_the_next_one_follows(place: Place) -> None:
+    place.talk("one")
+    assert place.run(answer([])).turns == 1
+    assert place.run() == Consolidated()
+    place.talk("two")
+    place.sessions.add_message(KEY, "user", "not answered yet")
+
+    assert place.run(answer([])).turns == 1
+    assert place.run() == Consolidated()
+    assert len(place.daily()) == 2
+
+
+def test_turns_that_wait_are_asked_about_in_one_call(quick: Place) -> None:
+    for number in range(5):
+        quick.talk(f"said {number}")
+    model = Scripted([answer([], [], [], [], [])])
+
+    done = quick.consolidation(model).run(KEY)
+
+    assert (done.turns, done.daily, len(model.asked)) == (5, 5, 1)
+    assert quick.daily() == [f"Happened {number}." for number in range(1, 6)]
+
+
+def test_many_turns_are_asked_about_in_calls_that_fit(quick: Place) -> None:
+    for number in range(7):
+        quick.talk(f"said {number}")
+    model = Scripted([answer([], [], []), answer([], [], []), answer([])])
+
+    done = quick.consolidation(model, most_turns=3).run(KEY)
+
+    assert (done.turns, done.daily, len(model.asked)) == (7, 7, 3)
+
+
+def test_another_fact_about_the_same_supersedes_the_old(place: Place) -> None:
+    place.talk("I live in Rome")
+    place.talk("I moved, I live in Oslo now")
+
+    place.run(
+        answer(
+            [fact("Lives in Rome.", "I live in Rome", "home town")],
+            [fact("Lives in Oslo.", "I live in Oslo now", "Home town")],
+        )
+    )
+    place.talk("Back again: I live in Rome")
+    place.run(answer([fact("Lives in Rome.", "I live in Rome", "home town")]))
+
+    assert place.core() == ["Lives in Rome."]
+    all_of_them = place.notes.list(ANN, kind="core", full=True)
+    assert [note.text for note in all_of_them] == [
+        *("Lives in Rome.", "Lives in Oslo.", "Lives in Rome."),
+    ]
+    assert [note.superseded is None for note in all_of_them] == [False, False, True]
+
+
+def test_an_old_session_that_is_read_late_does_not_undo_what_is_known(quick: Place) -> None:
+    quick.sessions.add_messages(
+        "telegram:old:1",
+        [{"role": "user", "content": "I live in Rome"}, {"role": "assistant", "content": "Ok"}],
+        at=[NOON - timedelta(days=900)] * 2,
+    )
+    quick.talk("I live in Oslo")
+    quick.run(answer([fact("Lives in Oslo.", "I live in Oslo", "town")]))
+
+    quick.run(answer([fact("Lives in Rome.", "I live in Rome", "town")]), key="telegram:old:1")
+
+    assert quick.core() == ["Lives in Oslo."]
+    assert len(quick.daily()) == 2
+
+
+def test_a_session_deleted_and_made_again_begins_anew(place: Place) -> None:
+    place.talk("one")
+    place.run(answer([]))
+    place.sessions.delete(KEY)
+    assert place.run() == Consolidated()
+    place.talk("two")
+
+    assert place.run(answer([])).turns == 1
+    place.sessions.delete(KEY)
+    place.sessions.restore(KEY)
+    assert place.run() == Consolidated()
+
+
+def test_a_fork_is_consolidated_from_where_it_leaves(place: Place) -> None:
+    place.talk("one")
+    place.run(answer([]))
+    place.sessions.fork(KEY, "telegram:2")
+    place.talk("two", key="telegram:2")
+
+    assert place.run(answer([]), key="telegram:2").turns == 1
+    assert len(place.daily(Scope(who="telegram:2"))) == 1
+
+
+def test_what_was_compacted_is_consolidated_and_what_was_cleared_is_not(place: Place) -> None:
+    place.talk("one")
+    place.talk("two")
+    place.sessions.checkpoint(KEY, summary="they talked", upto=2)
+    assert place.run(answer([], [])).turns == 2
+    place.talk("three")
+    place.sessions.clear(KEY)
+    assert place.run() == Consolidated()
+
+    place.talk("four")
+    assert place.run(answer([])).turns == 1
+    place.sessions.undo(KEY)
+    assert place.run() == Consolidated()
+
+
+def test_what_is_skipped_is_never_consolidated(quick: Place) -> None:
+    quick.talk("one")
+    consolidation = quick.consolidation(Scripted([answer([])]))
+    consolidation.skip(KEY)
+    consolidation.skip("nobody:0")
+    quick.talk("two")
+
+    assert consolidation.run(KEY).turns == 1
+    assert quick.daily() == ["Happened 1."]
+
+
+# --- what is not believed --------------------------------------------------------------------
+
+
+def test_planted_hallucinations_are_rejected_and_counted(place: Place) -> None:
+    place.sessions.add_message(KEY, "user", "Which wine goes with fish? Sounds good to me")
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    place.sessions.add_full_message(KEY, {"role": "assistant", "tool_calls": [call]})
+    place.sessions.add_full_message(
+        KEY, {"role": "tool", "tool_call_id": "1", "content": "I collect old wine"}
+    )
+    place.sessions.add_message(KEY, "assistant", "You own a boat, don't you?")
+
+    done = place.run(
+        answer(
+            [
+                fact("Eats no meat.", "I eat no meat", "diet"),
+                fact("Owns a boat.", "You own a boat", "boat"),
+                fact("Collects old wine.", "I collect old wine", "hobby"),
+                fact("Owns a boat.", "Sounds good", "boat"),
+                fact("Is rich.", ""),
+                fact("Asks about wine with fish.", "wine goes with fish", "wine"),
+            ]
+        )
+    )
+
+    assert done.rejected == 5
+    assert place.core() == ["Asks about wine with fish."]
+
+
+def test_a_quote_must_stand_in_its_own_turn(quick: Place) -> None:
+    quick.talk("I live in Oslo")
+    quick.talk("Thanks a lot")
+
+    done = quick.run(answer([], [fact("Lives in Oslo.", "I live in Oslo")]))
+
+    assert (done.core, done.rejected) == (0, 1)
+
+
+def test_planted_secrets_reach_neither_the_model_nor_the_notes(tmp_path: Path) -> None:
+    key, card = "sk-proj-" + "Ab3dEf9h" * 6, "4111 1111 1111 1111"
+    with open_store(tmp_path) as sessions, open_store(tmp_path, namespace="notes") as store:
+        place = Place(sessions, Notes(store))
+        place.talk(f"my api key is {key} and I pay with {card}", f"Got it: {key}")
+        told = {
+            "turn": 1,
+            "daily": f"The user gave the key {key}.",
+            "facts": [
+                fact(f"Pays with {card}.", "I pay with", f"card {card}"),
+                fact(f"The key is {key}.", f"my api key is {key}", "key"),
+            ],
+        }
+        model = Scripted([json.dumps({"turns": [told]})])
+
+        done = place.consolidation(model).run(KEY)
+
+        assert done.redacted >= 3
+        assert (done.daily, done.core, done.rejected) == (1, 1, 1)
+        shown = json.dumps(model.asked)
+    kept = b"".join(p.read_bytes() for p in (tmp_path / "notes").rglob("*") if p.is_file())
+    assert b"redacted" in kept
+    for secret in (key, card, card.replace(" ", "")):
+        assert secret not in shown
+        assert secret.encode() not in kept
+
+
+def test_a_secret_in_an_error_of_the_model_is_not_told_on(quick: Place) -> None:
+    key = "sk-proj-" + "Ab3dEf9h" * 6
+    quick.talk("one")
+
+    done = quick.run(PermissionError(f"bad key {key}"))
+
+    assert done.waiting == 1
+    assert "PermissionError: bad key [redacted" in done.problems[0]
+
+
+def test_memory_does_not_feed_on_what_was_recalled(quick: Place) -> None:
+    consolidation = quick.consolidation(Scripted([sentences] * 40))
+    quick.talk("My dog is called Rex")
+    consolidation.run(KEY)
+    for number in range(30):
+        block = memory_block([f"{note.at:%Y-%m-%d}: {note.text}" for note in quick.notes.list(ANN)])
+        quick.sessions.add_message(KEY, "user", f"{block}\nHow is he today?")
+        quick.sessions.add_message(KEY, "assistant", f"Rex is fine, day {number}. {block}")
+        consolidation.run(KEY)
+
+    assert quick.core() == ["My dog is called Rex", "How is he today?"]
+    assert max(map(len, quick.daily())) < 100
+
+
+def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> None:
+    users = {"ann": "chess", "bob": "tennis", "eve": "sailing"}
+    for name, hobby in users.items():
+        place.talk(f"I love {hobby}", key=f"telegram:{name}")
+        place.talk(f"Remember that I love {hobby}", key=f"telegram:thread:{name}")
+    place.talk("we all love cake", key="slack:C42")
+    model = Scripted([sentences] * 7)
+    consolidation = place.consolidation(model)
+
+    for key in place.sessions.list_sessions():
+        consolidation.run(key)
+
+    for name, hobby in users.items():
+        scope = scope_of(f"telegram:{name}")
+        assert place.core(scope) == [f"I love {hobby}", f"Remember that I love {hobby}"]
+        assert len(place.daily(scope)) == 2
+    assert place.core(Scope(who="slack:C42")) == ["we all love cake"]
+    assert set(place.notes.scopes()) == {
+        *(scope_of(f"telegram:{name}") for name in users),
+        Scope(who="slack:C42"),
+    }
+    for asked in model.asked:
+        told = [hobby for hobby in (*users.values(), "cake") if hobby in str(asked[-1])]
+        assert len(told) == 1
+    other = Consolidation(place.sessions, place.notes, Scripted([sentences]), agent="other")
+    other.run("telegram:ann")
+    assert place.core(Scope(agent="other", who="telegram:ann")) == ["I love chess"]
+    assert len(place.daily(scope_of("telegram:ann"))) == 2
+
+
+def test_after_a_thousand_turns_memory_is_as_large_as_what_there_is_to_know(quick: Place) -> None:
+    cities = [f"city{number}" for number in range(10)]
+
+    def clerk(messages: Sequence[Mapping[str, Any]]) -> str:
+        turns = str(messages[-1]["content"]).split("## Turn ")[1:]
+        found = [re.search(r"I like (\w+) (?:so )?much", turn) for turn in turns]
+        # Never the same words twice.
+        forms = ("Likes {0} much.", "The user likes {0} much", "They likes {0}, much!")
+        return answer(
+            *(
+                [fact(forms[number % 3].format(match[1]), match[0], f"liking {match[1]}")]
+                if match
+                else []
+                for number, match in enumerate(found)
+            )
+        )
+
+    consolidation = quick.consolidation(Scripted([clerk] * 50))
+    for number in range(1_000):
+        quick.talk(f"Turn {number}: I like {cities[number * 7 % 10]} {'so ' * (number % 2)}much")
+        if number % 20 == 19:
+            consolidation.run(KEY)
+
+    core = quick.notes.list(ANN, kind="core", full=True)
+    daily = quick.notes.list(ANN, kind="daily", full=True)
+    assert sorted(note.about for note in core) == sorted(f"liking {city}" for city in cities)
+    assert len(daily) == 1_000
+    assert {note.seqs[-1] for note in daily} == set(range(2, 2_001, 2))
+
+
+# --- a model that fails ----------------------------------------------------------------------
+
+
+def test_without_a_model_there_is_still_a_daily_entry(place: Place) -> None:
+    place.talk("Where is my bike?", "In the yard.")
+
+    assert place.consolidation(None).run(KEY) == Consolidated(turns=1, daily=1)
+    assert place.daily() == ["The user: Where is my bike? The assistant: In the yard."]
+    assert place.consolidation(None).run(KEY) == Consolidated()
+
+
+def test_an_answer_that_is_no_json_leaves_a_daily_entry(quick: Place) -> None:
+    quick.talk("Where is my bike?", "In the yard.")
+
+    done = quick.run("I'd rather not.")
+
+    assert (done.turns, done.daily, done.core, done.waiting) == (1, 1, 0, 0)
+    assert "no JSON" in done.problems[0]
+    assert quick.daily() == ["The user: Where is my bike? The assistant: In the yard."]
+
+
+def test_a_bad_answer_on_many_turns_is_followed_by_questions_one_by_one(quick: Place) -> None:
+    for number in range(3):
+        quick.talk(f"I like tea number {number}")
+    model = Scripted(
+        ["{", answer([fact("Likes tea.", "I like tea")]), "no", "```json\n" + answer([]) + "\n```"]
+    )
+
+    done = quick.consolidation(model).run(KEY)
+
+    assert (done.turns, done.daily, done.core, len(done.problems)) == (3, 3, 1, 1)
+
+
+def test_a_turn_that_an_answer_passes_over_has_a_daily_entry(quick: Place) -> None:
+    quick.talk("one")
+    quick.talk("two", "Well.")
+
+    assert quick.run(answer([])).turns == 2
+    assert quick.daily() == ["Happened 1.", "The user: two The assistant: Well."]
+
+
+def test_a_model_that_is_down_is_asked_again_later_and_nothing_is_lost(place: Place) -> None:
+    now = NOON
+    place.talk("I live in Oslo")
+    model = Scripted([TimeoutError("no route"), answer([fact("Lives in Oslo.", "live in Oslo")])])
+
+    def run() -> Consolidated:
+        # A new one each time: what was tried is known after a restart, too.
+        return place.consolidation(model, clock=lambda: now).run(KEY)
+
+    first = run()
+    assert (first.turns, first.waiting) == (0, 1)
+    assert "TimeoutError: no route" in first.problems[0]
+    assert place.daily() == []
+    assert run().waiting == 1
+    assert len(model.asked) == 1
+    now += timedelta(minutes=2)
+    assert run() == Consolidated(turns=1, daily=1, core=1)
+
+
+def test_a_turn_that_no_model_takes_gets_its_daily_entry_in_the_end(quick: Place) -> None:
+    now = NOON
+    quick.talk("poison")
+    quick.talk("I live in Oslo")
+
+    def moody(messages: Sequence[Mapping[str, Any]]) -> str:
+        if "poison" in str(messages[-1]["content"]):
+            raise ValueError("filtered")
+        return answer([fact("Lives in Oslo.", "live in Oslo")])
+
+    consolidation = quick.consolidation(Scripted([moody] * 20), most_attempts=4, clock=lambda: now)
+    waits = []
+    while (done := consolidation.run(KEY)).waiting:
+        waits.append(done.waiting)
+        now += timedelta(days=1)
+
+    assert waits == [2, 2, 2]
+    assert (done.turns, done.daily, done.core) == (2, 2, 1)
+    assert quick.daily() == ["The user: poison The assistant: Fine.", "Happened 1."]
+
+
+def test_what_failed_with_many_turns_is_tried_with_one(quick: Place) -> None:
+    now = NOON
+    for number in range(4):
+        quick.talk(f"said {number}")
+
+    def small(messages: Sequence[Mapping[str, Any]]) -> str:
+        count = str(messages[-1]["content"]).count("## Turn")
+        if count == 4:
+            raise ValueError("maximum context length exceeded")
+        return answer(*[[]] * count)
+
+    model = Scripted([small] * 9)
+    assert quick.consolidation(model, clock=lambda: now).run(KEY).waiting == 4
+    now += timedelta(hours=1)
+    assert quick.consolidation(model, clock=lambda: now).run(KEY).turns == 4
+    assert len(model.asked) == 3
+
+
+# --- interrupted, and at once ----------------------------------------------------------------
+
+
+class Interrupted(InMemoryStore):
+    """A store of notes in which the n-th write fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = -1
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise NotStored("no space left on device")
+
+    def add_messages(self, *arguments: Any, **options: Any) -> list[int]:
+        self._count()
+        return super().add_messages(*arguments, **options)
+
+    def set_meta(self, key: str, /, **fields: Any) -> None:
+        self._count()
+        super().set_meta(key, **fields)
+
+
+def _differently(messages: Sequence[Mapping[str, Any]]) -> str:
+    return sentences(messages).replace("Happened", "It happened")
+
+
+def test_interrupted_at_any_write_no_turn_is_lost_and_none_is_told_twice() -> None:
+    step = interrupted = 0
+    while interrupted == step:
+        step += 1
+        store = Interrupted()
+        place = Place(InMemoryStore(), Notes(store))
+        told = [f"I have seen city{number} twice" for number in range(5)]
+        for said in told[:4]:
+            place.talk(said)
+        store.left = step
+        try:
+            place.consolidation(Scripted([sentences] * 2), most_turns=3).run(KEY)
+        except NotStored:
+            interrupted += 1
+
+        # Meanwhile the talk goes on, and the model tells the same in another way.
+        store.left = -1
+        place.talk(told[4])
+        place.consolidation(Scripted([_differently] * 3), most_turns=2).run(KEY)
+
+        assert place.core() == told
+        daily = place.notes.list(ANN, kind="daily", full=True)
+        assert [note.seqs for note in daily] == [(1, 2), (3, 4), (5, 6), (7, 8), (9, 10)]
+    assert interrupted == 4 * 2 + 2
+
+
+def test_what_another_process_wrote_is_synced_before_it_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real(descriptor)
+
+    with open_store(tmp_path) as other:
+        other.add_message(KEY, "user", "My dog is called Rex")
+        other.add_message(KEY, "assistant", "Hello, Rex.")
+    with open_store(tmp_path) as sessions, open_store(tmp_path, namespace="notes") as notes:
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+        Place(sessions, Notes(notes)).run(sentences)
+
+    places = [path.parent.name for path in synced]
+    assert places[0] == "sessions"
+    assert set(places[1:]) == {"notes"}
+
+
+def test_what_was_forgotten_meanwhile_does_not_come_back(quick: Place) -> None:
+    store = Interrupted()
+    place = Place(quick.sessions, Notes(store))
+    place.talk("My dog is called Rex")
+    store.left = 3
+    with pytest.raises(NotStored):
+        place.run(sentences)
+    [core] = place.notes.list(ANN, kind="core")
+    place.notes.forget(ANN, core.id)
+
+    place.run(sentences)
+
+    assert place.core() == []
+    assert len(place.daily()) == 1
+
+
+def test_two_at_once_note_each_turn_once(place: Place) -> None:
+    for number in range(6):
+        place.talk(f"I have seen city{number} twice")
+    barrier = threading.Barrier(2)
+
+    def at_once(messages: Sequence[Mapping[str, Any]]) -> str:
+        barrier.wait(20)
+        return sentences(messages)
+
+    # Two of them, as two processes would have: one alone lets only one thread in.
+    runs = [
+        threading.Thread(
+            target=place.consolidation(Scripted([at_once, at_once]), most_turns=3).run, args=(KEY,)
+        )
+        for _ in range(2)
+    ]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+
+    assert len(place.daily()) == 6
+    assert len(place.notes.list(ANN, kind="core", full=True)) == 6
+    assert place.run() == Consolidated()
+
+
+@given(st.lists(messages(), max_size=4), st.text() | st.just("\ud83d\ude00"))
+def test_whatever_is_said_and_answered_it_comes_to_its_end(
+    bodies: list[dict[str, Any]], told: str
+) -> None:
+    place = Place(InMemoryStore(), Notes(InMemoryStore()))
+    place.sessions.add_messages(KEY, bodies)
+    place.talk("the end")
+    reply = {"turns": [{"turn": 1, "daily": told, "facts": [fact(told, told, told)]}]}
+
+    done = place.run(*[json.dumps(reply, ensure_ascii=False)] * 9)
+
+    assert done.waiting == 0
+    assert len(place.daily()) == done.turns >= 1
+    assert place.run() == Consolidated()
+
+
+def test_a_note_written_by_hand_is_known_and_can_be_superseded(quick: Place) -> None:
+    quick.notes.add(ANN, [Draft(kind="core", text="Lives in Rome.", about="town", at=NOON)])
+    quick.talk("I live in Oslo")
+
+    quick.run(answer([fact("Lives in Oslo.", "I live in Oslo", "town")]))
+
+    assert quick.core() == ["Lives in Oslo."]

@@ -1,0 +1,159 @@
+"""What a model is asked, and what is taken from its answer."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.memory.extraction import (
+    MOST_FACTS,
+    Heard,
+    answer_tokens,
+    question,
+    read_answer,
+    schema,
+    subjects_of,
+)
+from stenolog.memory.transcript import Line, Turn
+
+FACT = {"text": "Eats no meat.", "about": "diet", "quote": "I eat no meat", "confidence": 0.9}
+TURN = Turn(
+    last=2,
+    seqs=(1, 2),
+    at=datetime(2026, 5, 4, 12, 0, tzinfo=UTC),
+    lines=(Line("user", "I eat no meat"), Line("assistant", "Noted.")),
+    redacted=0,
+)
+
+
+def _answer(*turns: dict[str, Any]) -> str:
+    return json.dumps({"turns": turns})
+
+
+def test_the_question_shows_the_turns_by_number() -> None:
+    [task, shown] = question([TURN, TURN], budget=1_000)
+
+    assert "quote" in task["content"]
+    assert "## Turn 1, 2026-05-04 12:00 UTC\nuser:\n    I eat no meat\n" in shown["content"]
+    assert "## Turn 2," in shown["content"]
+
+
+def test_the_question_names_what_is_noted_already_but_does_not_tell_it() -> None:
+    [_, shown] = question([TURN], subjects=["diet", "town", "diet"], budget=1_000)
+
+    assert shown["content"].startswith('Names already in use for "about": diet, town.')
+
+
+def test_the_newest_names_are_given_and_not_too_many() -> None:
+    names = [f"name {number}" for number in range(100)]
+
+    found = subjects_of(["", *names, "name 99"])
+
+    assert found[0] == "name 99"
+    assert len(found) == 40
+
+
+def test_the_schema_asks_for_as_many_turns_as_are_shown() -> None:
+    wanted = schema(3)["properties"]["turns"]
+
+    assert (wanted["minItems"], wanted["maxItems"]) == (3, 3)
+    assert set(wanted["items"]["required"]) == {"turn", "daily", "facts"}
+    assert answer_tokens(3) > answer_tokens(1)
+
+
+def test_a_sound_answer_is_taken_turn_by_turn() -> None:
+    answer = _answer(
+        {"turn": 2, "daily": "Talked.", "facts": []},
+        {"turn": 1, "daily": "Said what\nthey eat.", "facts": [FACT]},
+    )
+
+    found = read_answer(answer, turns=2)
+
+    assert found is not None
+    assert found[1].daily == "Said what they eat."
+    assert [fact.about for fact in found[1].facts] == ["diet"]
+    assert found[2] == Heard(daily="Talked.")
+
+
+def test_an_answer_on_one_turn_may_do_without_the_list_and_the_right_number() -> None:
+    bare = read_answer(json.dumps({"daily": "Talked.", "facts": [FACT]}), turns=1)
+    numbered = read_answer(_answer({"turn": 7, "daily": "Talked.", "facts": [FACT]}), turns=1)
+
+    assert bare == numbered
+    assert bare is not None
+    assert len(bare[1].facts) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "I cannot do that.", "{}", '{"turns": []}', '{"turns": "none"}', "[1]"]
+)
+def test_what_is_no_answer_is_none(answer: str) -> None:
+    assert read_answer(answer, turns=2) is None
+
+
+def test_a_fenced_answer_that_was_cut_off_gives_what_is_whole() -> None:
+    whole = _answer({"turn": 1, "daily": "One.", "facts": [FACT, FACT]})
+
+    found = read_answer("Here:\n```json\n" + whole[:-40], turns=1)
+
+    assert found is not None
+    assert found[1].daily == "One."
+    assert len(found[1].facts) == 1
+    assert found[1].malformed == 1
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "Eats no meat.",
+        {"text": "", "quote": "I eat no meat"},
+        {"text": "Eats no meat."},
+        {"text": ["Eats"], "quote": "I eat no meat"},
+        {"text": "Eats no meat.", "quote": None},
+    ],
+)
+def test_a_fact_of_another_shape_is_left_out_and_counted(fact: Any) -> None:
+    found = read_answer(_answer({"turn": 1, "daily": "", "facts": [fact, FACT]}), turns=1)
+
+    assert found is not None
+    assert (len(found[1].facts), found[1].malformed) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"), [(0.3, 0.3), (7, 1.0), (-1, 0.0), (10**400, 1.0), ("high", 0.5), (True, 0.5)]
+)
+def test_confidence_is_between_nothing_and_one(told: Any, taken: float) -> None:
+    answer = _answer({"turn": 1, "daily": "", "facts": [{**FACT, "confidence": told}]})
+
+    found = read_answer(answer, turns=1)
+
+    assert found is not None
+    assert found[1].facts[0].confidence == taken
+
+
+def test_an_endless_list_of_facts_is_not_taken() -> None:
+    found = read_answer(_answer({"turn": 1, "daily": "", "facts": [FACT] * 50}), turns=1)
+
+    assert found is not None
+    assert len(found[1].facts) == MOST_FACTS
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["turns", "turn", "daily", "facts", "text", "quote"]), inner, max_size=4
+        )
+    ),
+)
+
+
+@given(_json, st.integers(1, 3))
+def test_any_json_is_read_without_an_error(value: Any, turns: int) -> None:
+    found = read_answer(json.dumps({"turns": value}), turns=turns)
+
+    assert found is None or set(found) <= set(range(1, turns + 1))

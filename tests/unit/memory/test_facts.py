@@ -1,0 +1,105 @@
+"""Which facts become notes, and in the place of which."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from stenolog.memory.facts import LONGEST_TEXT, Fact, is_backed, new_notes, subject
+from stenolog.memory.notes import Note
+from stenolog.memory.scopes import Scope
+
+NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+def _note(id: str, text: str, about: str = "", *, at: datetime = NOW) -> Note:
+    return Note(id=id, scope=Scope(who="telegram:1"), at=at, kind="core", text=text, about=about)
+
+
+def test_a_new_fact_is_a_core_note_with_its_source() -> None:
+    fact = Fact(text="Eats no meat.", about="Diet", quote="I eat no meat", confidence=0.9)
+
+    [draft] = new_notes([fact], [], at=NOW, session="telegram:1", uid="u", seqs=(3, 4))
+
+    assert (draft.kind, draft.text, draft.about, draft.quote) == (
+        *("core", "Eats no meat.", "diet", "I eat no meat"),
+    )
+    assert (draft.session, draft.uid, draft.seqs, draft.at) == ("telegram:1", "u", (3, 4), NOW)
+    assert (draft.confidence, draft.supersedes) == (0.9, ())
+
+
+@pytest.mark.parametrize("again", ["Eats no meat", "The user eats no meat!", "EATS  no meat."])
+def test_the_same_fact_again_is_no_new_note(again: str) -> None:
+    known = [_note("a", "Eats no meat.", "diet")]
+
+    assert new_notes([Fact(text=again, about="diet")], known) == []
+    assert new_notes([Fact(text=again, about="what they eat")], known) == []
+
+
+def test_a_fact_told_twice_in_one_answer_is_one_note() -> None:
+    twice = [Fact(text="Lives in Oslo."), Fact(text="The user lives in Oslo", about="town")]
+
+    assert len(new_notes(twice, [])) == 1
+
+
+def test_another_fact_about_the_same_takes_the_place_of_the_old() -> None:
+    known = [_note("a", "Lives in Rome.", "home town"), _note("b", "Eats no meat.", "diet")]
+
+    [draft] = new_notes([Fact(text="Lives in Oslo.", about="Home-Town ")], known)
+
+    assert draft.supersedes == ("a",)
+
+
+def test_all_that_stood_beside_each_other_is_replaced() -> None:
+    known = [_note("a", "Likes chess.", "hobby"), _note("b", "Likes sailing.", "hobby")]
+
+    [draft] = new_notes([Fact(text="Has no hobby any more.", about="hobby")], known)
+
+    assert draft.supersedes == ("a", "b")
+
+
+def test_two_facts_of_one_turn_stand_beside_each_other() -> None:
+    both = [Fact(text="Likes chess.", about="hobby"), Fact(text="Likes sailing.", about="hobby")]
+
+    assert [draft.supersedes for draft in new_notes(both, [])] == [(), ()]
+
+
+def test_facts_about_nothing_in_particular_replace_nothing() -> None:
+    known = [_note("a", "Has a dog.")]
+
+    assert [draft.supersedes for draft in new_notes([Fact(text="Has a cat.")], known)] == [()]
+
+
+def test_what_was_said_before_a_note_does_not_replace_it() -> None:
+    known = [_note("a", "Lives in Oslo.", "town")]
+    old = Fact(text="Lives in Rome.", about="town")
+
+    assert new_notes([old], known, at=NOW - timedelta(days=300)) == []
+    assert len(new_notes([old], known, at=NOW)) == 1
+
+
+def test_the_opposite_is_not_the_same() -> None:
+    known = [_note("a", "Eats meat.", "diet")]
+
+    [draft] = new_notes([Fact(text="Eats no meat.", about="diet")], known)
+
+    assert draft.supersedes == ("a",)
+
+
+def test_long_texts_are_cut_and_wild_confidence_is_bounded() -> None:
+    [draft] = new_notes([Fact(text="word " * 500, confidence=7.0)], [])
+
+    assert len(draft.text) == LONGEST_TEXT
+    assert draft.confidence == 1.0
+
+
+def test_a_fact_needs_the_users_words() -> None:
+    spoken = ["I moved to Oslo last week"]
+
+    assert is_backed(Fact(text="Lives in Oslo.", quote="I moved to Oslo"), spoken)
+    assert not is_backed(Fact(text="Lives in Oslo.", quote="I live in Oslo"), spoken)
+    assert not is_backed(Fact(text="Lives in Oslo."), spoken)
+    assert not is_backed(Fact(text="Owns a boat.", quote="last week"), spoken)
+
+
+def test_a_subject_is_compared_without_case_and_signs() -> None:
+    assert subject("  Home-Town! ") == subject("home town") == "home town"

@@ -1,0 +1,480 @@
+"""Notes on every engine: what is in force, what a token means, what forgetting leaves."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stenolog
+from stenolog.catalog import open_catalog
+from stenolog.errors import InvalidKey, NoSuchNote, NothingToUndo, UsageError
+from stenolog.memory.notes import Draft, Note, Notes
+from stenolog.memory.scopes import Scope
+from stenolog.records import Purged
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+
+ANN = Scope(who="telegram:1")
+BOB = Scope(who="telegram:2")
+TEAM = Scope(who="slack:C42")
+
+
+@pytest.fixture(params=["memory", "jsonl", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store for notes."""
+    where = {"jsonl": str(tmp_path / "w"), "sqlite": f"sqlite:{tmp_path}/s.db", "memory": "memory:"}
+    with stenolog.open_store(where[request.param], namespace="notes") as opened:
+        yield opened
+
+
+@pytest.fixture
+def notes(store: Store) -> Notes:
+    """The notes in it: none yet."""
+    return Notes(store)
+
+
+def _core(text: str, *supersedes: str, about: str = "") -> Draft:
+    return Draft(kind="core", text=text, about=about, supersedes=supersedes)
+
+
+def _add(notes: Notes, text: str, *supersedes: str, scope: Scope = ANN) -> str:
+    [note] = notes.add(scope, [_core(text, *supersedes)])
+    return note.id
+
+
+def _texts(found: list[Note]) -> list[str]:
+    return [note.text for note in found]
+
+
+# --- adding and listing ----------------------------------------------------------------------
+
+
+def test_a_note_comes_back_as_it_was_given(notes: Notes) -> None:
+    draft = Draft(
+        kind="core",
+        text="Eats no meat.\nSince May. \ud800",
+        about="diet",
+        quote="I'm a vegetarian",
+        session="telegram:9:1",
+        uid="u1",
+        seqs=(3, 5),
+        confidence=0.25,
+        supersedes=("older",),
+        at=datetime(2026, 5, 1, tzinfo=UTC),
+    )
+    [note] = notes.add(ANN, [draft])
+    for field in Draft.__struct_fields__:
+        assert getattr(note, field) == getattr(draft, field)
+    assert (note.scope, note.superseded, note.superseded_by, note.forgotten) == (
+        ANN,
+        None,
+        "",
+        False,
+    )
+    assert notes.list(ANN) == [note]
+    assert notes.get(ANN, note.id) == note
+
+
+def test_a_list_is_in_the_order_in_which_notes_were_given(notes: Notes) -> None:
+    said = [f"fact {number}" for number in range(12)]
+    notes.add(ANN, [_core(text) for text in said])
+    notes.add(ANN, [Draft(kind="daily", text="they talked")])
+    assert _texts(notes.list(ANN)) == [*said, "they talked"]
+    assert _texts(notes.list(ANN, kind="core")) == said
+    assert _texts(notes.list(ANN, kind="daily")) == ["they talked"]
+    assert len({note.id for note in notes.list(ANN)}) == 13
+
+
+def test_what_cannot_be_a_note_is_refused_and_nothing_is_written(notes: Notes) -> None:
+    for wrong in (_core(" \n"), Draft(kind="weekly", text="x")):  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            notes.add(ANN, [_core("good"), wrong])
+    with pytest.raises(InvalidKey):
+        notes.add(Scope(who=""), [_core("good")])
+    assert notes.add(ANN, []) == []
+    assert notes.scopes() == []
+
+
+def test_what_others_keep_in_the_store_is_no_note(notes: Notes, store: Store) -> None:
+    store.add_message(ANN.key, "user", "hello")
+    store.add_full_message(ANN.key, {"role": "note", "kind": "core", "id": 7, "content": "x"})
+    store.add_full_message(ANN.key, {"role": "note", "kind": "later", "id": "n", "content": "x"})
+    store.add_message("no scope", "user", "hello")
+    id = _add(notes, "kept")
+    assert _texts(notes.list(ANN, full=True)) == ["kept"]
+    assert notes.scopes() == [ANN]
+    notes.purge(ANN, id)
+    assert len(store.get_history(ANN.key)) == 4
+
+
+def test_an_unknown_scope_has_no_notes_and_an_unknown_id_is_named(notes: Notes) -> None:
+    assert (notes.list(ANN, full=True), notes.search("x", scope=ANN)) == ([], [])
+    _add(notes, "one")
+    for scope in (ANN, BOB):
+        for asked in (notes.get, notes.forget, notes.purge):
+            with pytest.raises(NoSuchNote, match="nothing"):
+                asked(scope, "nothing")
+    assert notes.scopes() == [ANN]
+
+
+# --- one user's notes are nobody else's ------------------------------------------------------
+
+
+def test_three_users_in_one_store_see_their_own_notes_only(notes: Notes) -> None:
+    people = [ANN, BOB, TEAM]
+    ids = {}
+    for scope in people:
+        once = "the same token"
+        [one, _] = notes.add(scope, [_core(f"secret of {scope.who}"), _core("common")], once=once)
+        ids[scope] = one.id
+    for scope in people:
+        others = [other for other in people if other != scope]
+        assert _texts(notes.list(scope, full=True)) == [f"secret of {scope.who}", "common"]
+        assert _texts(notes.search("secret", scope=scope)) == [f"secret of {scope.who}"]
+        for other in others:
+            assert notes.search(f'"{other.who}"', scope=scope) == []
+
+
+@pytest.mark.parametrize("change", ["forget", "purge", "supersede"])
+def test_what_one_user_does_reaches_no_other(notes: Notes, change: str) -> None:
+    theirs = {scope: _add(notes, f"of {scope.who}", scope=scope) for scope in (ANN, BOB, TEAM)}
+    for scope in (BOB, TEAM):
+        with pytest.raises(NoSuchNote):
+            notes.get(scope, theirs[ANN])
+        with pytest.raises(NoSuchNote):
+            notes.forget(scope, theirs[ANN], purge=change == "purge")
+        with pytest.raises(NothingToUndo):
+            notes.undo(scope)
+    if change == "supersede":
+        _add(notes, "mine is newer", theirs[ANN], theirs[TEAM], scope=BOB)
+    else:
+        notes.forget(BOB, theirs[BOB], purge=change == "purge")
+    for scope in (ANN, TEAM):
+        assert _texts(notes.list(scope)) == [f"of {scope.who}"]
+
+
+def test_the_same_user_is_another_one_to_another_agent(notes: Notes) -> None:
+    tutor = Scope(agent="tutor", who=ANN.who)
+    _add(notes, "for main")
+    _add(notes, "for the tutor", scope=tutor)
+    assert _texts(notes.list(ANN)) == ["for main"]
+    assert _texts(notes.list(tutor)) == ["for the tutor"]
+    assert notes.scopes(agent="tutor") == [tutor]
+    assert notes.scopes() == [ANN, tutor]
+
+
+# --- a newer fact takes the place of an older ------------------------------------------------
+
+
+def test_a_superseded_note_is_kept_and_says_by_which_and_since_when(notes: Notes) -> None:
+    old = _add(notes, "eats meat")
+    new = _add(notes, "eats no meat", old)
+    assert _texts(notes.list(ANN)) == ["eats no meat"]
+    before, after = notes.list(ANN, full=True)
+    assert (before.superseded, before.superseded_by) == (after.at, new)
+    assert not before.in_force
+    assert after.in_force
+
+
+def test_the_older_is_in_force_again_when_the_newer_is_forgotten(notes: Notes) -> None:
+    old = _add(notes, "eats meat")
+    new = _add(notes, "eats no meat", old)
+    assert notes.forget(ANN, new).forgotten
+    assert _texts(notes.list(ANN)) == ["eats meat"]
+    assert notes.undo(ANN).shown == 1
+    assert _texts(notes.list(ANN)) == ["eats no meat"]
+
+
+@pytest.mark.parametrize("purge", [False, True])
+def test_forgetting_the_one_between_does_not_bring_back_the_oldest(
+    notes: Notes, purge: bool
+) -> None:
+    oldest = _add(notes, "one")
+    between = _add(notes, "two", oldest)
+    newest = _add(notes, "three", between)
+    notes.forget(ANN, between, purge=purge)
+    assert _texts(notes.list(ANN)) == ["three"]
+    assert notes.get(ANN, oldest).superseded_by == newest
+    notes.forget(ANN, newest, purge=purge)
+    assert _texts(notes.list(ANN)) == ["one"]
+
+
+def test_notes_that_name_each_other_end_no_list(notes: Notes, store: Store) -> None:
+    for id, other in (("a", "b"), ("b", "a"), ("c", "c")):
+        store.add_full_message(
+            ANN.key,
+            {"role": "note", "kind": "core", "id": id, "content": id, "supersedes": [other]},
+        )
+    assert _texts(notes.list(ANN)) == ["c"]
+    notes.forget(ANN, "a")
+    assert _texts(notes.list(ANN)) == ["b", "c"]
+
+
+# --- once ------------------------------------------------------------------------------------
+
+
+def test_p12_a_known_token_adds_nothing_whatever_the_drafts_say(notes: Notes) -> None:
+    first = notes.add(ANN, [_core("one"), _core("two")], once="u:1:core")
+    _add(notes, "later")
+    assert notes.add(ANN, [_core("one"), _core("two")], once="u:1:core") == first
+    assert notes.add(ANN, [_core("other words")], once="u:1:core") == first
+    assert notes.add(ANN, [_core(str(n)) for n in range(5)], once="u:1:core") == first
+    assert _texts(notes.list(ANN)) == ["one", "two", "later"]
+
+
+def test_p12_what_a_token_gives_back_is_what_became_of_the_notes(notes: Notes) -> None:
+    first, second = notes.add(ANN, [_core("one"), _core("two")], once="t")
+    new = _add(notes, "three", first.id)
+    notes.forget(ANN, second.id)
+    again = notes.add(ANN, [_core("x")], once="t")
+    assert [note.superseded_by for note in again] == [new, ""]
+    assert [note.forgotten for note in again] == [False, True]
+
+
+def test_p12_a_token_is_known_after_its_notes_were_carried_past_a_purge(notes: Notes) -> None:
+    first, second = notes.add(ANN, [_core("one"), _core("two")], once="t")
+    last = _add(notes, "three")
+    notes.purge(ANN, last)
+    assert notes.add(ANN, [_core("again")], once="t") == [first, second]
+    notes.purge(ANN, first.id)
+    assert notes.add(ANN, [_core("again")], once="t") == [second]
+    notes.purge(ANN, second.id)
+    assert notes.add(ANN, [_core("again")], once="t") == []
+    assert notes.list(ANN, full=True) == []
+    assert _texts(notes.add(ANN, [_core("new")], once="another")) == ["new"]
+
+
+# --- searching -------------------------------------------------------------------------------
+
+
+def test_search_finds_the_notes_in_force_that_have_all_words(notes: Notes) -> None:
+    old = _add(notes, "Lives in Zürich")
+    _add(notes, "Lives in Málaga with Lea's getUserName", old)
+    notes.add(ANN, [_core("Likes it", about="music"), Draft(kind="daily", text="東京都に行った")])
+    for query, count in {
+        "lives malaga": 1,
+        "zurich": 0,
+        "music": 1,
+        "mal*": 1,
+        "al*": 0,
+        '"lives in"': 1,
+        '"in lives"': 0,
+        "lives -malaga": 0,
+        "likes -music": 0,
+        "likes -sport": 1,
+        "user": 1,
+        "getusername": 1,
+        "getUser*": 1,
+        "東京": 1,
+        "都": 1,
+        "京東": 0,
+        "": 0,
+        "-malaga": 0,
+        '"': 0,
+    }.items():
+        assert (query, len(notes.search(query, scope=ANN))) == (query, count)
+
+
+def test_search_gives_the_newest_first(notes: Notes) -> None:
+    for number in range(3):
+        _add(notes, f"word {number}")
+    assert _texts(notes.search("word", scope=ANN)) == ["word 2", "word 1", "word 0"]
+
+
+# --- forgetting ------------------------------------------------------------------------------
+
+
+def test_p4_what_is_forgotten_is_out_of_sight_and_comes_back(notes: Notes) -> None:
+    ids = [_add(notes, f"fact {number}") for number in range(3)]
+    assert notes.forget(ANN, ids[1]).text == "fact 1"
+    notes.forget(ANN, ids[1])  # a second time changes nothing, and is no step to undo
+    assert _texts(notes.list(ANN)) == ["fact 0", "fact 2"]
+    assert notes.search("1", scope=ANN) == []
+    assert [note.forgotten for note in notes.list(ANN, full=True)] == [False, True, False]
+    notes.undo(ANN)
+    assert _texts(notes.list(ANN)) == ["fact 0", "fact 1", "fact 2"]
+    with pytest.raises(NothingToUndo, match="telegram:1"):
+        notes.undo(ANN)
+
+
+# --- purging ---------------------------------------------------------------------------------
+
+
+def test_a_purge_leaves_the_other_notes_as_they_were(notes: Notes) -> None:
+    old = _add(notes, "old")
+    notes.add(ANN, [_core("new", old), _core("beside")])
+    hidden = _add(notes, "hidden")
+    notes.forget(ANN, hidden)
+    gone = _add(notes, "xyzzy")
+    notes.add(ANN, [_core("after")])
+    before = [note for note in notes.list(ANN, full=True) if note.id != gone]
+    purged = notes.purge(ANN, gone)
+    assert (purged.note.id, purged.note.text, purged.not_reached) == (gone, "", ())
+    assert notes.list(ANN, full=True) == before
+    with pytest.raises(NoSuchNote):
+        notes.get(ANN, gone)
+    with pytest.raises(NoSuchNote):
+        notes.forget(ANN, gone)
+    with pytest.raises(NothingToUndo):
+        notes.undo(ANN)
+    assert notes.purge(ANN, gone).note == notes.forget(ANN, gone, purge=True)
+    assert notes.list(ANN, full=True) == before
+
+
+def test_a_purge_leaves_no_byte_of_the_note(notes: Notes, store: Store, tmp_path: Path) -> None:
+    _add(notes, "before")
+    draft = Draft(kind="core", text="xyzzy", about="plugh", quote="frotz", seqs=(1,), session="s")
+    [gone] = notes.add(ANN, [draft], once="t")
+    _add(notes, "after")
+    notes.forget(ANN, gone.id)
+    store.truncate_history(ANN.key, 1)
+    store.compact(ANN.key)
+    notes.forget(ANN, gone.id, purge=True)
+    history = b"".join(message.to_json() for message in store.get_history(ANN.key, full=True))
+    store.close()
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    for word in (b"xyzzy", b"plugh", b"frotz"):
+        assert word not in b"".join([history, *files])
+
+
+def test_a_purged_note_is_not_found_by_a_catalog(notes: Notes, store: Store) -> None:
+    _add(notes, "before")
+    gone = _add(notes, "xyzzy")
+    with open_catalog(store) as catalog:
+        assert [hit.seq for hit in catalog.search("xyzzy").hits] == [2]
+        notes.purge(ANN, gone)
+        assert catalog.search("xyzzy").hits == []
+        assert len(catalog.search("before").hits) == 1
+
+
+def test_a_purge_says_what_still_tells_of_it(notes: Notes, store: Store) -> None:
+    source: dict[str, Any] = {"session": "telegram:1", "uid": "u", "seqs": (4, 5)}
+    [daily] = notes.add(ANN, [Draft(kind="daily", text="they talked", **source)])
+    [fact, _] = notes.add(ANN, [Draft(kind="core", text="xyzzy", **source), _core("by hand")])
+    store.fork(ANN.key, "a fork")
+    of_the_store, *ours = notes.purge(ANN, fact.id).not_reached
+    assert of_the_store.startswith("the fork 'a fork'")
+    assert ours == [
+        "the session 'telegram:1' still holds what was said (seq 4, 5)",
+        f"the note {daily.id} was made of the same messages",
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "supersede", "forget", "undo", "purge"]),
+            st.integers(0, 9),
+            st.integers(0, 9),
+        ),
+        max_size=14,
+    )
+)
+def test_a_purge_leaves_what_a_forget_leaves_whatever_was_done_before(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    notes = Notes(InMemoryStore())
+    ids = [_add(notes, "first")]
+    for number, (step, one, other) in enumerate(steps):
+        chosen, second = ids[one % len(ids)], ids[other % len(ids)]
+        with suppress(NoSuchNote, NothingToUndo):
+            if step == "add":
+                ids.append(_add(notes, f"note {number}"))
+            elif step == "supersede":
+                ids.append(_add(notes, f"note {number}", chosen, second))
+            elif step == "undo":
+                notes.undo(ANN)
+            else:
+                notes.forget(ANN, chosen)
+            if step == "purge":
+                left = [note for note in notes.list(ANN, full=True) if note.id != chosen]
+                notes.purge(ANN, chosen)
+                assert notes.list(ANN, full=True) == left
+
+
+class _Killed(Exception):
+    pass
+
+
+class _Dies:
+    """A store whose process is killed before or after one of its calls."""
+
+    def __init__(self, store: Store, call: str, *, done: bool) -> None:
+        self._store, self._call, self._done = store, call, done
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name == "lease":
+            return lambda *given, **options: _DyingLease(self, found(*given, **options))
+        if name != self._call:
+            return found
+
+        def last_call(*given: Any, **options: Any) -> Purged:
+            if self._done:
+                found(*given, **options)
+            raise _Killed
+
+        return last_call
+
+
+class _DyingLease:
+    def __init__(self, store: _Dies, lease: Any) -> None:
+        self.store, self._lease = store, lease
+
+    def __enter__(self) -> "_DyingLease":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lease.release()
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("call", ["add_messages", "purge"])
+@pytest.mark.parametrize("meanwhile", ["nothing", "add", "forget", "other purge", "compact"])
+def test_p2_a_purge_that_was_killed_is_ended_by_the_next(
+    store: Store, call: str, done: bool, meanwhile: str
+) -> None:
+    notes = Notes(store)
+    ids = [_add(notes, f"fact {number}") for number in range(3)]
+    gone = _add(notes, "xyzzy", ids[1])
+    _add(notes, "after")
+    notes.forget(ANN, ids[2])
+    dying = Notes(_Dies(store, call, done=done))
+    with pytest.raises(_Killed):
+        dying.purge(ANN, gone)
+
+    marked = done or call == "purge"
+    expected = ["fact 0", *["fact 1"] * marked, *["xyzzy"] * (not marked), "after"]
+    assert _texts(notes.list(ANN)) == expected
+    if meanwhile == "add":
+        _add(notes, "meanwhile")
+    elif meanwhile == "forget":
+        notes.forget(ANN, ids[0])
+    elif meanwhile == "other purge":
+        notes.purge(ANN, ids[0])
+    elif meanwhile == "compact":
+        store.compact(ANN.key)
+    notes.purge(ANN, gone)
+    left = {"add": ["fact 0", "fact 1", "after", "meanwhile"]}
+    left["forget"] = left["other purge"] = ["fact 1", "after"]
+    assert _texts(notes.list(ANN)) == left.get(meanwhile, ["fact 0", "fact 1", "after"])
+    everything = _texts(notes.list(ANN, full=True))
+    assert len(everything) == len(set(everything))
+    assert "fact 2" in everything
+    assert b"xyzzy" not in b"".join(
+        message.to_json() for message in store.get_history(ANN.key, full=True)
+    )
+
+
+def test_a_follower_sees_what_is_carried_forward_under_its_own_id(
+    notes: Notes, store: Store
+) -> None:
+    kept, gone = _add(notes, "kept"), _add(notes, "xyzzy")
+    notes.purge(ANN, gone)
+    seen = [message.to_dict() for message in store.follow(ANN.key, after=2, timeout=0)]
+    assert [(fields["kind"], fields["id"]) for fields in seen] == [("core", kept), ("purged", gone)]

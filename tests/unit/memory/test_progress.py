@@ -1,0 +1,72 @@
+"""The mark: how far a session has been consolidated."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.progress import Mark, Progress
+from stenolog.memory.scopes import Scope
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+
+LATER = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture(params=["memory:", "{}/w", "sqlite:{}/s.db"], ids=["memory", "jsonl", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store for notes."""
+    with open_store(request.param.format(tmp_path), namespace="notes") as opened:
+        yield opened
+
+
+def test_at_first_it_stands_at_the_beginning(store: Store) -> None:
+    assert Progress(store, agent="main").read("u1") == Mark(seq=0, attempts=0, retry_at=None)
+
+
+def test_it_moves_forwards_only(store: Store) -> None:
+    progress = Progress(store, agent="main")
+
+    progress.move("u1", 7, session="telegram:1")
+    progress.move("u1", 4, session="telegram:1")
+
+    assert progress.read("u1") == Mark(seq=7)
+
+
+def test_each_life_and_each_agent_has_its_own(store: Store) -> None:
+    Progress(store, agent="main").move("u1", 7, session="telegram:1")
+
+    assert Progress(store, agent="main").read("u2").seq == 0
+    assert Progress(store, agent="other").read("u1").seq == 0
+
+
+def test_what_was_tried_in_vain_is_known_until_the_mark_moves(store: Store) -> None:
+    progress = Progress(store, agent="main")
+
+    progress.move("u1", 2, session="telegram:1")
+    progress.failed("u1", attempts=3, retry_at=LATER, session="telegram:1")
+
+    assert progress.read("u1") == Mark(seq=2, attempts=3, retry_at=LATER)
+    progress.move("u1", 4, session="telegram:1")
+    assert progress.read("u1") == Mark(seq=4)
+
+
+def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
+    notes = Notes(store)
+    ann = Scope(who="telegram:1")
+    notes.add(ann, [Draft(kind="core", text="Has a dog.")])
+
+    Progress(store, agent="main").move("u1", 7, session="telegram:1")
+
+    assert notes.scopes() == [ann]
+    assert notes.scopes(agent="main") == [ann]
+
+
+def test_it_survives_a_restart(tmp_path: Path) -> None:
+    with open_store(tmp_path, namespace="notes") as store:
+        Progress(store, agent="a:b%").move("u1", 7, session="telegram:1")
+
+    with open_store(tmp_path, namespace="notes") as store:
+        assert Progress(store, agent="a:b%").read("u1").seq == 7

@@ -1,0 +1,105 @@
+"""Whether the user said it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.memory.quotes import content_words, follows, said, words
+
+TOLD = "Well, I can’t eat   NUTS —\nmy sister Zoë lives in Oslo, by the way."
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "I can't eat nuts",
+        "i CAN'T eat nuts!",
+        "my sister Zoë lives in Oslo",
+        "Oslo",
+        "nuts my sister",
+        "I can't eat … Zoë lives",
+        "I can't eat ... in Oslo",
+    ],
+)
+def test_words_that_stand_there_in_a_row_were_said(quote: str) -> None:
+    assert said(quote, ["Hello", TOLD])
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "",
+        "…",
+        "I can eat nuts",
+        "my brother lives in Oslo",
+        "lives Oslo",
+        "slo",
+        "in Oslo … my sister",
+        "I",
+        "Hello Well",
+    ],
+)
+def test_anything_else_was_not(quote: str) -> None:
+    assert not said(quote, ["Hello", TOLD])
+
+
+def test_a_quote_does_not_go_from_one_message_into_the_next() -> None:
+    assert not said("I eat no meat", ["I eat", "no meat"])
+
+
+def test_two_letters_are_too_few_to_be_a_quote() -> None:
+    assert not said("no", ["no"])
+    assert said("42 km", ["I ran 42 km"])
+
+
+@pytest.mark.parametrize("text", ["其实我喜欢喝茶。", "本当は私はお茶が好きです"])
+def test_scripts_without_spaces_are_read_sign_by_sign(text: str) -> None:
+    assert said(text[2:6], [text])
+    assert not said(text[2:6] + "猫", [text])
+
+
+@given(st.text(), st.data())
+def test_a_run_of_words_of_a_text_was_said_in_it(text: str, data: st.DataObject) -> None:
+    spoken = words(text)
+    first = data.draw(st.integers(0, len(spoken)))
+    run = spoken[first : data.draw(st.integers(first, len(spoken)))]
+    if len(run) > 1:
+        assert said(" ".join(run), [text])
+
+
+@given(st.text(), st.text())
+def test_any_two_texts_can_be_compared(quote: str, text: str) -> None:
+    assert said(quote, [text]) in (True, False)
+    assert follows(text, quote) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("fact", "quote"),
+    [
+        ("Lives in Berlin.", "Berlin"),
+        ("Has an allergy to nuts.", "I'm allergic"),
+        ("Dislikes cilantro.", "I can't stand the taste of coriander"),
+        ("Is a vegetarian.", "Ich esse kein Fleisch"),
+    ],
+)
+def test_a_fact_can_follow_from_its_quote(fact: str, quote: str) -> None:
+    assert follows(fact, quote)
+
+
+@pytest.mark.parametrize(
+    ("fact", "quote"),
+    [
+        ("Is a vegetarian.", "yes please"),
+        ("Was born in Rome.", "I was there"),
+        ("Owns a boat.", "sounds good"),
+        ("Owns a boat.", ""),
+    ],
+)
+def test_a_fact_does_not_hang_on_two_words_that_say_nothing_of_it(fact: str, quote: str) -> None:
+    assert not follows(fact, quote)
+
+
+def test_what_turns_a_fact_round_counts_as_a_word() -> None:
+    assert content_words("The user does eat meat") != content_words("The user does not eat meat")
+    assert content_words("Is a vegetarian") != content_words("Was a vegetarian")
+    assert content_words("Tea over coffee") != content_words("coffee over tea")

@@ -1,0 +1,150 @@
+"""The ranking: pure, whatever order the candidates come in."""
+
+import random
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.memory.asking import understood
+from stenolog.memory.ranking import Candidate, Commonness, Kind, rank
+
+NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
+
+
+def _message(
+    text: str, *, seq: int = 1, days: float = 0, role: str = "user", session: str = "s"
+) -> Candidate:
+    return Candidate(
+        kind="message",
+        source=f"{session}:{seq}",
+        at=NOW - timedelta(days=days),
+        text=text,
+        role=role,
+        session=session,
+        seq=seq,
+    )
+
+
+def _note(kind: Kind, text: str, *, days: float = 0, id: str = "n1", hints: str = "") -> Candidate:
+    return Candidate(
+        kind=kind, source=id, at=NOW - timedelta(days=days), text=text, hints=hints
+    )
+
+
+def _ranked(question: str, *candidates: Candidate, half_life_days: float = 30.0) -> list[str]:
+    asked = understood(question, now=NOW)
+    found = rank(asked, candidates, now=NOW, half_life_days=half_life_days)
+    return [one.candidate.text for one in found]
+
+
+def test_forms_of_a_word_count_and_stop_words_do_not() -> None:
+    assert _ranked(
+        "when did we deploy it?",
+        _message("when did we do it", seq=1),
+        _message("deployed at noon", seq=5),
+    ) == ["deployed at noon"]
+
+
+def test_rare_words_count_more() -> None:
+    common = [_message(f"the ferry {number}", seq=10 * number) for number in range(1, 9)]
+    found = _ranked("ferry captain", *common, _message("the captain said", seq=200))
+    assert found[0] == "the captain said"
+
+
+def test_how_common_a_word_is_may_be_known_from_elsewhere() -> None:
+    asked = understood("ferry captain", now=NOW)
+    both = [_message("a ferry", seq=1), _message("a captain", seq=5)]
+    for rare, common, first in (("ferri", "captain", "a ferry"), ("captain", "ferri", "a captain")):
+        known = Commonness(count=10_000, containing={rare: 2, common: 900})
+        assert rank(asked, both, now=NOW, commonness=known)[0].candidate.text == first
+
+
+def test_an_answer_is_found_by_the_question_before_it() -> None:
+    found = _ranked(
+        "when is the dentist appointment?",
+        _message("when is my appointment with the dentist?", seq=4),
+        _message("At half past four.", seq=5, role="assistant"),
+        _message("Tell me a joke.", seq=7),
+        _message("At half past nine.", seq=5, session="other"),
+    )
+    assert found == ["when is my appointment with the dentist?", "At half past four."]
+
+
+def test_newer_ones_come_first_and_age_takes_half_at_most() -> None:
+    old, new = _message("the ferry left", seq=1, days=60), _message("the ferry came", seq=5)
+    assert _ranked("ferry", old, new) == ["the ferry came", "the ferry left"]
+    scores = [
+        rank(understood("ferry", now=NOW), [_message("ferry", days=days)], now=NOW)[0].score
+        for days in (0, 30, 10_000)
+    ]
+    assert scores[1] == scores[0] * 0.75
+    assert round(scores[2] / scores[0], 9) == 0.5
+
+
+def test_without_a_half_life_age_takes_nothing() -> None:
+    asked = understood("ferry", now=NOW)
+    ages = [_message("ferry", days=days) for days in (0, 400)]
+    first, second = (rank(asked, [one], now=NOW, half_life_days=0)[0].score for one in ages)
+    assert first == second
+
+
+def test_core_facts_do_not_grow_old() -> None:
+    fact, entry = (
+        rank(understood("tea", now=NOW), [_note(kind, "likes tea", days=900)], now=NOW)[0].score
+        for kind in ("core", "daily")
+    )
+    assert entry < 0.51 * fact
+
+
+def test_what_is_not_of_the_time_that_was_asked_for_comes_last() -> None:
+    found = _ranked(
+        "which ferry in May?",
+        _message("the ferry", seq=1),
+        _message("a ferry and other things that were said at length", seq=5, days=40),
+    )
+    assert found[0].startswith("a ferry and")
+    assert len(found) == 2
+    assert _ranked("what was in May?", _message("now"), _message("then", days=40)) == ["then"]
+
+
+def test_what_a_tool_said_counts_less() -> None:
+    assert _ranked("ferry", _message("ferry", seq=1, role="tool"), _message("ferry a", seq=5)) == [
+        "ferry a",
+        "ferry",
+    ]
+
+
+def test_a_note_is_found_by_what_it_is_about() -> None:
+    assert _ranked("diet", _note("core", "eats no meat", hints="diet")) == ["eats no meat"]
+
+
+texts = st.lists(st.sampled_from("ferry ferries captain tea the of dentist".split())).map(" ".join)
+some = st.lists(
+    st.builds(
+        _message,
+        texts,
+        seq=st.integers(1, 9),
+        days=st.floats(0, 900),
+        role=st.sampled_from(["user", "tool"]),
+        session=st.sampled_from("st"),
+    ),
+    unique_by=lambda one: one.source,
+)
+facts = st.lists(
+    st.builds(_note, st.sampled_from(["core", "daily"]), texts, id=st.uuids().map(str))
+)
+
+
+@given(some, facts, texts, st.randoms(use_true_random=False))
+def test_the_order_in_which_candidates_come_does_not_matter(
+    messages: list[Candidate], notes: list[Candidate], question: str, chance: random.Random
+) -> None:
+    asked = understood(f"{question} captain", now=NOW)
+    candidates = [*messages, *notes]
+    shuffled = chance.sample(candidates, len(candidates))
+    found = rank(asked, candidates, now=NOW)
+    assert rank(asked, shuffled, now=NOW) == found == rank(asked, candidates, now=NOW)
+    assert all(one.score > 0 for one in found)
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)

@@ -1,0 +1,191 @@
+"""Secrets that are planted are found; what only looks like one stays as it was said."""
+
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.memory.redaction import Redacted, redact
+from stenolog.testing.strategies import texts
+
+_chance = random.Random(4)
+
+
+def _random(count: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+    """So many characters, among them each kind that the alphabet has."""
+    return "a1"[: len(set(alphabet) & set("a1"))] + "".join(
+        _chance.choices(alphabet, k=count - len(set(alphabet) & set("a1")))
+    )
+
+
+# Put together here, so that nobody who scans this file for secrets is alarmed.
+_KEYS = {
+    "openai": "sk-" + _random(48),
+    "openai project": "sk-" + "proj-" + _random(40) + "_-" + _random(40),
+    "openrouter": "sk-" + "or-v1-" + _random(64, "abcdef0123456789"),
+    "anthropic": "sk-" + "ant-" + "api03-" + _random(40) + "-_" + _random(50),
+    "google": "AI" + "za" + _random(35),
+    "google client": "GOCS" + "PX-" + _random(28),
+    "google oauth": "ya" + "29." + _random(60),
+    "hugging face": "hf" + "_" + _random(34),
+    "groq": "gs" + "k_" + _random(52),
+    "xai": "xa" + "i-" + _random(80),
+    "stripe": "sk" + "_live_" + _random(24),
+    "stripe restricted": "rk" + "_test_" + _random(24),
+    "stripe webhook": "wh" + "sec_" + _random(32),
+    "sendgrid": "SG" + "." + _random(22) + "." + _random(43),
+    "aws": "AK" + "IA" + _random(16, string.ascii_uppercase + "234567"),
+    "aws session": "AS" + "IA" + _random(16, string.ascii_uppercase + "234567"),
+    "github": "gh" + "p_" + _random(36),
+    "github app": "gh" + "s_" + _random(36),
+    "github fine": "github" + "_pat_" + _random(22) + "_" + _random(59),
+    "gitlab": "gl" + "pat-" + _random(20),
+    "slack": "xo" + "xb-123456789012-" + _random(24),
+    "slack app": "xa" + "pp-1-A0123-" + _random(40),
+    "slack hook": "hooks.slack" + ".com/services/T0123/B0123/" + _random(24),
+    "npm": "np" + "m_" + _random(36),
+    "pypi": "py" + "pi-" + _random(60),
+    "digital ocean": "dop" + "_v1_" + _random(64, "abcdef0123456789"),
+    "telegram": "123456789:" + _random(35),
+    "jwt": "ey" + "J" + _random(30) + "." + "ey" + "J" + _random(40) + "." + _random(43),
+}
+_PEM = f"-----BEGIN RSA PRIV{''}ATE KEY-----\nMIIEow+/{_random(60)}\n-----END RSA PRIVATE KEY-----"
+_CARDS = ["4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005", "3782 822463 10005"]
+_CARDS += ["6011111111111117", "30569309025904", "3566002020360505", "2223003122003222"]
+
+
+@pytest.mark.parametrize("name", _KEYS)
+@pytest.mark.parametrize(
+    "around", ["{}", "use {} please", "key={}", '"{}"', "({}).", "`{}`", "é{}"]
+)
+def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
+    key = _KEYS[name]
+    found = redact(around.format(key))
+    assert found.count == 1
+    assert key[8:] not in found.text
+    assert "[redacted: " in found.text
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (f"my key:\n{_PEM}\nthanks", "my key:\n[redacted: private key]\nthanks"),
+        (f"cut off {_PEM[:70]}", "cut off [redacted: private key]"),
+        (f"two {_PEM}{_PEM}", "two [redacted: private key][redacted: private key]"),
+        ("Authorization: Bearer abcDEF123_456-789.xyz", "Authorization: Bearer [redacted: token]"),
+        ("Authorization: Basic Ym9iOmh1bnRlcjI=", "Authorization: Basic [redacted: password]"),
+        ("postgres://bob:hunter2@db/x", "postgres://bob:[redacted: password]@db/x"),
+        ("my password is hunter2", "my password is [redacted: password]"),
+        ("My password is swordfish.", "My password is [redacted: password]"),
+        ("my password is swordfish and I", "my password is [redacted: password] and I"),
+        ("password is now 'open sesame'", "password is now '[redacted: password]'"),
+        (
+            "the password for our wifi is tulip99",
+            "the password for our wifi is [redacted: password]",
+        ),
+        ("I changed the password to hunter22", "I changed the password to [redacted: password]"),
+        ("password: swordfish\nhost: x", "password: [redacted: password]\nhost: x"),
+        ("DB_PASSWORD=$ecret&more", "DB_PASSWORD=[redacted: password]"),
+        ("passwd := x7#p", "passwd := [redacted: password]"),
+        (f"pwd={'x9' * 300} end", "pwd=[redacted: password] end"),
+        ('{"password": "a b", "id": 1}', '{"password": "[redacted: password]", "id": 1}'),
+        ("client_secret='f00ba4ba2'", "client_secret='[redacted: secret]'"),
+        ("api key: 9f8e7d6c5b4a", "api key: [redacted: secret]"),
+        ("AWS_SECRET_ACCESS_KEY=wJal4rXU/tnF+EMI", "AWS_SECRET_ACCESS_KEY=[redacted: secret]"),
+        ("Passwort: geheim123", "Passwort: [redacted: secret]"),
+        ("пароль: qwerty123", "пароль: [redacted: secret]"),
+        ("my card pin is 4821, ok", "my card pin is [redacted: pin], ok"),
+        ("in 2024 4111 1111 1111 1111 09/29", "in 2024 [redacted: card number] 09/29"),
+        *((f"card {card}, ok", "card [redacted: card number], ok") for card in _CARDS),
+    ],
+)
+def test_a_planted_secret_is_taken_out_and_the_rest_stays(said: str, kept: str) -> None:
+    assert redact(said).text == kept
+    assert redact(said).count == kept.count("[redacted: ")
+
+
+def test_every_secret_is_counted() -> None:
+    said = f"{_KEYS['aws']} and {_KEYS['github']}, password=hunter2 {_CARDS[0]} {_CARDS[0]}"
+    assert redact(said).count == 5
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "123e4567-e89b-12d3-a456-426614174000",
+        "12345678-1234-1234-1234-123456789012",
+        "commit 9fceb02d0ae598e95dc970b74767f19372d61af8",
+        "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "call me at +1 415 555 0132 or +49 30 901820, or 0041-44-668-18-00",
+        "order 4111111111111112, invoice 1234 5678 9012 3456, at 1700000000000",
+        "the ratio is 0.4111111111111111 and 4111111111111111.5",
+        "chat -1001234567890, snowflake 1234567890123456789",
+        "sk-learn-compatible-estimators-with-a-long-name-of-2026",
+        "skip this; risk-assessment-of-the-whole-project-plan",
+        "a task-1234567890123456789012345 is no key",
+        "eyJust.eyJoking",
+        "The password is checked against the hash, and never stored.",
+        "The password is case-sensitive. It is too short. The password is not right.",
+        "I forgot the password to my laptop. Is the password wrong?",
+        "Password: required. Password: at least 8 characters. Password must differ.",
+        "password = getpass()",
+        "password=None, token=True, secret=null",
+        "password: str = Field()",
+        "password=$PASSWORD, password=${DB_PASSWORD}, password=<your password>, pwd=****",
+        "password=os.environ['X']",
+        "the secret is to stir slowly; the secret: patience",
+        "max_tokens=4096 and tokens: 12000000",
+        "api_key: the key that you were given",
+        "Bearer authentication is described in chapter twelve",
+        "the bearer of-this-letter-is-known-to-me may pass",
+        "https://example.com:8080/a@b and mailto:bob@example.com",
+        "pin the version; my pin is lost; PIN 560001",
+        "Alice eats no meat, was born on 1990-04-12 and lives at 221B Baker Street.",
+        "GB82 WEST 1234 5698 7654 32",
+        "AKIA is a prefix, ghp_ too, and xoxb- as well",
+        "-----BEGIN PUBLIC KEY-----\nMIIBIjANBg\n-----END PUBLIC KEY-----",
+        "",
+    ],
+)
+def test_what_is_no_secret_stays_as_it_was_said(said: str) -> None:
+    assert redact(said) == Redacted(said, 0)
+
+
+@given(
+    st.lists(
+        texts()
+        | st.sampled_from([*_KEYS.values(), _PEM, *_CARDS, "password=", "pwd is ", "://a:b@"])
+    )
+)
+def test_a_text_without_secrets_has_none(parts: list[str]) -> None:
+    once = redact(" ".join(parts))
+    assert redact(once.text) == Redacted(once.text, 0)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "sk-",
+        "eyJ",
+        "eyJaaaaaaaa.",
+        "-----BEGIN PRIVATE KEY-----",
+        "-----BEGIN ",
+        "password=$password",
+        "password is ",
+        "password to a ",
+        "password=",
+        "4111 ",
+        "1 ",
+        "1",
+        "://a:",
+        "bearer a",
+        "-",
+        " ",
+    ],
+)
+def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None:
+    # Quadratic patterns would take minutes here, and the suite's time limit would say so.
+    hostile = piece * (100_000 // len(piece))
+    assert redact(hostile).count <= len(hostile) // len(piece)

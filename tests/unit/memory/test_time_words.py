@@ -1,0 +1,125 @@
+"""Words for a time, in English and in German."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.memory.time_words import told
+
+NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
+"""A Wednesday."""
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("What did I say yesterday?", "2026-06-16", "2026-06-16"),
+        ("was habe ich gestern gesagt", "2026-06-16", "2026-06-16"),
+        ("the day before yesterday", "2026-06-15", "2026-06-15"),
+        ("vorgestern", "2026-06-15", "2026-06-15"),
+        ("this morning", "2026-06-17", "2026-06-17"),
+        ("heute", "2026-06-17", "2026-06-17"),
+        ("three days ago", "2026-06-14", "2026-06-14"),
+        ("vor drei Tagen", "2026-06-14", "2026-06-14"),
+        ("10 days ago", "2026-06-07", "2026-06-07"),
+        ("a week ago", "2026-06-07", "2026-06-13"),
+        ("vor zwei Wochen", "2026-05-31", "2026-06-06"),
+        ("two months ago", "2026-04-01", "2026-04-30"),
+        ("vor 7 Monaten", "2025-11-01", "2025-11-30"),
+        ("a year ago", "2025-01-01", "2025-12-31"),
+        ("in the last 3 days", "2026-06-14", "2026-06-17"),
+        ("in den letzten zwei Wochen", "2026-06-03", "2026-06-17"),
+        ("last week", "2026-06-08", "2026-06-14"),
+        ("letzte Woche", "2026-06-08", "2026-06-14"),
+        ("this week", "2026-06-15", "2026-06-21"),
+        ("last weekend", "2026-06-13", "2026-06-14"),
+        ("last month", "2026-05-01", "2026-05-31"),
+        ("letzten Monat", "2026-05-01", "2026-05-31"),
+        ("diesen Monat", "2026-06-01", "2026-06-30"),
+        ("last year", "2025-01-01", "2025-12-31"),
+        ("letztes Jahr", "2025-01-01", "2025-12-31"),
+        ("in May", "2026-05-01", "2026-05-31"),
+        ("im Mai", "2026-05-01", "2026-05-31"),
+        ("im März", "2026-03-01", "2026-03-31"),
+        ("in June", "2026-06-01", "2026-06-30"),
+        ("in December", "2025-12-01", "2025-12-31"),
+        ("May 2024", "2024-05-01", "2024-05-31"),
+        ("last March", "2026-03-01", "2026-03-31"),
+        ("on May 3rd", "2026-05-03", "2026-05-03"),
+        ("on 24 December", "2025-12-24", "2025-12-24"),
+        ("am 3. Juni", "2026-06-03", "2026-06-03"),
+        ("on the 20th of June", "2025-06-20", "2025-06-20"),
+        ("on Monday", "2026-06-15", "2026-06-15"),
+        ("last Wednesday", "2026-06-10", "2026-06-10"),
+        ("am Freitag", "2026-06-12", "2026-06-12"),
+        ("2026-03", "2026-03-01", "2026-03-31"),
+        ("on 2026-03-14", "2026-03-14", "2026-03-14"),
+        ("2025-12", "2025-12-01", "2025-12-31"),
+        ("in 2024", "2024-01-01", "2024-12-31"),
+    ],
+)
+def test_a_time_is_understood(text: str, first: str, last: str) -> None:
+    period = told(f"{text}?", now=NOW).period
+    assert period is not None
+    assert period.since == datetime.fromisoformat(first).replace(tzinfo=UTC)
+    assert period.until == datetime.fromisoformat(last).replace(tzinfo=UTC) + timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "may I ask",
+        "march on",
+        "the last question",
+        "version 2.10",
+        "2026-13-45",
+        "monday",
+        "a few",
+        "mayor of June Lake",
+        "yesterdays",
+        "in 0000-00",
+        "on May 45",
+    ],
+)
+def test_what_names_no_time_is_left_alone(text: str) -> None:
+    assert told(text, now=NOW).period is None
+    assert told(text, now=NOW).rest == text
+
+
+def test_the_words_for_the_time_are_taken_out() -> None:
+    assert told("What broke last week in Rome?", now=NOW).rest.split() == [
+        "What", "broke", "in", "Rome?",
+    ]  # fmt: skip
+    assert told("Who called in May?", now=NOW).rest.split() == ["Who", "called", "?"]
+
+
+def test_days_are_those_of_the_zone() -> None:
+    east = timezone(timedelta(hours=9))
+    late = datetime(2026, 6, 17, 20, tzinfo=UTC).astimezone(east)
+    period = told("today", now=late).period
+    assert period is not None
+    assert period.since == datetime(2026, 6, 18, tzinfo=east)
+    assert period.holds(late)
+    assert not period.holds(late - timedelta(days=1))
+
+
+moments = st.datetimes(datetime(1970, 1, 1), datetime(9000, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+words = st.lists(
+    st.sampled_from(
+        "in on last this may june 31 2024 2026-02-30 0 999 days weeks months years ago monday vor "
+        "letzten jahren the past february 29th of feb 2023".split()
+    )
+).map(" ".join)
+
+
+@given(words, moments)
+def test_every_text_is_understood_or_left_alone(text: str, now: datetime) -> None:
+    found = told(text, now=now)
+    if found.period is None:
+        assert found.rest == text
+    else:
+        assert found.period.since < found.period.until
+        assert len(found.rest) <= len(text) + 1
