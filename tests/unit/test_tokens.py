@@ -1,0 +1,366 @@
+"""How near the estimate comes to a real tokenizer, and what of a message is counted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from stenolog.records import Message
+from stenolog.tokens import (
+    CALL,
+    FILE,
+    IMAGE,
+    IMAGE_LOW,
+    MESSAGE,
+    Calibration,
+    Tokens,
+    estimate,
+    message_tokens,
+    tools_tokens,
+)
+
+CORPUS: Final = Path(__file__).parents[1] / "tokens" / "corpus.jsonl"
+ROWS: Final[list[dict[str, Any]]] = [
+    json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()
+]
+REPORTED: Final = [row for row in ROWS if row["half"] == "report"]
+CLASSES: Final = sorted({row["class"] for row in ROWS})
+
+LONG: Final = 1_000_000
+HOSTILE: Final = list("aA0-/='_ \n\téя漢あ한\u0627😀\u0301\ud800\x00\u3000\xa0")
+
+
+def error(rows: list[dict[str, Any]], *, count: Callable[[str], int] = estimate) -> float:
+    exact: int = sum(row["o200k"] for row in rows)
+    return sum(count(row["text"]) for row in rows) / exact - 1
+
+
+# --- against a real tokenizer ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_class_is_within_15_percent_on_texts_that_no_price_was_fitted_to(kind: str) -> None:
+    rows = [row for row in REPORTED if row["class"] == kind]
+    assert len(rows) >= 10
+    print(f"| {kind} | {len(rows)} | {sum(row['o200k'] for row in rows):,} | {error(rows):+.1%} |")
+    assert abs(error(rows)) <= 0.15
+
+
+def test_a_quarter_of_the_characters_would_not_do() -> None:
+    def quarter(text: str) -> int:
+        return len(text) // 4
+
+    missed = [
+        kind
+        for kind in CLASSES
+        if abs(error([row for row in REPORTED if row["class"] == kind], count=quarter)) > 0.15
+    ]
+    assert len(missed) >= 10
+
+
+@pytest.mark.parametrize("tokenizer", ["o200k", "cl100k"])
+@pytest.mark.parametrize("seed", range(20))
+def test_ten_calibrated_turns_bring_the_mix_within_5_percent(tokenizer: str, seed: int) -> None:
+    random = Random(seed)
+    calibration = Calibration()
+    for _ in range(10):
+        turn = random.sample(REPORTED, 60)
+        calibration = calibration.after(
+            estimated=sum(estimate(row["text"]) for row in turn),
+            reported=sum(row[tokenizer] for row in turn),
+        )
+    counter = Tokens(ratio=calibration.ratio)
+    estimated = sum(counter.text(row["text"]) for row in REPORTED)
+    exact = sum(row[tokenizer] for row in REPORTED)
+    assert abs(estimated / exact - 1) <= 0.05
+
+
+def test_the_corpus_has_both_halves_of_every_class_and_says_how_each_text_was_made() -> None:
+    for kind in CLASSES:
+        halves = [row["half"] for row in ROWS if row["class"] == kind]
+        assert len(halves) >= 20
+        assert abs(halves.count("tune") - halves.count("report")) <= 1
+    assert {row["made"] for row in ROWS} == {"written", "generated", "from this repository"}
+
+
+# --- texts -----------------------------------------------------------------------------------
+
+
+def test_only_the_empty_text_takes_nothing() -> None:
+    assert estimate("") == 0
+    assert estimate(" ") == estimate("a") == estimate("\ud800") == 1
+
+
+@given(st.text(alphabet=st.characters(codec=None)))
+def test_any_text_is_counted_and_takes_no_more_than_its_bytes(text: str) -> None:
+    found = estimate(text)
+    assert (text == "") == (found == 0)
+    assert found <= len(text.encode("utf-8", "surrogatepass")) + len(text) / 4 + 1
+
+
+@given(st.sampled_from(ROWS), st.integers(min_value=2, max_value=6))
+def test_a_text_told_several_times_takes_about_as_many_times_the_tokens(
+    row: dict[str, Any], times: int
+) -> None:
+    once = estimate(row["text"])
+    found = estimate("\n\n".join([row["text"]] * times))
+    assert once * times * 0.95 - 2 <= found <= (once + 2) * times * 1.05
+
+
+@given(st.sampled_from(ROWS), st.data())
+def test_the_beginning_of_a_text_never_takes_clearly_more_than_the_text(
+    row: dict[str, Any], data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(min_value=0, max_value=len(row["text"])))
+    assert estimate(row["text"][:cut]) <= estimate(row["text"]) * 1.1 + 8
+
+
+@pytest.mark.parametrize("character", HOSTILE, ids=ascii)
+def test_a_million_times_one_character_is_counted(character: str) -> None:
+    # A search that is not linear would not come back before the timeout of the suite.
+    assert LONG / 100 <= estimate(character * LONG) <= LONG * 2.2
+
+
+def test_noise_takes_more_than_words_of_the_same_length() -> None:
+    words = "context/window/budget/compaction_plan/history_of_messages"
+    noise = "q8Zr1Xv0KpT7mWc3yBd5NfHs2LgJe9UaRi4OtQx6VnYk8ZwMb1PcD7uFh"
+    assert len(words) == len(noise)
+    assert estimate(noise) > 2 * estimate(words)
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_a_message_takes_its_text_and_an_overhead() -> None:
+    assert message_tokens({"role": "user", "content": "one two three"}, count=words) == MESSAGE + 3
+    assert message_tokens({"role": "assistant", "content": None}, count=words) == MESSAGE
+    assert message_tokens({"role": "user", "content": ""}) == message_tokens({}) == MESSAGE
+
+
+def test_a_stored_message_counts_like_the_object_that_was_given() -> None:
+    given_object = {"role": "user", "content": "Is it raining in Porto?", "name": "ana"}
+    stored = Message(
+        seq=1, _at="2026-11-15T12:00:00.000123Z", _body=Raw(json.dumps(given_object).encode())
+    )
+    assert message_tokens(stored) == message_tokens(given_object) > MESSAGE + 5
+
+
+def test_name_refusal_and_reasoning_are_counted() -> None:
+    message = {
+        "role": "assistant",
+        "content": "a",
+        "name": "b",
+        "refusal": "c c",
+        "reasoning_content": "d d d",
+        "reasoning": "e",
+        "thinking": "f",
+    }
+    assert message_tokens(message, count=words) == MESSAGE + 9
+
+
+def test_a_call_takes_its_name_its_arguments_its_id_and_an_overhead() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    assert message_tokens(message, count=words) == MESSAGE + 2 * (CALL + 1 + 2 + 1)
+    legacy = {"role": "assistant", "function_call": {"name": "find", "arguments": "x y z"}}
+    assert message_tokens(legacy, count=words) == MESSAGE + CALL + 4
+
+
+def test_a_result_takes_its_text_and_the_id_of_its_call() -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "four words of it"}
+    assert message_tokens(result, count=words) == MESSAGE + 1 + 4
+    item = {"type": "function_call_output", "call_id": "c1", "output": "four words of it"}
+    assert message_tokens(item, count=words) == MESSAGE + 1 + 4
+
+
+def test_parts_in_the_shape_of_other_providers_are_counted() -> None:
+    parts = [
+        {"type": "thinking", "thinking": "one two", "signature": "x y z"},
+        {"type": "text", "text": "three"},
+        {"type": "tool_use", "id": "c1", "name": "find", "input": {"q": "tea"}},
+        "six",
+    ]
+    assert message_tokens({"role": "assistant", "content": parts}, count=words) == (
+        MESSAGE + 2 + 1 + (CALL + 3) + 1
+    )
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"text": "a b"}]}
+    assert message_tokens({"role": "user", "content": [result]}, count=words) == (
+        MESSAGE + CALL + 1 + 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "taken"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:" + "A" * 9_000}}, IMAGE),
+        ({"type": "image_url", "image_url": {"url": "u", "detail": "low"}}, IMAGE_LOW),
+        ({"type": "input_image", "image_url": "u", "detail": "low"}, IMAGE_LOW),
+        ({"type": "image", "source": {"type": "base64", "data": "A" * 9_000}}, IMAGE),
+        ({"inline_data": {"mime_type": "image/png", "data": "A" * 9_000}}, IMAGE),
+        ({"type": "input_audio", "input_audio": {"data": "A" * 9_000, "format": "wav"}}, 10),
+        ({"type": "file", "file": {"file_data": "A" * 4_000}}, 4_000 // FILE + 1),
+    ],
+)
+def test_what_is_attached_is_counted_by_a_fixed_number_not_as_text(
+    part: dict[str, Any], taken: int
+) -> None:
+    assert message_tokens({"role": "user", "content": [part]}) == MESSAGE + taken
+
+
+def test_a_part_that_nobody_knows_is_counted_as_its_json() -> None:
+    part = {"type": "place", "name": "Porto", "rank": 2**70}
+    assert message_tokens({"role": "user", "content": [part]}) > MESSAGE + 15
+
+
+def test_of_a_message_that_nobody_knows_all_is_counted() -> None:
+    note = "Snow closed the pass for three days."
+    assert message_tokens({"kind": "event", "note": note}) > MESSAGE + estimate(note)
+
+
+def test_fields_that_no_model_sees_are_not_counted() -> None:
+    seen = {"role": "user", "content": "hello"}
+    assert message_tokens({**seen, "at": "2026-11-15", "trace": "9f" * 40}) == message_tokens(seen)
+
+
+JSON: Final = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(alphabet=st.characters(codec=None), max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+PARTS: Final = st.lists(
+    st.dictionaries(
+        st.sampled_from(["type", "text", "image_url", "data", "source", "content", "input"]),
+        st.sampled_from(["text", "image_url", "tool_use", "tool_result", "image"]) | JSON,
+    )
+)
+FIELDS: Final = st.sampled_from(
+    [
+        "role",
+        "content",
+        "name",
+        "tool_calls",
+        "function_call",
+        "tool_call_id",
+        "output",
+        "reasoning",
+    ]
+)
+
+
+@given(st.dictionaries(FIELDS | st.text(max_size=5), JSON | PARTS, max_size=6))
+def test_no_json_object_is_refused(message: dict[str, Any]) -> None:
+    assert message_tokens(message) >= MESSAGE
+    assert tools_tokens([message]) > 0
+
+
+def test_no_depth_is_refused() -> None:
+    content: Any = "at the bottom"
+    for _ in range(5_000):
+        content = [{"type": "tool_result", "content": content}]
+    assert message_tokens({"role": "user", "content": content}) >= MESSAGE
+
+
+# --- tools -----------------------------------------------------------------------------------
+
+
+def test_tools_take_their_definitions_and_no_tools_take_nothing() -> None:
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "read_file",
+            "description": "Reads a file of the workspace.",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        },
+    }
+    definition = estimate(json.dumps(tool, separators=(",", ":")))
+    one, two = tools_tokens([tool]), tools_tokens([tool, tool])
+    assert tools_tokens([]) == 0
+    assert definition < one <= definition + 20
+    assert two - one >= definition
+
+
+# --- the counter -----------------------------------------------------------------------------
+
+
+def test_an_exact_counter_takes_the_place_of_the_estimate() -> None:
+    counter = Tokens(count=words)
+    assert counter.text("one two three") == 3
+    assert counter.message({"role": "user", "content": "one two"}) == MESSAGE + 2
+    assert counter.tools([{"name": "a b c d"}]) == tools_tokens([{"name": "a b c d"}], count=words)
+
+
+def test_the_ratio_applies_to_texts_messages_and_tools() -> None:
+    plain, doubled = Tokens(), Tokens(ratio=2.0)
+    message = {"role": "user", "content": "How far is it to the harbour?"}
+    tools = [{"name": "distance", "parameters": {"to": "string"}}]
+    assert doubled.text("How far is it?") == 2 * plain.text("How far is it?")
+    assert doubled.message(message) == 2 * plain.message(message)
+    assert doubled.tools(tools) == 2 * plain.tools(tools)
+
+
+# --- calibration -----------------------------------------------------------------------------
+
+
+def test_before_any_report_the_estimate_stands() -> None:
+    assert Calibration() == Calibration(ratio=1.0, weight=0.0)
+
+
+def test_the_first_report_counts_whole_and_later_ones_as_shares() -> None:
+    first = Calibration().after(estimated=1_000, reported=1_200)
+    assert first == Calibration(ratio=1.2, weight=1.0)
+    second = first.after(estimated=1_000, reported=1_000)
+    assert second.ratio == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(("estimated", "reported"), [(0, 100), (100, 0), (100, -5), (-5, 100)])
+def test_a_report_without_tokens_changes_nothing(estimated: int, reported: int) -> None:
+    before = Calibration(ratio=1.3, weight=4.0)
+    assert before.after(estimated=estimated, reported=reported) is before
+
+
+@pytest.mark.parametrize("absurd", [1, 10**9, 10**400])
+def test_one_absurd_report_moves_a_settled_ratio_little_and_is_forgotten(absurd: int) -> None:
+    calibration = Calibration()
+    for _ in range(10):
+        calibration = calibration.after(estimated=1_000, reported=1_100)
+    calibration = calibration.after(estimated=1_000, reported=absurd)
+    assert 0.95 <= calibration.ratio <= 1.25
+    for _ in range(15):
+        calibration = calibration.after(estimated=1_000, reported=1_100)
+    assert calibration.ratio == pytest.approx(1.1, abs=0.03)
+
+
+def test_a_model_that_counts_three_times_as_much_is_reached_in_ten_reports() -> None:
+    calibration = Calibration()
+    for _ in range(10):
+        calibration = calibration.after(estimated=1_000, reported=3_000)
+    assert calibration.ratio == pytest.approx(3.0, rel=0.05)
+
+
+@given(
+    st.floats(allow_nan=False),
+    st.floats(allow_nan=False),
+    st.lists(st.tuples(st.integers(), st.integers()), min_size=1),
+)
+def test_no_report_takes_the_ratio_out_of_its_bounds(
+    ratio: float, weight: float, reports: list[tuple[int, int]]
+) -> None:
+    calibration = Calibration(ratio=ratio, weight=weight).after(estimated=1, reported=1)
+    for estimated, reported in reports:
+        calibration = calibration.after(estimated=estimated, reported=reported)
+        assert 0.25 <= calibration.ratio <= 8
+        assert 1 <= calibration.weight <= 8
