@@ -4,12 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stenolog.errors import (
+    ContextTooSmall,
     DamagedStore,
     ForeignLog,
     InvalidKey,
     LeaseLost,
     MaybeStored,
     NewerFormat,
+    NoSuchNote,
     NoSuchSession,
     NothingToUndo,
     NotStored,
@@ -30,6 +32,19 @@ from stenolog.stores.base import Lease, Store
 from stenolog.stores.opening import open_store
 
 if TYPE_CHECKING:
+    from stenolog.context.arranging import Needs
+    from stenolog.context.budget import Limits
+    from stenolog.context.compaction import Compaction, compact_context
+    from stenolog.context.context import Context
+    from stenolog.context.plan import Plan, plan_compaction
+    from stenolog.context.window import Window, build_window
+    from stenolog.memory.consolidation import Consolidated
+    from stenolog.memory.memory import Memory, open_memory
+    from stenolog.memory.notes import Draft, Note, Notes
+    from stenolog.memory.recall import Recalled
+    from stenolog.memory.scopes import Scope, scope_of
+    from stenolog.providers.base import Ask
+    from stenolog.providers.scripted import Scripted
     from stenolog.sessions.migration import Migrated, migrate_from_json
     from stenolog.sessions.opening import open_sessions
     from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
@@ -38,11 +53,19 @@ if TYPE_CHECKING:
     from stenolog.stores.jsonl import JSONLStore
     from stenolog.stores.legacy_json import SessionManager
     from stenolog.stores.sqlite import SQLiteStore
+    from stenolog.tokens import Calibration, Tokens
 
 __all__ = [
+    "Ask",
     "AsyncStore",
+    "Calibration",
     "Compacted",
+    "Compaction",
+    "Consolidated",
+    "Context",
+    "ContextTooSmall",
     "DamagedStore",
+    "Draft",
     "ForeignLog",
     "Health",
     "InMemoryStore",
@@ -51,18 +74,28 @@ __all__ = [
     "JSONLStore",
     "Lease",
     "LeaseLost",
+    "Limits",
     "MaybeStored",
+    "Memory",
     "Message",
     "Migrated",
+    "Needs",
     "NewerFormat",
+    "NoSuchNote",
     "NoSuchSession",
     "NotStored",
+    "Note",
+    "Notes",
     "NothingToUndo",
     "OnceConflict",
+    "Plan",
     "Purged",
     "ReadOnly",
+    "Recalled",
     "RefusedMessage",
     "SQLiteStore",
+    "Scope",
+    "Scripted",
     "SessionDeleted",
     "SessionExists",
     "SessionHealth",
@@ -75,28 +108,57 @@ __all__ = [
     "StoreBusy",
     "StoreClosed",
     "StoreUnavailable",
+    "Tokens",
     "Trashed",
     "Undone",
     "UsageError",
+    "Window",
+    "build_window",
+    "compact_context",
     "migrate_from_json",
+    "open_memory",
     "open_sessions",
     "open_store",
+    "plan_compaction",
+    "scope_of",
 ]
 
 
-# Who does not use an engine, or the face, does not wait for it: these come when they are asked for.
+# Who does not use an engine, the face, or the memory, does not wait for it: these come when they are asked for.
 _LATER = {
+    "Ask": "stenolog.providers.base",
     "AsyncStore": "stenolog.stores.async_store",
+    "Calibration": "stenolog.tokens",
+    "Compaction": "stenolog.context.compaction",
+    "Consolidated": "stenolog.memory.consolidation",
+    "Context": "stenolog.context.context",
+    "Draft": "stenolog.memory.notes",
     "InMemoryStore": "stenolog.stores.in_memory",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
+    "Limits": "stenolog.context.budget",
+    "Memory": "stenolog.memory.memory",
     "Migrated": "stenolog.sessions.migration",
+    "Needs": "stenolog.context.arranging",
+    "Note": "stenolog.memory.notes",
+    "Notes": "stenolog.memory.notes",
+    "Plan": "stenolog.context.plan",
+    "Recalled": "stenolog.memory.recall",
     "SQLiteStore": "stenolog.stores.sqlite",
+    "Scope": "stenolog.memory.scopes",
+    "Scripted": "stenolog.providers.scripted",
     "SessionHealth": "stenolog.sessions.session_store",
     "SessionManager": "stenolog.stores.legacy_json",
     "SessionStore": "stenolog.sessions.session_store",
+    "Tokens": "stenolog.tokens",
+    "Window": "stenolog.context.window",
+    "build_window": "stenolog.context.window",
+    "compact_context": "stenolog.context.compaction",
     "migrate_from_json": "stenolog.sessions.migration",
+    "open_memory": "stenolog.memory.memory",
     "open_sessions": "stenolog.sessions.opening",
+    "plan_compaction": "stenolog.context.plan",
+    "scope_of": "stenolog.memory.scopes",
 }
 
 

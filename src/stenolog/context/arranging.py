@@ -94,6 +94,7 @@ class _Arrangement:
         self._needs = needs
         self._answers = pair(bodies)
         self._taken: set[str] = set()
+        self._times: dict[str, int] = {}
         self._fields = frozenset(needs.keep_fields)
 
     def entries(self) -> list[Entry]:
@@ -120,10 +121,11 @@ class _Arrangement:
 
     def _free(self, wanted: str) -> str:
         """The wanted id, or one like it that no other call of the request has."""
-        free, times = wanted, 1
+        free = wanted
         while free in self._taken:
-            times += 1
-            free = f"{wanted}_{times}"
+            # Counted on from the last time: a model may call each of its calls the same.
+            self._times[wanted] = self._times.get(wanted, 1) + 1
+            free = f"{wanted}_{self._times[wanted]}"
         self._taken.add(free)
         return free
 

@@ -89,6 +89,7 @@ class Context:
         provider counted in the request. Raises ContextTooSmall, and all else that the model raises.
         """
         limits = self.limits
+        named = limits.max_context_tokens
         window = self._prepared(key, memory, unsaved, limits)
         for tries_left in range(RETRIES, -1, -1):
             try:
@@ -99,10 +100,17 @@ class Context:
                     raise
                 if tries_left == 0:
                     raise self._given_up(window, overflow) from error
-                limits = self._shorter(limits, window, overflow)
+                limits = _shorter(limits, window, overflow)
+                if overflow.limit is not None:
+                    named = min(named, int(overflow.limit * _NAMED))
                 self._compact(key, "overflow", limits, memory)
-                window = self._window(look(self.store, key), memory, unsaved, limits)
+                try:
+                    window = self._window(look(self.store, key), memory, unsaved, limits)
+                except ContextTooSmall:
+                    raise self._given_up(window, overflow) from error
             else:
+                # A limit that was named and that helped is true of the next request, too.
+                self.limits = self.limits.at_most(named)
                 self._learn(window, answer, usage)
                 return answer
         raise AssertionError("the last try returns or raises")
@@ -181,16 +189,6 @@ class Context:
         head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
         return tokens.tools(self._tools) + tokens.message(head)
 
-    def _shorter(self, limits: Limits, window: Window, overflow: Overflow) -> Limits:
-        """The limits for the next try."""
-        if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
-            # It will be true of the next request, too.
-            self.limits = self.limits.at_most(int(overflow.limit * _NAMED))
-            return limits.at_most(int(overflow.limit * _NAMED))
-        # What was sent may have been far below the limit that it was made for.
-        sent = window.tokens + limits.answer
-        return limits.at_most(int(min(sent, limits.max_context_tokens) * _SHORTER))
-
     def _given_up(self, window: Window, overflow: Overflow) -> ContextTooSmall:
         takes = overflow.limit or window.tokens
         named = "" if overflow.limit is None else f"; it says that it takes {takes:,}"
@@ -206,3 +204,12 @@ class Context:
         reported = usage(answer) if usage is not None else None
         if reported:
             self.reported(estimated=window.tokens, reported=reported)
+
+
+def _shorter(limits: Limits, window: Window, overflow: Overflow) -> Limits:
+    """The limits for the next try."""
+    if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
+        return limits.at_most(int(overflow.limit * _NAMED))
+    # What was sent may have been far below the limit that it was made for.
+    sent = window.tokens + limits.answer
+    return limits.at_most(int(min(sent, limits.max_context_tokens) * _SHORTER))

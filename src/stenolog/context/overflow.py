@@ -29,9 +29,12 @@ _TOO_LONG: Final = [
         r"maximum context length(?: of| is|\s*\(|:)?\s*# ?tokens",
         r"maximum context length(?: of| is|\s*\(|:)?\s*\(?#",
         r"# maximum context length",
-        r"context_length_exceeded",
+        r"context[_ ]length[_ ]exceeded",
         r"model_context_window_exceeded",
-        r"exceeds? the context window",
+        r"exceeds? (?:the |model )?context window",
+        r"input tokens exceed the configured limit",
+        r"request_too_large",
+        r"\b413\b.{0,40}\bno body\b",
         r"exceed context window of #",
         r"prompt is too long: # tokens > # maximum",
         r"prompt is too long",
@@ -41,7 +44,8 @@ _TOO_LONG: Final = [
         r"exceed_context_size_error",
         r"context size has been exceeded",
         r"prompt too long; exceeded (?:max )?context length",
-        r"input length exceeds (?:the |maximum )?context length",
+        r"input length(?: #)? exceeds (?:the |maximum )?context length(?: #)?",
+        r"cannot truncate prompt with n_keep",
         r"longer than the maximum model length of #",
         r"exceeds the max_model_len(?: of)? #",
         r"longer than the model's context length \(# tokens\)",
@@ -90,7 +94,7 @@ def read_overflow(error: BaseException) -> Overflow | None:
     found = [match for pattern in _TOO_LONG if (match := pattern.search(text))]
     if not found:
         return None
-    named = re.search(r"['\"]?n_ctx['\"]?\s*[:=]\s*(\d+)", text)
+    named = re.search(r"n_ctx['\"]?\s*[:=(]\s*(\d+)", text)
     numbers = [match.group(match.lastindex) for match in found if match.lastindex]
     limit = named[1] if named else next(iter(numbers), None)
     return Overflow(limit=_whole(limit))

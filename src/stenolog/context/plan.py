@@ -103,8 +103,12 @@ def _reason(asked: Asked, *, over: bool, many: bool) -> Why | None:
 
 def _cut(begins: Sequence[int], costs: Sequence[int], tokens: int, count: int) -> int:
     """How many messages go: up to the first turn from which the rest is small enough."""
+    left = sum(costs)
+    before = 0
     for begin in begins:
-        if len(costs) - begin <= count and sum(costs[begin:]) <= tokens:
+        left -= sum(costs[before:begin])
+        before = begin
+        if len(costs) - begin <= count and left <= tokens:
             return begin
     # The newest turn stays, however long it is: the window shortens it from inside.
     return begins[-1] if begins else 0

@@ -39,6 +39,8 @@ this part. Keep names, numbers, paths and dates exactly. Do not repeat lines of 
 - "outdated": labels of lines of the summary so far that this part has made wrong or settled."""
 
 _QUOTE: Final = 200
+MOST_QUESTIONS: Final = 20
+"""About how many questions one summary may take; what is older still is not worth the wait."""
 _SMALLEST: Final = 256
 """A model that finds this many tokens too many is not asked again."""
 
@@ -79,7 +81,11 @@ class _Work:
 
     def run(self, messages: Sequence[Message], previous: str) -> Summarised:
         summary = parse(previous)
-        waiting = list(messages)
+        unread = self._unread(messages) if self._ask is not None else 0
+        if unread:
+            self._fallback = f"{unread:,} messages were more than the model could be asked about"
+            summary = self._extracted(summary, messages[:unread])
+        waiting = list(messages[unread:])
         while waiting:
             taken, question = self._question(waiting, summary)
             answer: Mapping[str, Any] | None = None
@@ -92,10 +98,24 @@ class _Work:
             if updated is None:
                 if self._ask is not None and not self._fallback:
                     self._fallback = "the model's answer could not be used"
-                updated = update(summary, extract(waiting[:taken])) or summary
-            summary = bounded(updated, self._most, self._tokens)
+                summary = self._extracted(summary, waiting[:taken])
+            else:
+                summary = bounded(updated, self._most, self._tokens)
             del waiting[:taken]
         return Summarised(text=render(summary), asked=self._asked, fallback=self._fallback)
+
+    def _extracted(self, summary: Summary, messages: Sequence[Message]) -> Summary:
+        updated = update(summary, extract(messages)) or summary
+        return bounded(updated, self._most, self._tokens)
+
+    def _unread(self, messages: Sequence[Message]) -> int:
+        """How many of the oldest messages a model is not asked about; nearly always none."""
+        left = MOST_QUESTIONS * self._size // 2
+        for index in range(len(messages) - 1, -1, -1):
+            left -= min(self._tokens.message(messages[index]), self._size // 4)
+            if left < 0:
+                return index + 1
+        return 0
 
     def _question(
         self, waiting: Sequence[Message], summary: Summary
@@ -105,7 +125,9 @@ class _Work:
         head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
         left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
         said: list[str] = []
-        for text in transcript(waiting, max(left // 4, 32), self._tokens):
+        # A message takes four tokens at the least: no more need to be looked at.
+        near = waiting[: max(left // 4, 1)]
+        for text in transcript(near, max(left // 4, 32), self._tokens):
             left -= self._tokens.text(text) + 1
             if said and left < 0:
                 break

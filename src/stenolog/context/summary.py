@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from stenolog.context.eliding import cut
 from stenolog.tokens import Tokens
@@ -120,12 +119,18 @@ def bounded(summary: Summary, limit: int, tokens: Tokens) -> Summary:
     """The summary in this many tokens: quoted lines go first, facts last, each oldest first."""
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
-    while (made := _made(sections, last_state)) and tokens.text(render(made)) > limit:
-        if not _give_up(sections):
+    while True:
+        made = _made(sections, last_state)
+        over = tokens.text(render(made)) - limit
+        if over <= 0:
+            return made
+        gone = 0
+        while gone < over and (line := _give_up(sections)):
+            gone += tokens.text(line) + 1
+        if gone == 0:
             most = limit - tokens.text(render(Summary(last_state=" ")))
             shorter = cut(last_state, max(most, 0), tokens, mark="…").replace("\n", " ")
             return Summary(last_state=shorter if most > 0 and shorter != last_state else "")
-    return made
 
 
 def _made(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
@@ -134,18 +139,13 @@ def _made(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
     )
 
 
-def _give_up(sections: Mapping[str, list[str]]) -> bool:
-    """Take out the line that is missed least; False where there is none left."""
+def _give_up(sections: Mapping[str, list[str]]) -> str:
+    """Take out the line that is missed least; empty where there is none left."""
     facts = sections["facts"]
-    for at, line in enumerate(facts):
-        if line.startswith(QUOTED):
-            del facts[at]
-            return True
-    for name in _GIVEN_UP:
-        if sections[name]:
-            del sections[name][0]
-            return True
-    return False
+    quoted = next((at for at, line in enumerate(facts) if line.startswith(QUOTED)), None)
+    if quoted is not None:
+        return facts.pop(quoted)
+    return next((sections[name].pop(0) for name in _GIVEN_UP if sections[name]), "")
 
 
 def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
@@ -173,8 +173,3 @@ def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
     for line in lines:
         found.setdefault(line.casefold(), line)
     return tuple(found.values())
-
-
-def additions(summary: Summary) -> dict[str, Any]:
-    """The summary in the form of a model's answer."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(summary).items()}

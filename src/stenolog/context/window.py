@@ -161,7 +161,9 @@ class _Request(Struct, frozen=True, kw_only=True):
         """The system message; none where there is nothing to say in it."""
         texts = [self.system]
         if summary:
-            texts.append(f"{SUMMARY_BEGINS}\n{summary}\n{SUMMARY_ENDS}")
+            # Somebody's words are in it: they must not end it, or begin another.
+            told = summary.replace(SUMMARY_BEGINS, "").replace(SUMMARY_ENDS, "")
+            texts.append(f"{SUMMARY_BEGINS}\n{told}\n{SUMMARY_ENDS}")
         if left_out:
             texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")
         texts.append(memory)

@@ -136,6 +136,16 @@ def test_after_two_more_tries_the_error_says_what_to_do(store: Store) -> None:
     assert server.sent == sorted(server.sent, reverse=True)
 
 
+def test_what_cannot_be_made_shorter_for_a_provider_is_the_same_error(store: Store) -> None:
+    loop = Loop(store)
+    store.add_message(KEY, "user", "q" * 8_000)
+    server = Server(100, "prompt is too long: 2004 tokens > 100 maximum")
+    with pytest.raises(ContextTooSmall, match="it says that it takes 100; set max_context_tokens"):
+        loop.context.call(KEY, server)
+    assert len(server.sent) == 1
+    assert loop.context.limits == LIMITS  # it helped nobody
+
+
 def test_any_other_error_of_the_model_is_let_through_at_once(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(4))

@@ -35,6 +35,15 @@ TOO_LONG = [
     ),
     ("Requested tokens (5000) exceed context window of 4096", 4_096),
     ("Context size has been exceeded.", None),
+    ("Cannot truncate prompt with n_keep (15028) >= n_ctx (7424)", 7_424),
+    (
+        "The number of tokens to keep from the initial prompt is greater than the context length "
+        "(n_keep: 10247 >= n_ctx: 4096). Try to load the model with a larger context length.",
+        4_096,
+    ),
+    ("Input length 6491 exceeds context length 1500", 1_500),
+    ("Input tokens exceed the configured limit of 272000 tokens", None),
+    ("413 status code (no body)", None),
     (
         "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
         1_048_576,

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from stenolog.context.budget import Limits
-from stenolog.context.summarising import Summarised, extract, summarise, transcript
+from stenolog.context.summarising import (
+    MOST_QUESTIONS,
+    Summarised,
+    extract,
+    summarise,
+    transcript,
+)
 from stenolog.context.summary import parse
 from stenolog.providers.scripted import Answer, Scripted
 from unit.context.histories import CHEAP, assistant, stored, talk, tool, user
@@ -111,6 +117,15 @@ def test_without_a_model_the_summary_is_the_same_each_time_and_bounded() -> None
     assert CHEAP.text(first.text) <= 200
     assert "The cat is called Ivo" in first.text
     assert first.fallback == "there is no model to ask"
+
+
+def test_a_model_is_not_asked_for_ever_and_what_is_newest_is_what_it_reads() -> None:
+    history = talk(1_500, size=300)
+    done, model = made(history, *[NEW] * 1_500)
+    assert len(model.asked) <= 2 * MOST_QUESTIONS
+    assert "answer 1499 " in model.asked[-1][-1]["content"]
+    assert "were more than the model could be asked about" in done.fallback
+    assert "The cat is called Ivo" in done.text
 
 
 def test_extracted_lines_tell_what_tools_did() -> None:
