@@ -31,7 +31,15 @@ def test_the_page_lists_every_kind_of_finding_in_order() -> None:
 
 
 def _sections() -> Iterator[str]:
-    for name in main.list_commands(click.Context(main)):
-        command = [name, "--help"]
-        shown = CliRunner().invoke(main, command, prog_name="steno", terminal_width=80)
-        yield f"## steno {name}\n\n```text\n{shown.stdout}```\n\n"
+    for words in _commands(main, ()):
+        shown = CliRunner().invoke(main, [*words, "--help"], prog_name="steno", terminal_width=80)
+        yield f"## steno {' '.join(words)}\n\n```text\n{shown.stdout}```\n\n"
+
+
+def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        yield (*words, name)
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*words, name))
