@@ -37,7 +37,7 @@ test-llm: llm
 	@$(VENV_LLM)/bin/python -m pytest -m llm -s --timeout=900 tests/llm $(ARGS)
 
 quality: llm
-	@$(VENV_LLM)/bin/python tests/quality/measure.py $(ARGS)
+	@$(VENV_LLM)/bin/python tests/quality/recallable.py $(ARGS)
 
 # All checks run even when one fails, so that one run shows all there is to mend.
 check: dev

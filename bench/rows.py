@@ -19,6 +19,7 @@ from index import (
 )
 from measure import Figure, Place
 from reads import full_read, last_messages, warm_read
+from recall import many_users, one_session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +211,20 @@ def rows(peer_python: Path) -> list[Row]:
                     300,
                     _STATS,
                     search_begun,
+                ),
+                (
+                    "recall-one-session",
+                    "recall from 100,000 messages of one session, and 200 notes",
+                    20,
+                    "looking at one file",
+                    one_session,
+                ),
+                (
+                    "recall-many-users",
+                    "recall from 100 messages of one of 1,000 users, and 200 notes",
+                    20,
+                    "looking at 1,000 files",
+                    many_users,
                 ),
             )
         ),

@@ -124,7 +124,8 @@ __all__ = [
 ]
 
 
-# Who does not use an engine, the face, or the memory, does not wait for it: these come when they are asked for.
+# Who does not use an engine, the face, or the memory, does not wait for it: these come when they
+# are asked for.
 _LATER = {
     "Ask": "stenolog.providers.base",
     "AsyncStore": "stenolog.stores.async_store",

@@ -1,13 +1,15 @@
 """Connections to databases of the standard library's SQLite, and what their errors mean."""
 
+import math
 import sqlite3
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from stenolog.catalog.database import Broken, Busy, Unusable
+from stenolog.catalog.database import Broken, Busy, Row, Unusable
 from stenolog.catalog.statements import VERSION, schema, statements
 
 _CACHE_KB: Final = 64 * 1024
@@ -52,14 +54,32 @@ def in_memory() -> sqlite3.Connection:
     return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
 
 
-def make_tables(connection: sqlite3.Connection) -> None:
-    """Empty tables of this version, all of them or none."""
+def make_tables(connection: sqlite3.Connection, kept: Sequence[Row] = ()) -> None:
+    """Empty tables of this version but for calibrations that are kept, all of them or none."""
     connection.execute("BEGIN IMMEDIATE")
     *tables, about = schema()
     for statement in tables:
         connection.execute(statement)
     connection.execute(about, (VERSION,))
+    connection.executemany(statements()["calibrate"], kept)
     connection.execute("COMMIT")
+
+
+def calibrations(connection: sqlite3.Connection) -> list[Row]:
+    """Those of any version of the tables, as far as they make sense. Raises sqlite3.Error."""
+    return [
+        (model, ratio, weight)
+        for model, ratio, weight in connection.execute(statements()["calibrations"])
+        if isinstance(model, str) and is_calibration(ratio, weight)
+    ]
+
+
+def is_calibration(ratio: object, weight: object) -> bool:
+    """Whether these can be what `tokens.Calibration` holds; anything else is damage."""
+    if not isinstance(ratio, float) or not isinstance(weight, float):
+        return False
+    # No estimate is wrong by more.
+    return 0.01 <= ratio <= 100 and 0 <= weight < math.inf
 
 
 def has_tables(connection: sqlite3.Connection) -> bool:

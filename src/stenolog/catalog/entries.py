@@ -1,6 +1,6 @@
 """The values that a catalog gives out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -74,3 +74,25 @@ class Hits(Struct, frozen=True, kw_only=True):
     exact: bool
     after: str | None
     """Where the next page begins; None where this is the last."""
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One message that recall may choose: it shares words with a question, or stands beside one."""
+
+    key: str
+    uid: str
+    seq: int
+    role: str
+    at: datetime
+    text: str
+    """The beginning of what was said."""
+
+
+class Candidates(Struct, frozen=True, kw_only=True):
+    """What recall may choose from, and how common the words of the question are."""
+
+    messages: Sequence[Candidate]
+    count: int
+    """How many messages the owner has in all."""
+    containing: Mapping[str, int]
+    """In how many of them each word stands, in its common form; counted up to some hundreds."""

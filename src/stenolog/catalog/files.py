@@ -14,14 +14,16 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.connections import (
+    calibrations,
     code_of,
     connected,
     has_tables,
@@ -30,7 +32,7 @@ from stenolog.catalog.connections import (
     roll_back,
     sorted_out,
 )
-from stenolog.catalog.database import Broken, Transaction, Unusable
+from stenolog.catalog.database import Broken, Row, Transaction, Unusable
 from stenolog.catalog.lock import WRITING, Identity, LockFile, identity, left, set_mark
 from stenolog.catalog.statements import PREFIX
 
@@ -100,7 +102,7 @@ class FileDatabase:
                     return
             self._disconnect()
             try:
-                growing = self._grown()
+                growing = self._grown(self._calibrations())
                 # Killed between any two of these, no database has another's journal.
                 for path in (self._path, self._journal):
                     with suppress(FileNotFoundError):
@@ -114,8 +116,21 @@ class FileDatabase:
                 raise Unusable(f"{self._path} cannot be made anew: {error}") from error
             self._broken = None
 
-    def _grown(self) -> Path:
-        """A database with empty tables, under another name."""
+    def _calibrations(self) -> list[Row]:
+        """What only the old file knows, as far as it can be read."""
+        if identity(self._path) is None:
+            return []
+        # Of a damaged file, the module cannot even read every error that SQLite tells of.
+        with suppress(sqlite3.Error, UnicodeDecodeError):
+            old = connected(self._path, "ro", patience=0)
+            try:
+                return calibrations(old)
+            finally:
+                old.close()
+        return []
+
+    def _grown(self, kept: Sequence[Row]) -> Path:
+        """A database with empty tables but for what is kept, under another name."""
         path = self._path.with_name(f".{NAME}.new")
         for old in (path, path.with_name(f"{path.name}-journal")):
             with suppress(FileNotFoundError):
@@ -125,7 +140,7 @@ class FileDatabase:
         os.close(os.open(path, flags, 0o600))
         connection = connected(path, "rw", patience=self._lock.patience)
         try:
-            make_tables(connection)
+            make_tables(connection, kept)
         finally:
             connection.close()
         return path
@@ -152,6 +167,10 @@ class FileDatabase:
                 opened.connection.execute("BEGIN")
                 # The lock is taken, and a journal looked for, with the first look.
                 self._check(opened)
+            except UnicodeDecodeError as error:
+                self._let_go("ro")
+                self._broken = identity(self._path)
+                raise Broken(f"{self._path} holds what nobody wrote: {error}") from error
             except sqlite3.Error as error:
                 self._let_go("ro")
                 if code_of(error) & 0xFF != sqlite3.SQLITE_READONLY:
@@ -206,6 +225,10 @@ class FileDatabase:
             yield
         except sqlite3.Error as error:
             raise self._meaning(error, opened) from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            # Whatever is read here was written here: what cannot be read is damaged.
+            self._broken = opened.identity
+            raise Broken(f"{self._path} holds what nobody wrote: {error}") from error
         finally:
             roll_back(opened.connection)
 

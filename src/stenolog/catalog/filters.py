@@ -1,5 +1,10 @@
 """What a caller asks for, in the form that the tables hold it. Pure."""
 
+from typing import Final
+
+MOST: Final = 2**63 - 2
+"""SQLite counts one further, and no more."""
+
 
 def clean(text: str) -> str:
     """The same text where UTF-8 can hold it; lone surrogates become question marks."""

@@ -4,31 +4,37 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.database import Broken, Busy, Database, Row, Transaction, Unusable
-from stenolog.catalog.entries import Entry, Hits, Page, State
+from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
 from stenolog.catalog.files import FileDatabase
-from stenolog.catalog.filters import clean, prefix_range
+from stenolog.catalog.filters import MOST, clean, prefix_range
 from stenolog.catalog.memory import MemoryDatabase
 from stenolog.catalog.refresh import Progress, Refresher
 from stenolog.catalog.statements import statements
 from stenolog.catalog.tables import HasDatabase, TableDatabase
-from stenolog.catalog.times import moment
+from stenolog.catalog.times import microseconds, moment
 from stenolog.catalog.turns import held
 from stenolog.errors import StoreUnavailable, UsageError
 from stenolog.stores import reports
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore
 
+if TYPE_CHECKING:
+    # Who only lists does not wait for them.
+    from stenolog.catalog.calibrations import Calibrations
+    from stenolog.tokens import Calibration
+
 T = TypeVar("T")
 
 _MOST_TRIES: Final = 12
 _MOST_BREAKS: Final = 8
 _MOST_WAITS: Final = 3
+_MOST_CANDIDATES: Final = 10_000
 _STATES: Final = ("idle", "running", "interrupted")
 
 
@@ -57,6 +63,7 @@ class Catalog:
         self.problems: tuple[str, ...] = ()
         """Why the index is not where it should be, each as a sentence."""
         self._use(_database_of(store, keep=self._keep))
+        self._calibrations: Calibrations | None = None
 
     def _use(self, database: Database) -> None:
         refresher = Refresher(self._store, database)
@@ -91,7 +98,7 @@ class Catalog:
             None if tag is None else clean(tag),
             None if channel is None else clean(channel),
             None if agent is None else clean(agent),
-            None if busy is None else msgspec.json.encode(sorted(busy)).decode(),
+            None if busy is None else msgspec.json.encode(sorted(map(_hex, busy))).decode(),
             state == "running",
             None if state == "running" else state,
             updated,
@@ -151,6 +158,51 @@ class Catalog:
 
         return self._look(look, progress)
 
+    def candidates(
+        self,
+        stems: Sequence[str],
+        *,
+        owner: str,
+        agent: str | None = None,
+        in_sight_of: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 200,
+    ) -> Candidates:
+        """What recall may choose from: messages of one owner (owners.py), and of nobody else.
+
+        Those with the most and the rarest of the words, which are given as stemming.stem makes
+        them, and the messages beside those. `agent`: not of sessions that name another one.
+        `in_sight_of`: not what is visible in this session. With `since` and `until`, those of that
+        time come first. Raises UsageError for a limit that is none, and for a time without a zone.
+        """
+        # Who only lists does not wait for it.
+        from stenolog.catalog.candidates import Asked, candidates
+
+        _check_limit(limit)
+        _check_times(since=since, until=until)
+        asked = Asked(
+            owner=clean(owner),
+            stems=[clean(stem) for stem in stems],
+            agent=None if agent is None else clean(agent),
+            in_sight_of=None if in_sight_of is None else clean(in_sight_of),
+            since=None if since is None else microseconds(since),
+            until=None if until is None else microseconds(until),
+            limit=min(limit, _MOST_CANDIDATES),
+        )
+        return self._look(lambda transaction, sql: candidates(transaction, sql, asked), None)
+
+    def calibration(self, model: str) -> "Calibration":
+        """What a model's reports say of our estimates; the default where nothing is known."""
+        return self._calibrated().get(model)
+
+    def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
+        """Take in how many tokens a model reported where so many were estimated; what that makes.
+
+        Where it cannot be kept it holds for this process: losing it costs accuracy only.
+        """
+        return self._calibrated().take_in(model, estimated=estimated, reported=reported)
+
     def close(self) -> None:
         """Let go of the index; a second call does nothing. The store stays open."""
         with self._mutex:
@@ -178,8 +230,7 @@ class Catalog:
     def _look(self, look: "Look[T]", progress: Progress | None) -> T:
         """What the index says when it is up to date, whatever state it was in before."""
         for attempt in range(_MOST_TRIES):
-            if self._closed:
-                raise UsageError("the catalog is closed")
+            self._check_open()
             current = self._current
             try:
                 current.refresher.refresh(progress)
@@ -194,6 +245,19 @@ class Catalog:
                 if not isinstance(error, Busy) or attempt >= _MOST_WAITS:
                     self._fall_back(current, error)
         raise StoreUnavailable("the index is damaged again and again; look at the disk")
+
+    def _calibrated(self) -> "Calibrations":
+        from stenolog.catalog.calibrations import Calibrations
+
+        self._check_open()
+        with self._mutex:
+            if self._calibrations is None:
+                self._calibrations = Calibrations(lambda: self._current.database)
+            return self._calibrations
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the catalog is closed")
 
     def _renew(self, broken: "_Current", reason: Broken) -> None:
         reports.info("the index is made anew: %s", reason)
@@ -298,11 +362,16 @@ def _decoded(after: str | None) -> tuple[int | None, str | None]:
         colon = ""
     if not colon:
         raise UsageError(f"after={after!r} is not what a page before it gave")
-    return number, clean(key)
+    return min(number, MOST), clean(key)
+
+
+def _hex(key: str) -> str:
+    """In a form that SQLite's JSON keeps: its older ones end a text at a NUL."""
+    return clean(key).encode().hex().upper()
 
 
 def _check_limit(limit: int) -> None:
-    if type(limit) is not int or limit < 1:
+    if type(limit) is not int or not 1 <= limit <= MOST:
         raise UsageError(f"limit={limit!r}: how many, 1 or more")
 
 

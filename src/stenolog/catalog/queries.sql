@@ -24,10 +24,10 @@ FROM catalog_session WHERE key = ?;
 SELECT id, version FROM catalog_session WHERE key = ?;
 
 -- name: add_row
-INSERT INTO catalog_session (key, version, listed, uid, generation, archived, indexed, count,
+INSERT INTO catalog_session (key, owner, version, listed, uid, generation, archived, indexed, count,
                              visible, tokens, sight, state, title, prompt, created, updated, lost,
                              damaged)
-VALUES (?, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
+VALUES (?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
 
 -- name: prompts
 SELECT role, text FROM catalog_message JOIN catalog_said USING (id)
@@ -108,7 +108,7 @@ WHERE listed
   AND (?3 IS NULL OR id IN (SELECT session FROM catalog_tag WHERE tag = ?3))
   AND (?4 IS NULL OR channel = ?4)
   AND (?5 IS NULL OR agent = ?5)
-  AND (?6 IS NULL OR (key IN (SELECT value FROM json_each(?6))) = ?7)
+  AND (?6 IS NULL OR (hex(key) IN (SELECT value FROM json_each(?6))) = ?7)
   AND (?8 IS NULL OR state = ?8)
   AND (?9 IS NULL OR updated < ?9 OR updated = ?9 AND key > ?10)
 ORDER BY updated DESC, key
@@ -154,6 +154,47 @@ FROM catalog_message
 JOIN catalog_said USING (id)
 JOIN catalog_session ON catalog_session.id = catalog_message.session
 WHERE catalog_message.id = ? AND listed;
+
+-- name: owned
+-- The sessions of an owner.
+SELECT id, key, agent, listed, count, visible, sight FROM catalog_session WHERE owner = ?;
+
+-- name: seen
+SELECT id FROM catalog_message WHERE session = ? AND seq BETWEEN ? AND ?;
+
+-- name: newest_with
+SELECT rowid FROM catalog_words WHERE catalog_words MATCH ? ORDER BY rowid DESC LIMIT ?;
+
+-- name: newest_with_in
+-- The same from one time to another; those are known to have ids between these.
+SELECT id FROM catalog_words
+JOIN catalog_message ON catalog_message.id = catalog_words.rowid
+WHERE catalog_words MATCH ? AND catalog_words.rowid BETWEEN ? AND ? AND at >= ? AND at < ?
+ORDER BY catalog_words.rowid DESC LIMIT ?;
+
+-- name: where_said
+SELECT id, session, seq FROM catalog_message
+WHERE id IN (SELECT value FROM json_each(?)) AND role NOT IN ('system', 'developer');
+
+-- name: said_at
+-- Named by session and seq, and told only where the session is that owner's.
+SELECT catalog_session.key, uid, seq, role, at, substr(text, 1, ?)
+FROM json_each(?) AS place
+CROSS JOIN catalog_message
+ON session = json_extract(place.value, '$[0]') AND seq = json_extract(place.value, '$[1]')
+JOIN catalog_said ON catalog_said.id = catalog_message.id
+JOIN catalog_session ON catalog_session.id = session
+WHERE owner = ? AND role NOT IN ('system', 'developer');
+
+-- name: calibration
+SELECT ratio, weight FROM catalog_calibration WHERE model = ?;
+
+-- name: calibrations
+SELECT model, ratio, weight FROM catalog_calibration;
+
+-- name: calibrate
+INSERT INTO catalog_calibration (model, ratio, weight) VALUES (?, ?, ?)
+ON CONFLICT (model) DO UPDATE SET ratio = excluded.ratio, weight = excluded.weight;
 
 -- name: held
 -- Of the store itself: in which sessions somebody has the turn.

@@ -6,6 +6,7 @@ begin so. Whatever else stands in a query is taken literally.
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from msgspec import Struct
 
@@ -16,6 +17,8 @@ _TERM = re.compile(
     r'(?P<not>(?:-(?=[^\s-]))?)(?:"(?P<phrase>[^"]*)"|(?P<word>[^\s"]+))(?P<begins>\*?)'
 )
 _LONGEST_ROLE = 32
+MOST_TERMS: Final = 64
+"""What comes after so many different terms is passed over: each costs a walk through the index."""
 
 
 class Term(Struct, frozen=True):
@@ -39,9 +42,15 @@ class Query(Struct, frozen=True):
 
 
 def parse(text: str) -> Query:
-    """The terms of a query."""
-    found = []
+    """The terms of a query: the first of the different ones, where there are very many."""
+    found: list[Term] = []
+    seen: set[tuple[str | None, ...]] = set()
     for match in _TERM.finditer(text):
+        if match.groups() in seen:
+            continue
+        if len(found) == MOST_TERMS:
+            break
+        seen.add(match.groups())
         body = match["phrase"] if match["phrase"] is not None else match["word"]
         words = tokenizer.words(body)
         if any(word.parts for word in words):
@@ -86,6 +95,19 @@ def role_mark(role: str) -> str:
 
         raw = sha256(raw).digest()
     return f"=r{raw.hex()}"
+
+
+def owner_mark(owner: str) -> str:
+    """The token that each message of an owner has."""
+    # Who only lists does not wait for it.
+    from hashlib import sha256
+
+    return f"=o{sha256(owner.encode('utf-8', 'replace')).hexdigest()[:32]}"
+
+
+def stem_mark(stem: str) -> str:
+    """The token that each message with a form of this word has."""
+    return f"=w{stem}"
 
 
 def _term(term: Term) -> str:

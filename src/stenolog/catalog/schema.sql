@@ -13,9 +13,11 @@ CREATE TABLE catalog_about (
 -- `stamp` is the store's mark from before the session was read, NULL where there is more to read;
 -- `version` grows with every change, so that of two who read the same row one stores the next.
 -- `sight` are the runs of visible seqs, as JSON. `listed` is 0 for what is no session (yet).
+-- `owner` is whose it is, by the key alone (owners.py).
 CREATE TABLE catalog_session (
     id         INTEGER PRIMARY KEY,
     key        TEXT    NOT NULL UNIQUE,
+    owner      TEXT    NOT NULL,
     stamp      TEXT,
     version    INTEGER NOT NULL,
     listed     INTEGER NOT NULL,
@@ -40,6 +42,8 @@ CREATE TABLE catalog_session (
 );
 
 CREATE INDEX catalog_session_newest ON catalog_session (updated DESC, key);
+
+CREATE INDEX catalog_session_owner ON catalog_session (owner);
 
 -- All that a look for changes reads.
 CREATE INDEX catalog_session_stamp ON catalog_session (key, stamp);
@@ -76,12 +80,21 @@ CREATE TABLE catalog_block (
     newest INTEGER NOT NULL
 );
 
--- The tokens of tokenizer.py, and in `marks` the session and the role. None of them has a character
--- that would be split again; `=` stands in marks only, and first, so that no word begins like one.
+-- The tokens of tokenizer.py, and in `marks` the session, the role, the owner, and the words in the
+-- form of stemming.py. None of them has a character that would be split again; `=` stands in marks
+-- only, and first, so that no word begins like one.
 -- Words of which one or two letters are asked for have lists of their own: to merge those of all
 -- words that begin so took ten times as long. Longer beginnings leave few enough.
 CREATE VIRTUAL TABLE catalog_words USING fts5 (
     parts, more, marks, content = '', prefix = '1 2', tokenize = "ascii tokenchars '='"
+);
+
+-- What the reports of each model say of our estimates (tokens.py). It is not made from the store, so
+-- it outlives the other tables wherever it can be read; lost, it costs accuracy only.
+CREATE TABLE IF NOT EXISTS catalog_calibration (
+    model  TEXT PRIMARY KEY,
+    ratio  REAL NOT NULL,
+    weight REAL NOT NULL
 );
 
 INSERT INTO catalog_about (version, made, writes) VALUES (?, random(), 0);

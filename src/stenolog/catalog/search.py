@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stenolog.catalog.database import Row, Transaction
 from stenolog.catalog.entries import Hit, Hits
-from stenolog.catalog.filters import prefix_range
+from stenolog.catalog.filters import MOST, prefix_range
 from stenolog.catalog.query import Query, expression, rank_expression
 from stenolog.catalog.snippets import snippet
 from stenolog.catalog.statements import BLOCK
@@ -215,13 +215,13 @@ def _encoded(last: _Found) -> str:
 def _decoded(after: str) -> _Found:
     at, _, id_ = after.partition(".")
     try:
-        return _Found(int(at), int(id_))
+        return _Found(min(int(at), MOST), min(int(id_), MOST))
     except ValueError:
         raise UsageError(f"after={after!r} is not what a page before it gave") from None
 
 
 def _offset(after: str) -> int:
     try:
-        return max(0, int(after))
+        return min(max(0, int(after)), MOST)
     except ValueError:
         raise UsageError(f"after={after!r} is not what a page before it gave") from None

@@ -1,5 +1,6 @@
 """The part of a message that shows why it was found. Pure."""
 
+import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -62,7 +63,9 @@ def _found(text: str, query: Query) -> list[_Place]:
     for start, end, word in tokenizer.places(text):
         if len(found) >= _MOST_PLACES:
             break
-        if word.singles and len(word.parts) == max(1, end - start - 1):
+        # One sign may stand for several, as ㌔ does: then the pairs are not where they seem to be.
+        plain = unicodedata.is_normalized("NFKC", text[start:end])
+        if word.singles and plain and len(word.parts) == max(1, end - start - 1):
             found += _pairs(text, start, word, wanted)
             continue
         tokens = word.parts + word.joined

@@ -10,8 +10,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog import texts, tokenizer
+from stenolog.catalog import stemming, texts, tokenizer
 from stenolog.catalog.entries import State
+from stenolog.catalog.query import stem_mark
 from stenolog.catalog.times import microseconds
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
@@ -49,6 +50,7 @@ class Said(Struct, frozen=True):
     tokens: int
     text: str
     lines: tokenizer.Lines
+    stems: str
 
 
 class Settled(Struct, frozen=True, kw_only=True):
@@ -121,7 +123,8 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
         yield from emptied(key, row, beginning=beginning)
     version = _emptied_version(row) if known is None else known.version
     prompt = known.prompt if known is not None else ""
-    partly = known is not None and not known.listed
+    # Whoever began to take this in may have been stopped before the prompt was noted.
+    partly = known is not None and (not known.listed or known.stamp is None)
     last_seq = known.indexed if known is not None else 0
     tokens = known.tokens if known is not None else 0
     parts = list(_parts(seen.messages)) or [()]
@@ -190,14 +193,21 @@ def removal(key: str, row: Row) -> Iterator[Step]:
 def _said(message: Message) -> Said:
     fields = message.to_dict()
     text = texts.text_of(fields)
+    lines = tokenizer.lines(text)
     return Said(
         seq=message.seq,
         role=texts.role_of(fields),
         at=microseconds(message.at),
-        tokens=texts.estimate_tokens(message),
+        tokens=texts.estimate_tokens(fields),
         text=text,
-        lines=tokenizer.lines(text),
+        lines=lines,
+        stems=stem_marks(lines),
     )
+
+
+def stem_marks(lines: tokenizer.Lines) -> str:
+    """The tokens of all words in their common form, each once, with spaces between."""
+    return " ".join(map(stem_mark, dict.fromkeys(stemming.of_tokens(lines.parts.split()))))
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -9,9 +9,10 @@ import msgspec
 from stenolog.catalog import steps as sizes
 from stenolog.catalog import texts, tokenizer
 from stenolog.catalog.database import Database, Transaction
-from stenolog.catalog.query import role_mark, session_mark
+from stenolog.catalog.owners import owner_of
+from stenolog.catalog.query import owner_mark, role_mark, session_mark
 from stenolog.catalog.statements import BLOCK, statements
-from stenolog.catalog.steps import Said, Step
+from stenolog.catalog.steps import Step, stem_marks
 from stenolog.stores import spans
 
 _MOST_SECONDS: Final = 0.5
@@ -74,7 +75,7 @@ class Writer:
         if (found[0][1] if found else None) != step.version:
             return False
         if not found:
-            transaction.execute(sql["add_row"], (step.key,))
+            transaction.execute(sql["add_row"], (step.key, owner_of(step.key)))
             found = list(transaction.execute(sql["row_version"], (step.key,)))
         session: int = found[0][0]
         if step.gone:
@@ -86,9 +87,9 @@ class Writer:
             values = (begun.uid, begun.generation, begun.archived, session)
             transaction.execute(sql["begin_row"], values)
         elif step.remove:
-            self._remove(transaction, session, step.remove)
+            self._remove(transaction, session, step)
         else:
-            self._add(transaction, session, step.add)
+            self._add(transaction, session, step)
             if step.settled is not None:
                 self._settle(transaction, session, step)
             else:
@@ -96,7 +97,8 @@ class Writer:
                 transaction.execute(sql["advance_row"], last)
         return True
 
-    def _add(self, transaction: Transaction, session: int, said: Sequence[Said]) -> None:
+    def _add(self, transaction: Transaction, session: int, step: Step) -> None:
+        said = step.add
         if not said:
             return
         sql = self._sql
@@ -109,7 +111,11 @@ class Writer:
         transaction.executemany(sql["add_said"], [(id_, one.text) for id_, one in numbered])
         transaction.executemany(
             sql["add_words"],
-            [_words(id_, session, one.role, one.lines) for id_, one in numbered],
+            _words(
+                session,
+                step.key,
+                [(id_, one.role, one.lines, one.stems) for id_, one in numbered],
+            ),
         )
         blocks: dict[int, tuple[int, int]] = {}
         for id_, one in numbered:
@@ -119,13 +125,18 @@ class Writer:
             sql["add_block"], [(block, *times) for block, times in blocks.items()]
         )
 
-    def _remove(self, transaction: Transaction, session: int, count: int) -> None:
+    def _remove(self, transaction: Transaction, session: int, step: Step) -> None:
         sql = self._sql
-        found = list(transaction.execute(sql["some_messages"], (session, count)))
+        found = list(transaction.execute(sql["some_messages"], (session, step.remove)))
         # Words can only be taken out of an index by naming them again.
+        named = [(id_, role, tokenizer.lines(text)) for id_, role, text in found]
         transaction.executemany(
             sql["remove_words"],
-            [_words(id_, session, role, tokenizer.lines(text)) for id_, role, text in found],
+            _words(
+                session,
+                step.key,
+                [(id_, role, lines, stem_marks(lines)) for id_, role, lines in named],
+            ),
         )
         ids = [(id_,) for id_, _, _ in found]
         transaction.executemany(sql["remove_said"], ids)
@@ -177,5 +188,12 @@ class Writer:
         transaction.executemany(sql["add_tag"], tags)
 
 
-def _words(id_: int, session: int, role: str, lines: tokenizer.Lines) -> tuple[int, str, str, str]:
-    return id_, lines.parts, lines.more, f"{session_mark(session)} {role_mark(role)}"
+def _words(
+    session: int, key: str, said: Sequence[tuple[int, str, tokenizer.Lines, str]]
+) -> list[tuple[int, str, str, str]]:
+    """The rows of the full-text index, of id, role, tokens and stems of each message."""
+    marks = f"{session_mark(session)} {owner_mark(owner_of(key))}"
+    return [
+        (id_, lines.parts, lines.more, f"{marks} {role_mark(role)} {stems}")
+        for id_, role, lines, stems in said
+    ]

@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.memory.facts import Fact
+from stenolog.memory.quotes import words
 from stenolog.memory.transcript import Turn, shown
 from stenolog.providers.answers import read_object
 
@@ -121,8 +122,10 @@ def _heard(item: Mapping[str, Any]) -> Heard:
     listed = item.get("facts")
     given = listed[:MOST_FACTS] if isinstance(listed, list) else []
     facts = [fact for found in given if (fact := _fact(found)) is not None]
+    daily = _line(item.get("daily"))
     return Heard(
-        daily=_line(item.get("daily"))[:LONGEST_DAILY],
+        # The smallest models give back the dots that they were shown.
+        daily=daily[:LONGEST_DAILY] if words(daily) else "",
         facts=tuple(facts),
         malformed=len(given) - len(facts),
     )
@@ -132,7 +135,8 @@ def _fact(found: Any) -> Fact | None:
     if not isinstance(found, dict):
         return None
     text, quote = _line(found.get("text")), found.get("quote")
-    if not text or not isinstance(quote, str):
+    # A word alone tells nothing; of text without spaces one word is a sentence.
+    if not isinstance(quote, str) or len(words(text)) < 1 + text.isascii():
         return None
     return Fact(
         text=text,

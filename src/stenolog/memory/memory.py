@@ -16,8 +16,7 @@ from stenolog.memory.recall import Recalled, recall
 from stenolog.memory.redaction import redact
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.providers.base import Ask
-from stenolog.sessions.folders import NOTES
-from stenolog.sessions.opening import find_place
+from stenolog.sessions.folders import NOTES, find_place
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
 

@@ -1,6 +1,6 @@
 """Which notes and messages answer a question best: one pure function.
 
-BM25 over words in their common form. A message is scored together with the one before and the one
+BM25 over words in their common form. A message is scored together with the two before and the two
 after it, because an answer often shares no word with its question. Newer ones count more, down to
 half; core facts do not grow old. Where the question names a time, what is not of it counts little.
 """
@@ -20,7 +20,7 @@ Kind = Literal["core", "daily", "message"]
 
 _K1: Final = 1.2
 _B: Final = 0.6
-_NEIGHBOURS: Final = {-2: 0.2, -1: 0.4, 1: 0.4, 2: 0.2}
+_NEIGHBOURS: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
 """How much of the words beside a message counts as its own, by how far away they are."""
 _OLDEST: Final = 0.5
 """What is left of a score when it has fully aged."""

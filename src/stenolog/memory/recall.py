@@ -41,9 +41,13 @@ def recall(
     half_life_days: float = 30.0,
     now: datetime | None = None,
     exclude_session: str | None = None,
+    unasked: bool = True,
     count: Callable[[str], int] = estimate,
 ) -> Recalled:
     """What one scope knows about a question, within a budget of tokens.
+
+    `unasked`: where room is left, the newest core facts are told as well: what a question shares no
+    word with may still be what it is about.
 
     `exclude_session`: the session that asks; what it has in sight is not told again, what was
     compacted away is. `half_life_days`: after so long half of what age can take from a score is
@@ -54,15 +58,31 @@ def recall(
     if moment.tzinfo is None:
         raise UsageError(f"now={moment.isoformat()}: a time with its zone is wanted")
     asked = understood(question, now=moment)
+    known = [] if notes is None else notes.list(scope)
+    more = _newest_facts(known) if unasked else []
     if asked.empty:
-        return Recalled()
-    noted = _notes(asked, [] if notes is None else notes.list(scope))
+        return tell([], asked, more=more, budget=budget, count=count, zone=moment.tzinfo)
+    noted = _notes(asked, known)
     said, commonness = _messages(asked, catalog, scope, exclude_session)
     ranked = rank(
         asked, [*noted, *said], now=moment, half_life_days=half_life_days, commonness=commonness
     )
     worthy = _worthy(ranked, asked)
-    return tell(worthy, asked, budget=budget, count=count, zone=moment.tzinfo)
+    return tell(worthy, asked, more=more, budget=budget, count=count, zone=moment.tzinfo)
+
+
+def _newest_facts(notes: Iterable[Note]) -> list[Ranked]:
+    facts = sorted((note for note in notes if note.kind == "core"), key=_age, reverse=True)
+    return [Ranked(candidate=_candidate(note), score=0.0) for note in facts[:_MOST_TOLD]]
+
+
+def _age(note: Note) -> tuple[datetime, str]:
+    return note.at, note.id
+
+
+def _candidate(note: Note) -> Candidate:
+    hints = f"{note.about}\n{note.quote}"
+    return Candidate(kind=note.kind, source=note.id, at=note.at, text=note.text, hints=hints)
 
 
 def _notes(question: Question, notes: Iterable[Note]) -> list[Candidate]:
@@ -70,10 +90,9 @@ def _notes(question: Question, notes: Iterable[Note]) -> list[Candidate]:
     wanted = set(question.stems)
     found: list[tuple[int, datetime, Candidate]] = []
     for note in notes:
-        hints = f"{note.about}\n{note.quote}"
-        shared = len(wanted.intersection(stems(f"{note.text}\n{hints}")))
+        one = _candidate(note)
+        shared = len(wanted.intersection(stems(f"{one.text}\n{one.hints}")))
         if shared or not wanted:
-            one = Candidate(kind=note.kind, source=note.id, at=note.at, text=note.text, hints=hints)
             found.append((shared, note.at, one))
     found.sort(key=lambda one: (one[0], one[1], one[2].source), reverse=True)
     return [candidate for _, _, candidate in found[:CANDIDATES]]

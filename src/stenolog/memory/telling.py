@@ -50,6 +50,7 @@ def tell(
     ranked: Sequence[Ranked],
     question: Question,
     *,
+    more: Sequence[Ranked] = (),
     budget: int,
     count: Callable[[str], int],
     zone: tzinfo | None,
@@ -57,19 +58,25 @@ def tell(
     """As many of the best as fit the budget: core facts first, the newest of them first.
 
     The others follow by how well they answer. What does not fit is left out, and a shorter one
-    that comes soon after it may still be told.
+    that comes soon after it may still be told. `more`: told as well, in what the best leave
+    of the budget when they have taken half of it.
     """
     chosen: list[Found] = []
     spent = count(memory_block([""]))
-    misses = 0
-    for one in ranked:
-        found = _found(one, question)
-        cost = count(f"\n{_line(found, zone)}")
-        if spent + cost <= budget:
-            chosen.append(found)
-            spent += cost
-        elif (misses := misses + 1) == _MOST_MISSES:
-            break
+    # What hardly answers the question must not crowd out what is known of the user.
+    for some, most in ((ranked, budget // 2), (more, budget), (ranked, budget)):
+        misses = 0
+        told = {found.source for found in chosen}
+        for one in some:
+            if one.candidate.source in told:
+                continue
+            found = _found(one, question)
+            cost = count(f"\n{_line(found, zone)}")
+            if spent + cost <= (most if chosen else budget):
+                chosen.append(found)
+                spent += cost
+            elif (misses := misses + 1) == _MOST_MISSES:
+                break
     while chosen:
         ordered = sorted(chosen, key=_order)
         block = memory_block([_line(found, zone) for found in ordered])

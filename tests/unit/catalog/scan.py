@@ -7,6 +7,7 @@ from typing import Any
 from stenolog.catalog import Catalog
 from stenolog.records import Message
 from stenolog.stores.base import Store
+from stenolog.tokens import message_tokens
 
 EVERYWHERE = "allmessages"
 """A word that a test puts into every message, so that all of them can be asked for."""
@@ -29,7 +30,7 @@ def full_scan(store: Store) -> Found:
             "state": _state(visible),
             "visible": len(visible),
             "count": len(messages),
-            "tokens": sum(len(m.to_json().decode()) // 4 + 1 for m in visible),
+            "tokens": sum(message_tokens(m) for m in visible),
             "created": info.created,
             "updated": info.updated,
             "tags": tuple(sorted(tags)),

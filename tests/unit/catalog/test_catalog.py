@@ -14,6 +14,7 @@ from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.stores.base import Store
 from stenolog.testing.strategies import hostile_keys, keys, messages, texts
+from stenolog.tokens import message_tokens
 
 from .conftest import fill
 
@@ -64,7 +65,7 @@ def test_an_entry_tells_what_a_session_is_about(store: Store, catalog: Catalog) 
     assert (entry.key, entry.uid) == ("telegram:7", info.uid)
     assert (entry.title, entry.prompt) == ("What is the time?", "What is\n the time?")
     assert (entry.state, entry.visible, entry.count) == ("idle", 2, 3)
-    assert entry.tokens == sum(len(m.to_json()) // 4 + 1 for m in store.get_history("telegram:7"))
+    assert entry.tokens == sum(map(message_tokens, store.get_history("telegram:7")))
     assert (entry.created, entry.updated) == (info.created, info.updated)
     assert (entry.tags, entry.agent, entry.channel) == (("a", "b"), "clock", "telegram")
     assert (entry.lost, entry.damaged, entry.problem) == (0, 0, None)

@@ -126,6 +126,32 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
             _agree(store, catalog)
 
 
+@pytest.mark.parametrize("left", range(5))
+def test_the_first_prompt_is_found_by_whoever_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
+    flush = writing.Writer.flush
+
+    def cut_off(writer: writing.Writer) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Cut
+        flush(writer)
+
+    with stenolog.open_store(tmp_path) as store:
+        store.add_message("k", "assistant", "allmessages")
+        with open_catalog(store) as catalog:
+            catalog.refresh()
+            store.add_messages("k", _said(["user", "assistant", "assistant"]))
+            monkeypatch.setattr(writing.Writer, "flush", cut_off)
+            with suppress(Cut):
+                catalog.refresh()
+            monkeypatch.setattr(writing.Writer, "flush", flush)
+            _agree(store, catalog)
+
+
 # --- what is read ----------------------------------------------------------------------------
 
 

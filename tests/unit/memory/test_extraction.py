@@ -157,3 +157,21 @@ def test_any_json_is_read_without_an_error(value: Any, turns: int) -> None:
     found = read_answer(json.dumps({"turns": value}), turns=turns)
 
     assert found is None or set(found) <= set(range(1, turns + 1))
+
+
+@pytest.mark.parametrize("empty", ["…", "...", " - ", ""])
+def test_dots_are_no_entry_and_no_fact(empty: str) -> None:
+    fact = {"text": empty, "about": "x", "quote": "I live in Lisbon", "confidence": 1}
+    answer = {"turns": [{"turn": 1, "daily": empty, "facts": [fact]}]}
+    assert read_answer(json.dumps(answer), turns=1) == {1: Heard(malformed=1)}
+
+
+def test_a_word_alone_is_no_fact_but_a_sentence_without_spaces_is() -> None:
+    told = [
+        {"text": text, "about": "", "quote": "q", "confidence": 1}
+        for text in ("Ingrid", "里斯本に住んでいます", "Likes tea.")
+    ]
+    heard = read_answer(json.dumps({"turns": [{"daily": "A talk.", "facts": told}]}), turns=1)
+    assert heard is not None
+    assert [fact.text for fact in heard[1].facts] == ["里斯本に住んでいます", "Likes tea."]
+    assert heard[1].malformed == 1

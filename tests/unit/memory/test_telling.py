@@ -98,3 +98,13 @@ def test_a_block_never_takes_more_than_its_budget(ranked: list[Ranked], budget: 
     found = _told(*ranked, budget=budget)
     assert found.tokens == estimate(found.block) <= budget
     assert bool(found.block) == bool(found.found)
+
+
+def test_the_budget_holds_for_a_counter_that_does_not_add_up() -> None:
+    def count(text: str) -> int:
+        return text.count("\n") ** 2
+
+    ranked = [_ranked(f"ferry {number}") for number in range(9)]
+    found = tell(ranked, ASKED, budget=30, count=count, zone=UTC)
+    assert found.tokens == count(found.block) <= 30
+    assert len(found.found) == 3

@@ -1,0 +1,229 @@
+"""What recall may choose from: messages of one owner that share words with a question.
+
+Each word is asked for by itself, the newest messages first, so that a word that stands everywhere
+costs no more than a rare one. Those with the most and the rarest words are taken, and the messages
+beside them: an answer often shares no word with the question it answers.
+
+Everything is asked for inside of what one owner has. What a session hides below its first visible
+message was compacted or cleared, and is found; what it hides further on was taken back, and is not.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.catalog.database import Transaction
+from stenolog.catalog.entries import Candidate, Candidates
+from stenolog.catalog.query import owner_mark, session_mark, stem_mark
+from stenolog.catalog.statements import BLOCK
+from stenolog.catalog.times import moment
+from stenolog.records import Span
+from stenolog.stores import spans
+
+LONGEST_TEXT: Final = 8_000
+"""Of a longer message, so many characters are given out."""
+
+_MOST_EACH: Final = 500
+"""So many messages with a word are looked at; of a commoner one, the newest."""
+
+_ALL: Final = -1
+_MOST_WORDS: Final = 24
+_MOST_NEIGHBOURED: Final = 50
+"""Of so many, the messages beside them are given out, too."""
+_STEPS: Final = (-1, 1, -2, 2)
+_ENOUGH: Final = 20
+"""Where a time is asked for and has so many messages, nothing is looked for outside of it."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What is looked for, and where."""
+
+    owner: str
+    stems: Sequence[str]
+    """The words of the question in their common form."""
+    agent: str | None
+    """Sessions that name another agent are left out."""
+    in_sight_of: str | None
+    """The session whose visible messages are left out: who asks sees them anyway."""
+    since: int | None
+    until: int | None
+    limit: int
+
+
+class _Session(Struct, frozen=True):
+    id: int
+    key: str
+    agent: str | None
+    listed: int
+    count: int
+    visible: int
+    sight: str
+
+
+Newest = Callable[[str, int], list[int]]
+"""So many of the newest messages that match."""
+
+
+def candidates(transaction: Transaction, sql: Mapping[str, str], asked: Asked) -> Candidates:
+    """What one look at the index finds."""
+    return _Gathering(transaction, sql, asked).candidates()
+
+
+class _Gathering:
+    """One question in one look at the index."""
+
+    def __init__(self, transaction: Transaction, sql: Mapping[str, str], asked: Asked) -> None:
+        self._transaction = transaction
+        self._sql = sql
+        self._asked = asked
+        self._stems = list(dict.fromkeys(asked.stems))[:_MOST_WORDS]
+        rows = transaction.execute(sql["owned"], (asked.owner,))
+        self._sessions = {row[0]: _Session(*row) for row in rows}
+        self._current = next(
+            (one for one in self._sessions.values() if one.key == asked.in_sight_of), None
+        )
+        barred = [one.id for one in self._sessions.values() if not self._may_tell(one)]
+        self._none = len(barred) == len(self._sessions)
+        self._where = f'"{owner_mark(asked.owner)}"'
+        self._but = f" NOT ({_any(map(session_mark, barred))})" if barred else ""
+        self._sights: dict[int, list[Span]] = {}
+        self._seen = self._seen_ids()
+        self._containing: dict[str, int] = {}
+
+    def candidates(self) -> Candidates:
+        """The messages, and how common the words are."""
+        places: dict[tuple[int, int], None] = {}
+        if not self._none:
+            timed = self._asked.since is not None or self._asked.until is not None
+            if timed:
+                places.update(dict.fromkeys(self._best(self._newest_in_time)))
+            if self._stems and (not timed or len(places) < _ENOUGH):
+                places.update(dict.fromkeys(self._best(self._newest)))
+        hits = list(places)[: self._asked.limit]
+        return Candidates(
+            messages=list(self._said(hits)),
+            count=sum(one.count for one in self._sessions.values()),
+            containing=self._containing,
+        )
+
+    # --- where -------------------------------------------------------------------------------
+
+    def _may_tell(self, session: _Session) -> bool:
+        """Whether anything of a session may be given out."""
+        return bool(
+            session.listed
+            and (self._asked.agent is None or session.agent in (None, self._asked.agent))
+            and not (session is self._current and session.visible >= session.count)
+        )
+
+    def _sight(self, session: int) -> list[Span]:
+        if session not in self._sights:
+            text = self._sessions[session].sight
+            self._sights[session] = msgspec.json.decode(text, type=list[Span])
+        return self._sights[session]
+
+    def _seen_ids(self) -> set[int]:
+        """The messages that who asks has in sight."""
+        if self._current is None or self._current.visible >= self._current.count:
+            return set()
+        return {
+            id_
+            for span in self._sight(self._current.id)
+            for (id_,) in self._transaction.execute(self._sql["seen"], (self._current.id, *span))
+        }
+
+    # --- which -------------------------------------------------------------------------------
+
+    def _newest(self, words: str, limit: int) -> list[int]:
+        """So many of those that match, the newest first."""
+        return self._unseen("newest_with", (self._in(words),), limit)
+
+    def _newest_in_time(self, words: str, limit: int) -> list[int]:
+        """The same, of the time that is asked for."""
+        since = self._asked.since if self._asked.since is not None else -(2**62)
+        until = self._asked.until if self._asked.until is not None else 2**62
+        blocks = [
+            block
+            for block, oldest, newest in self._transaction.execute(self._sql["blocks"])
+            if newest >= since and oldest < until
+        ]
+        if not blocks:
+            return []
+        ids = (min(blocks) * BLOCK, (max(blocks) + 1) * BLOCK - 1)
+        return self._unseen("newest_with_in", (self._in(words), *ids, since, until), limit)
+
+    def _unseen(self, name: str, values: Sequence[object], limit: int) -> list[int]:
+        # Those in sight are mostly the newest of all, and must not take the place of others.
+        most = _ALL if limit == _ALL else limit + len(self._seen)
+        rows = self._transaction.execute(self._sql[name], (*values, most))
+        found = [id_ for (id_,) in rows if id_ not in self._seen]
+        return found if limit == _ALL else found[:limit]
+
+    def _in(self, words: str) -> str:
+        """The words, and that it is the owner's, in the language of FTS5."""
+        asked = f"({words}) AND {self._where}" if words else self._where
+        return f"({asked}){self._but}" if self._but else asked
+
+    def _best(self, newest: Newest) -> Iterator[tuple[int, int]]:
+        """Session and seq of those with the most and the rarest words, of equal ones the newest."""
+        limit = self._asked.limit
+        if not self._stems:
+            return self._findable(newest("", limit))
+        found = {stem: newest(_any([stem_mark(stem)]), _MOST_EACH) for stem in self._stems}
+        rare = [stem for stem, ids in found.items() if 0 < len(ids) < _MOST_EACH]
+        for stem, ids in found.items():
+            if len(ids) == _MOST_EACH and rare:
+                # Which of those with a rare word have this one, too, however old they are.
+                both = f"({_any(map(stem_mark, rare))}) AND {_any([stem_mark(stem)])}"
+                found[stem] = list(dict.fromkeys([*ids, *newest(both, _ALL)]))
+        total = sum(one.count for one in self._sessions.values())
+        scores: dict[int, float] = {}
+        for stem, ids in found.items():
+            self._containing[stem] = max(len(ids), self._containing.get(stem, 0))
+            weight = math.log(1 + total / (len(ids) + 0.5))
+            for id_ in ids:
+                scores[id_] = scores.get(id_, 0.0) + weight
+        ranked = sorted(scores, key=lambda id_: (-scores[id_], -id_))
+        return self._findable(ranked[: 2 * limit])
+
+    def _findable(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Session and seq of these, in their order, without what was taken back."""
+        rows = self._transaction.execute(self._sql["where_said"], (json.dumps(ids),))
+        places = {id_: (session, seq) for id_, session, seq in rows}
+        for id_ in ids:
+            session, seq = places.get(id_, (0, 0))
+            if session in self._sessions and _is_findable(seq, self._sight(session)):
+                yield session, seq
+
+    # --- what --------------------------------------------------------------------------------
+
+    def _said(self, hits: Sequence[tuple[int, int]]) -> Iterator[Candidate]:
+        """These messages, and those beside the best of them."""
+        places = dict.fromkeys(hits)
+        for session, seq in hits[:_MOST_NEIGHBOURED]:
+            places.update({(session, seq + step): None for step in _STEPS})
+        wanted = []
+        for session, seq in places:
+            sight = self._sight(session)
+            is_current = self._current is not None and session == self._current.id
+            in_sight = is_current and spans.contains(sight, seq)
+            if _is_findable(seq, sight) and not in_sight:
+                wanted.append((session, seq))
+        values = (LONGEST_TEXT, json.dumps(wanted), self._asked.owner)
+        for key, uid, seq, role, at, text in self._transaction.execute(
+            self._sql["said_at"], values
+        ):
+            yield Candidate(key=key, uid=uid, seq=seq, role=role, at=moment(at), text=text)
+
+
+def _is_findable(seq: int, sight: Sequence[Span]) -> bool:
+    """Whether it is visible, or hidden below all that is."""
+    return not sight or seq < sight[0][0] or spans.contains(sight, seq)
+
+
+def _any(marks: Iterable[str]) -> str:
+    return " OR ".join(f'"{mark}"' for mark in marks)

@@ -1,0 +1,21 @@
+"""Whose a session is, by its key alone. Pure.
+
+What is said in a thread (`channel:thread:sender`) is its sender's, whatever the thread; every other
+key is a scope of its own. The scopes of memory follow the same rule, and a test holds the two
+together: the index must never give out what belongs to another scope.
+"""
+
+import re
+from typing import Final
+
+_PARTS: Final = 3
+_NO_ESCAPE: Final = re.compile("%(?!3A|25)")
+"""What no part of a key that was made by our rules has."""
+
+
+def owner_of(key: str) -> str:
+    """Who the messages of a session belong to: a user (`telegram:123`) or a chat."""
+    parts = key.split(":")
+    if len(parts) != _PARTS or not all(parts) or _NO_ESCAPE.search(key):
+        return key
+    return f"{parts[0]}:{parts[2]}"

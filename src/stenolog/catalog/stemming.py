@@ -1,0 +1,240 @@
+"""Words brought to a common form, so that `deployed` is found by `deploying`. Pure.
+
+English endings and the common irregular forms; other languages keep their words as they are. The
+endings go by rules in the manner of Porter's: each only where enough of a word is left. What comes
+out need not be a word, it only has to be the same for all its forms. The index keeps these forms:
+where the same word would give another one, `statements.VERSION` has to be another.
+"""
+
+import re
+from collections.abc import Iterable
+from itertools import chain
+from typing import Final
+
+from stenolog.catalog import tokenizer
+from stenolog.catalog.stop_words import STOP_WORDS
+
+_SHORTEST: Final = 4
+"""A shorter word has no ending to spare."""
+
+_REMEMBERED: Final = 100_000
+_MEMORABLE: Final = 32
+
+_IRREGULAR: Final = {
+    form: base
+    for base, *forms in (
+        line.split()
+        for line in """
+        allergy allergic allergies
+        begin began begun
+        break broke broken
+        bring brought
+        build built
+        buy bought
+        catch caught
+        child children
+        choose chose chosen choice choices
+        come came
+        decide decision decisions
+        draw drew drawn
+        drink drank drunk
+        drive drove driven
+        eat ate eaten
+        fall fell fallen
+        feel felt
+        fight fought
+        find found
+        fly flew flown flight flights
+        foot feet
+        forget forgot forgotten
+        freeze froze frozen
+        give gave given
+        go went gone goes
+        grow grew grown
+        hear heard
+        hide hid hidden
+        hold held
+        keep kept
+        knife knives
+        know knew known
+        learn learnt
+        leave left
+        lend lent
+        lose lost
+        make made
+        man men
+        marry marriage marriages
+        mean meant
+        meet met
+        mouse mice
+        pay paid
+        person people persons
+        ride rode ridden
+        ring rang rung
+        run ran
+        say said
+        see saw seen
+        sell sold
+        send sent
+        shake shook shaken
+        show shown
+        sing sang sung song songs
+        sink sank sunk
+        sit sat
+        sleep slept
+        speak spoke spoken
+        spend spent
+        stand stood
+        steal stole stolen
+        swim swam swum
+        take took taken
+        teach taught
+        tear tore torn
+        tell told
+        think thought
+        throw threw thrown
+        tooth teeth
+        understand understood
+        wake woke woken
+        wear wore worn
+        wife wives
+        win won
+        woman women
+        write wrote written
+        """.splitlines()
+        if line.strip()
+    )
+    for form in forms
+}
+
+_VOWELS: Final = "aeiouy"
+_DOER: Final = re.compile("[aeiou][^aeiou]+er$")
+_LONG_ENDINGS: Final = (
+    # The longest first: of several that fit, that one goes.
+    ("ization", "ize", 2),
+    ("isation", "ize", 2),
+    ("ational", "ate", 2),
+    ("fulness", "", 2),
+    ("ousness", "ous", 2),
+    ("iveness", "ive", 2),
+    ("ation", "ate", 2),
+    ("ence", "", 4),
+    ("ance", "", 4),
+    ("ement", "", 5),
+    ("ments", "", 4),
+    ("ment", "", 4),
+    ("ness", "", 3),
+    ("ingly", "", 3),
+    ("edly", "", 3),
+    ("ably", "able", 3),
+    ("ally", "al", 3),
+    ("fully", "", 3),
+    ("ist", "", 5),
+    ("ful", "", 3),
+    ("ly", "", 4),
+)
+
+
+class _Stems(dict[str, str]):
+    """Words that were seen before: most of any text are."""
+
+    def __missing__(self, token: str) -> str:
+        is_letter = len(token) < 2 and token.isascii()
+        found = "" if is_letter or token in STOP_WORDS else _stem(token)
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[token] = found
+        return found
+
+
+class _Named(dict[str, tuple[str, ...]]):
+    """The same of what stands between spaces and signs, which may be several words in one."""
+
+    def __missing__(self, name: str) -> tuple[str, ...]:
+        found = tuple(of_tokens(tokenizer.parts(name)))
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        if len(name) <= _MEMORABLE:
+            self[name] = found
+        return found
+
+
+_stems: Final = _Stems()
+_named: Final = _Named()
+
+
+def stem(token: str) -> str:
+    """The common form of a token's forms; empty for a stop word, and for a single letter."""
+    return _stems[token]
+
+
+def stems(text: str) -> list[str]:
+    """The words of a text in their order, each in its common form, without stop words."""
+    return [*chain.from_iterable(map(_named.__getitem__, tokenizer.names(text)))]
+
+
+def of_tokens(tokens: Iterable[str]) -> list[str]:
+    """The same of a text that is already cut into tokens."""
+    return [found for found in map(_stems.__getitem__, tokens) if found]
+
+
+def _stem(token: str) -> str:
+    if not token.isascii() or not token.isalpha():
+        return token
+    if token in _IRREGULAR:
+        return _evened(_IRREGULAR[token])
+    if len(token) < _SHORTEST:
+        return _evened(token)
+    word = _without_plural(token)
+    word = _without_tense(word)
+    for ending, instead, left in _LONG_ENDINGS:
+        if word.endswith(ending):
+            if len(word) - len(ending) >= left:
+                word = word[: -len(ending)] + instead
+            break
+    return _evened(word)
+
+
+def _without_plural(word: str) -> str:
+    if word.endswith("ies"):
+        return word[:-3] + ("y" if len(word) > 4 else "ie")
+    if word.endswith(("sses", "shes", "ches", "xes", "zes")):
+        return word[:-2]
+    if word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word
+
+
+def _without_tense(word: str) -> str:
+    """Without `-ed` and `-ing`, where a vowel is left before it."""
+    if word.endswith("ied") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith("eed"):
+        return word[:-1] if len(word) > 5 else word
+    for ending in ("ing", "ed"):
+        head = word.removesuffix(ending)
+        if head != word and len(head) > 1 and any(vowel in head for vowel in _VOWELS):
+            return _base(head)
+    return word
+
+
+def _base(head: str) -> str:
+    """What an ending was put to: `planning` is of plan, not of plann; but `calling` of call."""
+    if len(head) > 3 and head[-1] == head[-2] and head[-1] not in "aeioulsz":
+        return head[:-1]
+    return f"{head}e" if head.endswith("at") else head
+
+
+def _evened(word: str) -> str:
+    """Without `-er` of who does it and `-ate`, without a mute e and a second l, with i for y."""
+    if len(word) > 6 and _DOER.search(word):
+        word = _base(word[:-2])
+    if len(word) > 7 and word.endswith("ate"):
+        word = word[:-3]
+    if word.endswith("e") and len(word) > 2:
+        return word[:-1]
+    if word.endswith("ll") and len(word) > 6:
+        return word[:-1]
+    if word.endswith("y") and len(word) > 3 and word[-2] not in "aeiou":
+        return word[:-1] + "i"
+    return word

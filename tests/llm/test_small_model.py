@@ -1,0 +1,114 @@
+"""Consolidation and a summary by a real small model, from the first message to the recalled block.
+
+It is a very small one: what it says is seldom right. So these look at what holds whatever a model
+says: answers in the asked shape, no fact without the user's words, nothing over the budget.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_model import CONTEXT, SmallModel, weights
+
+from stenolog.context.budget import Limits
+from stenolog.context.context import Context
+from stenolog.context.summary import SECTIONS
+from stenolog.memory.memory import Memory, open_memory
+from stenolog.memory.quotes import said
+from stenolog.providers.answers import read_object
+from stenolog.stores.opening import open_store
+
+pytestmark = pytest.mark.llm
+
+KEY = "telegram:7"
+TALK = (
+    ("I live in Lisbon and I am allergic to hazelnuts.", "Good to know: no hazelnuts."),
+    ("Which river flows through my city?", "The Tagus."),
+    ("My sister Ingrid visits me in March. Remind me to book a table.", "I will remind you."),
+    ("We decided to use PostgreSQL for the booking service.", "PostgreSQL it is."),
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> SmallModel:
+    return SmallModel(weights())
+
+
+@pytest.fixture
+def memory(tmp_path: Path, model: SmallModel) -> Iterator[Memory]:
+    with open_store(tmp_path) as store:
+        for asked, answered in TALK:
+            store.add_message(KEY, "user", asked)
+            store.add_message(KEY, "assistant", answered)
+    with open_memory(tmp_path, ask=model) as opened:
+        yield opened
+
+
+def test_consolidation_by_a_real_model_tells_every_turn_and_invents_no_fact(
+    memory: Memory, model: SmallModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = model.calls
+    done = memory.consolidate(KEY)
+    assert model.calls > before
+    assert (done.turns, done.daily, done.waiting, done.problems) == (len(TALK), len(TALK), 0, ())
+    spoken = [asked for asked, _ in TALK]
+    notes = memory.notes.list(memory.scope(key=KEY))
+    facts = [note for note in notes if note.kind == "core"]
+    assert all(said(note.quote, spoken) for note in facts)
+    with capsys.disabled():
+        print(f"\n    {done}")
+        for note in notes:
+            print(f"    {note.kind}: {note.text!r}" + (f" <- {note.quote!r}" * bool(note.quote)))
+    assert memory.consolidate(KEY).turns == 0
+    recalled = memory.recall("Where does my sister Ingrid go?", key="telegram:7")
+    assert recalled.tokens <= 1_500
+
+
+def test_a_real_summary_is_carried_on_and_the_window_fits(
+    tmp_path: Path, model: SmallModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = Limits(max_context_tokens=CONTEXT // 4, max_history_messages=8)
+    with open_store(tmp_path) as store:
+        context = Context(store, model, limits=limits, system="You are brief.")
+        told = []
+        for number in range(12):
+            asked, answered = TALK[number % len(TALK)]
+            store.add_message(KEY, "user", f"{asked} ({number})")
+            store.add_message(KEY, "assistant", answered)
+            if (done := context.settle(KEY)) is not None:
+                told.append(done)
+            assert context.window(KEY).tokens <= limits.room
+        assert told
+        assert any(not done.fallback for done in told), [done.fallback for done in told]
+        summary = store.get_summary(KEY)
+        with capsys.disabled():
+            print(f"\n    {len(told)} compactions; the summary:\n{summary}")
+        assert summary
+        answer = context.call(KEY, lambda messages: model(messages, max_tokens=40))
+        assert answer
+        prompt, _ = model.reported
+        assert prompt <= limits.max_context_tokens
+
+
+def test_a_schema_holds_the_real_model_to_its_shape(model: SmallModel) -> None:
+    from stenolog.context.summary import SCHEMA
+
+    asked = [{"role": "user", "content": "user: I moved to Porto. We chose the blue tiles."}]
+    found = read_object(model(asked, schema=SCHEMA, max_tokens=300))
+    assert found is not None
+    assert set(found) <= {*SECTIONS, "last_state", "outdated"}
+
+
+def test_a_request_that_is_too_long_is_known_as_such(model: SmallModel, tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        for number in range(30):
+            store.add_message(
+                KEY, "user", f"{number}: " + "tell me about tides and the moon. " * 40
+            )
+            store.add_message(KEY, "assistant", "The moon pulls. " * 20)
+        # Told too large a limit, the server's own words bring it down.
+        context = Context(store, limits=Limits(max_context_tokens=4 * CONTEXT))
+        assert context.window(KEY).tokens > CONTEXT
+        answer = context.call(KEY, lambda messages: model(messages, max_tokens=20))
+        assert answer
+        assert context.window(KEY).tokens < CONTEXT

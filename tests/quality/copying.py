@@ -1,0 +1,66 @@
+"""A model by script that understands nothing: it copies sentences out of what it is shown."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from stenolog.catalog.stop_words import STOP_WORDS
+
+_TURN: Final = re.compile(r"^## Turn (\d+), ", re.MULTILINE)
+_USER: Final = re.compile(r"^(?:\[\d+\] )?user:\s+(.*)$", re.MULTILINE)
+_SENTENCE: Final = re.compile(r"[^.!?]*(?:[.!?](?!\s)[^.!?]*)*[.!?]")
+_WORD: Final = re.compile(r"[A-Za-z-]{3,}")
+
+
+def copying(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    schema: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+) -> str:
+    """The answer to a question of consolidation, or for a summary, in words of the question."""
+    del max_tokens
+    asked = messages[-1]["content"]
+    wanted = (schema or {}).get("properties", {})
+    return json.dumps(_turns(asked) if "turns" in wanted else _summary(asked))
+
+
+def statements(text: str) -> list[str]:
+    """The sentences of the user that are no questions."""
+    said = [found[0].strip() for line in _USER.findall(text) for found in _SENTENCE.finditer(line)]
+    return [sentence for sentence in said if not sentence.endswith("?")]
+
+
+def _turns(asked: str) -> dict[str, Any]:
+    _, *parts = _TURN.split(asked)
+    return {
+        "turns": [
+            {
+                "turn": int(number),
+                "daily": _USER.findall(text)[0][:200],
+                "facts": [_fact(sentence) for sentence in statements(text)],
+            }
+            for number, text in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    }
+
+
+def _fact(sentence: str) -> dict[str, Any]:
+    words = [word for word in _WORD.findall(sentence) if word.lower() not in STOP_WORDS]
+    longest = sorted(words, key=len, reverse=True)[:2]
+    return {"text": sentence, "quote": sentence, "about": " ".join(longest), "confidence": 1}
+
+
+def _summary(asked: str) -> dict[str, Any]:
+    part = asked.partition("Next part of the conversation:\n")[2]
+    last = part.rstrip().rpartition("\n")[2].partition(": ")[2]
+    return {
+        "goals": [],
+        "decisions": [],
+        "facts": statements(part),
+        "open_questions": [],
+        "tool_outcomes": [],
+        "last_state": last[:200],
+        "outdated": [],
+    }

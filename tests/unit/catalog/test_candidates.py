@@ -1,0 +1,142 @@
+"""What recall may choose from: of one owner only, and only what may be found."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from stenolog.catalog import Catalog, candidates
+from stenolog.catalog.stemming import stems
+from stenolog.errors import UsageError
+from stenolog.stores.base import Store
+
+THEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def _found(catalog: Catalog, question: str, owner: str, **how: object) -> list[tuple[str, int]]:
+    found = catalog.candidates(stems(question), owner=owner, **how)  # type: ignore[arg-type]
+    return sorted((one.key, one.seq) for one in found.messages)
+
+
+def _say(store: Store, key: str, *texts: str, at: datetime | None = None) -> None:
+    said = [{"role": "user", "content": text} for text in texts]
+    store.add_messages(key, said, at=None if at is None else [at] * len(said))
+
+
+def test_forms_of_a_word_are_found(store: Store, catalog: Catalog) -> None:
+    _say(store, "cli:a", "We deployed the server")
+    assert _found(catalog, "when is the deployment?", "cli:a") == [("cli:a", 1)]
+    assert catalog.search("deploy").count == 0, "a search is for words as they are"
+
+
+def test_the_messages_beside_one_come_with_it(store: Store, catalog: Catalog) -> None:
+    _say(store, "cli:a", "far", "before", "before", "the dentist", "after", "after", "away")
+    assert _found(catalog, "dentist", "cli:a") == [("cli:a", seq) for seq in (2, 3, 4, 5, 6)]
+
+
+def test_nobody_finds_what_is_anothers(store: Store, catalog: Catalog) -> None:
+    """The cut to 200 comes after it is asked whose they are."""
+    for number in range(30):
+        _say(store, f"slack:t{number}:loud", *["zanzibar"] * 10)
+    _say(store, "slack:t1:quiet", "x", "zanzibar once", "y")
+    _say(store, "slack:t2:quiet", "zanzibar twice")
+    _say(store, "slack:quiet", "zanzibar alone")
+    _say(store, "slack:t1", "zanzibar in a group")
+    assert _found(catalog, "zanzibar", "slack:quiet", limit=5) == [
+        ("slack:quiet", 1),
+        ("slack:t1:quiet", 1),
+        ("slack:t1:quiet", 2),
+        ("slack:t1:quiet", 3),
+        ("slack:t2:quiet", 1),
+    ]
+    assert _found(catalog, "zanzibar", "slack:t1") == [("slack:t1", 1)]
+    assert _found(catalog, "zanzibar", "slack:nobody") == []
+    assert {key for key, _ in _found(catalog, "zanzibar", "slack:loud", limit=700)} == {
+        f"slack:t{number}:loud" for number in range(30)
+    }
+
+
+def test_the_rarest_words_decide_who_is_among_the_limit(store: Store, catalog: Catalog) -> None:
+    _say(store, "cli:a", "ferry zanzibar", *["the ferry again"] * 50)
+    assert ("cli:a", 1) in _found(catalog, "ferry zanzibar", "cli:a", limit=1)
+
+
+def test_a_word_found_everywhere_counts_for_old_messages_too(
+    store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "_MOST_EACH", 10)
+    _say(store, "cli:a", "zanzibar ferry", "gap", "gap", *["ferry"] * 20, "gap", "zanzibar", "gap")
+    assert ("cli:a", 1) in _found(catalog, "ferry zanzibar", "cli:a", limit=1)
+
+
+def test_what_was_compacted_is_found_and_what_was_taken_back_is_not(
+    store: Store, catalog: Catalog
+) -> None:
+    _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 9)])
+    store.checkpoint("cli:a", summary="they talked", upto=3)
+    store.hide("cli:a", 6, 6)
+    assert _found(catalog, "ferry", "cli:a") == [("cli:a", seq) for seq in (1, 2, 3, 4, 5, 7, 8)]
+    store.clear("cli:a")
+    assert len(_found(catalog, "ferry", "cli:a")) == 8
+
+
+def test_what_the_asking_session_has_in_sight_is_left_out(store: Store, catalog: Catalog) -> None:
+    _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 7)])
+    _say(store, "other:t:x", "ferry")
+    assert _found(catalog, "ferry", "cli:a", in_sight_of="cli:a") == []
+    store.checkpoint("cli:a", summary="they talked", upto=4)
+    assert _found(catalog, "ferry", "cli:a", in_sight_of="cli:a") == [
+        ("cli:a", seq) for seq in (1, 2, 3, 4)
+    ]
+    assert ("cli:a", 4) in _found(catalog, "ferry", "cli:a", in_sight_of="cli:a", limit=1)
+
+
+def test_sessions_of_another_agent_are_left_out(store: Store, catalog: Catalog) -> None:
+    for key, agent in (("s:1:u", "bob"), ("s:2:u", "eve"), ("s:3:u", None)):
+        _say(store, key, "ferry")
+        store.set_meta(key, agent=agent)
+    assert _found(catalog, "ferry", "s:u", agent="bob") == [("s:1:u", 1), ("s:3:u", 1)]
+    assert len(_found(catalog, "ferry", "s:u")) == 3
+
+
+def test_prompts_of_the_system_are_left_out(store: Store, catalog: Catalog) -> None:
+    store.add_messages("cli:a", [{"role": "system", "content": "talk about the ferry"}])
+    _say(store, "cli:a", "the ferry")
+    assert _found(catalog, "ferry", "cli:a") == [("cli:a", 2)]
+
+
+def test_a_time_comes_first_and_only_if_it_has_little_the_rest(
+    store: Store, catalog: Catalog
+) -> None:
+    day = timedelta(days=1)
+    _say(store, "cli:t:a", *["ferry"] * 30, at=THEN)
+    _say(store, "cli:a", "ferry", at=THEN + 40 * day)
+    march = {"since": THEN - day, "until": THEN + day}
+    assert {key for key, _ in _found(catalog, "ferry", "cli:a", **march)} == {"cli:t:a"}
+    april = {"since": THEN + 39 * day, "until": THEN + 41 * day}
+    assert ("cli:a", 1) in _found(catalog, "ferry", "cli:a", limit=1, **april)
+    assert len(_found(catalog, "ferry", "cli:a", **april)) == 31
+    assert _found(catalog, "", "cli:a", **april) == [("cli:a", 1)], "a time alone is enough"
+
+
+def test_how_common_the_words_are(store: Store, catalog: Catalog) -> None:
+    _say(store, "cli:a", "ferry", "ferry zanzibar", "neither")
+    found = catalog.candidates(["ferri", "zanzibar", "absent"], owner="cli:a")
+    assert found.count == 3
+    assert found.containing == {"ferri": 2, "zanzibar": 1, "absent": 0}
+
+
+def test_a_session_that_was_deleted_is_found_no_more(store: Store, catalog: Catalog) -> None:
+    _say(store, "cli:a", "ferry")
+    assert _found(catalog, "ferry", "cli:a")
+    store.delete("cli:a")
+    assert _found(catalog, "ferry", "cli:a") == []
+    _say(store, "cli:a", "nothing here")
+    assert _found(catalog, "ferry", "cli:a") == []
+
+
+def test_a_limit_and_a_time_that_are_none_are_refused(catalog: Catalog) -> None:
+    with pytest.raises(UsageError, match="limit"):
+        catalog.candidates([], owner="a", limit=0)
+    assert catalog.candidates(["x"], owner="a", limit=2**40).messages == []
+    with pytest.raises(UsageError, match="zone"):
+        catalog.candidates([], owner="a", since=datetime(2026, 1, 1))  # noqa: DTZ001

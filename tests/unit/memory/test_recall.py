@@ -1,0 +1,243 @@
+"""Recall over notes and messages: the right ones, once, and never another user's."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import stenolog
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.errors import UsageError
+from stenolog.memory.blocks import memory_block
+from stenolog.memory.notes import Draft, Note, Notes
+from stenolog.memory.recall import Recalled, recall
+from stenolog.memory.scopes import Scope, scope_of
+from stenolog.stores.base import Store
+from stenolog.tokens import estimate
+from unit.memory.recall_set import OWNER, Place, plain_search, talks, tell_all
+
+NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
+ME = Scope(who="telegram:1")
+
+
+@pytest.fixture(params=["jsonl", "sqlite", "memory"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return {"jsonl": f"{tmp_path}/w", "sqlite": f"sqlite:{tmp_path}/s.db", "memory": "memory:"}[
+        request.param
+    ]
+
+
+@pytest.fixture
+def store(where: str) -> Iterator[Store]:
+    with stenolog.open_store(where) as opened:
+        yield opened
+
+
+@pytest.fixture
+def catalog(store: Store) -> Iterator[Catalog]:
+    with open_catalog(store) as opened:
+        yield opened
+
+
+@pytest.fixture
+def notes(where: str) -> Iterator[Notes]:
+    with stenolog.open_store(where, namespace="notes") as opened:
+        yield Notes(opened)
+
+
+def _say(store: Store, key: str, *texts: str, days: float = 1) -> None:
+    said = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+    store.add_messages(key, said, at=[NOW - timedelta(days=days)] * len(said))
+
+
+def _fact(text: str, **more: object) -> Draft:
+    return Draft(kind="core", text=text, **more)  # type: ignore[arg-type]
+
+
+def _texts(found: Recalled) -> list[str]:
+    return [one.text for one in found.found]
+
+
+# --- what is found ---------------------------------------------------------------------------
+
+
+def test_messages_are_found_without_any_note(store: Store, catalog: Catalog) -> None:
+    _say(store, "telegram:1", "When do we sail?", "The ferries leave at nine.")
+    found = recall("ferry?", scope=ME, notes=None, catalog=catalog, now=NOW)
+    assert "(assistant, telegram:1:2) The ferries leave at nine." in found.block
+    assert found.tokens == estimate(found.block)
+
+
+def test_notes_are_found_without_any_message(notes: Notes) -> None:
+    notes.add(ME, [_fact("Eats no meat.", about="diet"), _fact("Plays chess.")])
+    asked = partial(recall, "What is my diet?", scope=ME, notes=notes, catalog=None, now=NOW)
+    found = asked(unasked=False)
+    assert _texts(found) == ["Eats no meat."]
+    assert sorted(_texts(asked())) == ["Eats no meat.", "Plays chess."]
+    # What was asked for comes before what was not.
+    assert _texts(asked(budget=found.tokens)) == ["Eats no meat."]
+    assert f"(fact, {found.found[0].source}) Eats no meat." in found.block
+
+
+def test_the_newest_facts_are_told_unasked(notes: Notes) -> None:
+    notes.add(ME, [_fact(f"Fact number {number}.") for number in range(80)])
+    notes.add(Scope(who="telegram:2"), [_fact("Somebody else's.")])
+    for question in ("Hello!", "", "What shall I wear?"):
+        asked = partial(recall, question, scope=ME, notes=notes, catalog=None, now=NOW)
+        found = asked(budget=400)
+        assert found.block
+        assert found.tokens <= 400
+        assert "Somebody" not in found.block
+        assert not asked(unasked=False).block
+
+
+def test_notes_and_messages_stand_in_one_block(
+    store: Store, catalog: Catalog, notes: Notes
+) -> None:
+    _say(store, "telegram:1", "The ferry was late.")
+    notes.add(ME, [_fact("Is afraid of ferries."), Draft(kind="daily", text="Missed a ferry.")])
+    found = recall("ferry", scope=ME, notes=notes, catalog=catalog, now=NOW)
+    assert _texts(found)[0] == "Is afraid of ferries."
+    assert sorted(_texts(found)[1:]) == ["Missed a ferry.", "The ferry was late."]
+
+
+def test_nothing_asked_and_nothing_found_is_no_block(
+    store: Store, catalog: Catalog, notes: Notes
+) -> None:
+    _say(store, "telegram:1", "The ferry was late.")
+    for question in ("", "and then?", "zanzibar"):
+        found = recall(question, scope=ME, notes=notes, catalog=catalog, now=NOW)
+        assert found == Recalled(block="", found=(), tokens=0)
+
+
+def test_superseded_and_forgotten_notes_are_not_recalled(notes: Notes) -> None:
+    old, other = notes.add(ME, [_fact("Lives in Rome."), _fact("Lives with two cats.")])
+    notes.add(ME, [_fact("Lives in Graz.", supersedes=(old.id,))])
+    notes.forget(ME, other.id)
+    found = recall("where do I live", scope=ME, notes=notes, catalog=None, now=NOW)
+    assert _texts(found) == ["Lives in Graz."]
+
+
+def test_what_the_asking_session_sees_is_not_told_again(store: Store, catalog: Catalog) -> None:
+    _say(store, "telegram:1", "The first ferry.", "Yes.", "The second ferry.", "No.")
+    _say(store, "telegram:t:1", "The third ferry.")
+    store.checkpoint("telegram:1", summary="ferries", upto=2)
+    found = recall(
+        "ferry", scope=ME, notes=None, catalog=catalog, now=NOW, exclude_session="telegram:1"
+    )
+    assert set(_texts(found)) == {"The first ferry.", "Yes.", "The third ferry."}
+
+
+def test_the_question_itself_is_not_recalled(store: Store, catalog: Catalog) -> None:
+    _say(store, "telegram:1", "Which  ferry is best?", "The ferry at nine.")
+    found = recall("which ferry is best?", scope=ME, notes=None, catalog=catalog, now=NOW)
+    assert _texts(found) == ["The ferry at nine."]
+
+
+def test_what_was_recalled_before_is_neither_found_nor_told(store: Store, catalog: Catalog) -> None:
+    block = memory_block(["zanzibar is far"])
+    _say(store, "telegram:1", f"{block}\nWhere is the ferry?")
+    assert recall("zanzibar", scope=ME, notes=None, catalog=catalog, now=NOW).block == ""
+    found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW)
+    assert _texts(found) == ["Where is the ferry?"]
+    assert "zanzibar" not in found.block
+
+
+def test_the_same_words_are_told_once(store: Store, catalog: Catalog) -> None:
+    for days in (1, 2, 3):
+        _say(store, f"telegram:{days}:1", "The ferry leaves at nine.", days=days)
+    found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW)
+    assert [one.at for one in found.found] == [NOW - timedelta(days=1)]
+
+
+def test_a_time_narrows_what_is_found(store: Store, catalog: Catalog) -> None:
+    _say(store, "telegram:1:1", "We met Anna.", days=40)
+    _say(store, "telegram:2:1", "We met Bert.", days=1)
+    for question, first in (("Who did we meet in May?", "We met Anna."), ("yesterday", "Bert")):
+        found = recall(question, scope=ME, notes=None, catalog=catalog, now=NOW)
+        assert first in found.found[0].text
+
+
+def test_the_budget_holds(store: Store, catalog: Catalog) -> None:
+    _say(store, "telegram:1", *[f"The ferry number {number} leaves." for number in range(80)])
+    for budget in (0, 60, 300):
+        found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW, budget=budget)
+        assert found.tokens == estimate(found.block) <= budget
+
+
+def test_a_time_without_a_zone_is_refused() -> None:
+    with pytest.raises(UsageError, match="zone"):
+        recall("x", scope=ME, notes=None, catalog=None, now=datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+# --- whose it is -----------------------------------------------------------------------------
+
+USERS = {
+    "ann": ["slack:ann", "slack:C1:ann", "slack:C2:ann"],
+    "bob": ["slack:bob", "slack:C1:bob"],
+    "C1": ["slack:C1"],
+}
+"""Two people who share channels, and one of these channels as a group of its own."""
+
+
+def test_three_users_in_one_store_never_see_each_other(
+    store: Store, catalog: Catalog, notes: Notes
+) -> None:
+    written: dict[str, list[Note]] = {}
+    for user, keys in USERS.items():
+        for key in keys:
+            assert scope_of(key).who == f"slack:{user}"
+            _say(store, key, *[f"secret of {user} about the ferry, in {key}"] * 150)
+        written[user] = notes.add(scope_of(keys[0]), [_fact(f"secret ferry note of {user}")])
+    for user, keys in USERS.items():
+        for question in ("secret ferry", "ann bob C1 note", "yesterday"):
+            for key in keys:
+                found = recall(question, scope=scope_of(key), notes=notes, catalog=catalog, now=NOW)
+                assert found.found
+                own = {written[user][0].id, *(f"{own}:{n}" for own in keys for n in range(1, 151))}
+                assert {one.source for one in found.found} <= own
+                assert all(f"of {user}" in one.text for one in found.found)
+    nobody = Scope(who="slack:eve")
+    assert recall("secret", scope=nobody, notes=notes, catalog=catalog, now=NOW).block == ""
+
+
+def test_two_agents_of_one_user_have_notes_of_their_own(
+    store: Store, catalog: Catalog, notes: Notes
+) -> None:
+    coder = Scope(agent="coder", who=ME.who)
+    notes.add(coder, [_fact("Knows the ferry.")])
+    _say(store, "telegram:t:1", "Said to coder: ferry.")
+    store.set_meta("telegram:t:1", agent="coder")
+    assert recall("ferry", scope=ME, notes=notes, catalog=catalog, now=NOW).block == ""
+    assert len(recall("ferry", scope=coder, notes=notes, catalog=catalog, now=NOW).found) == 2
+
+
+# --- how well it finds -----------------------------------------------------------------------
+
+
+def _place(source: str) -> Place:
+    key, _, seq = source.rpartition(":")
+    return key, int(seq)
+
+
+def test_recall_finds_more_of_the_answers_than_plain_search(store: Store, catalog: Catalog) -> None:
+    """Of the answers in recall_set.txt, how many are among the first five."""
+    said = talks()
+    tell_all(store, said)
+    asked = [one for talk in said for one in talk.asked]
+    plain = plain_search(said, [one.text for one in asked], limit=5)
+    ours = [
+        {
+            _place(found.source)
+            for found in recall(
+                one.text, scope=Scope(who=OWNER), notes=None, catalog=catalog, now=NOW
+            ).found[:5]
+        }
+        for one in asked
+    ]
+    found_plain = sum(bool(one.answers & found) for one, found in zip(asked, plain, strict=True))
+    found_ours = sum(bool(one.answers & found) for one, found in zip(asked, ours, strict=True))
+    assert len(asked) >= 50
+    assert found_ours >= 1.4 * found_plain
