@@ -22,6 +22,7 @@ from stenolog.errors import (
     StenologError,
     StoreBusy,
     StoreClosed,
+    UsageError,
 )
 from stenolog.records import Message
 from stenolog.stores.async_store import THREADS, WAIT_SECONDS, AsyncLease, AsyncStore
@@ -869,3 +870,12 @@ def test_cancelled_at_the_moment_it_is_given_a_turn_is_not_held() -> None:
             await (await mine.lease("a", ttl=60, wait=0)).release()
 
     run(main)
+
+
+def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(tmp_path: Path) -> None:
+    face = stenolog.open_sessions(tmp_path)
+    with pytest.raises(UsageError, match=r"takes a Store.*no JSONLBackend;.*as \.store$"):
+        AsyncStore(face)  # type: ignore[arg-type]
+    assert face.store is not None
+    assert repr(AsyncStore(face.store)) == f"AsyncStore({face.store!r})"
+    face.close()

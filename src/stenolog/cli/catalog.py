@@ -10,12 +10,15 @@ import click
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.cli.text import one_line
-from stenolog.cli.workspace import open_to_read
+from stenolog.cli.workspace import Where, open_to_read
 from stenolog.errors import StoreUnavailable
-from stenolog.stores.opening import open_store
+from stenolog.stores.opening import address, open_store
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from stenolog.sessions.folders import Place
+    from stenolog.stores.base import Store
 
 _SOON: Final = 0.5
 """What takes no longer than this needs no bar."""
@@ -45,22 +48,38 @@ class Meter:
 
 
 @contextmanager
-def catalog_of(workspace: str) -> Iterator[tuple[Catalog, Meter]]:
+def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
     """The index of a workspace. The sessions are only read; the index itself is kept up to date."""
-    with open_to_read(workspace) as store:
-        if not workspace.startswith("sqlite:"):
+    place = where.place
+    with open_to_read(where) as store:
+        if address(place.where).engine != "sqlite":
             with _opened(open_catalog(store, keep=True)) as found:
                 yield found
             return
-        # It is there to be read; its index is in the same file, which has to be written for that.
-        try:
-            kept = open_store(workspace)
-        except StoreUnavailable:
+        kept = _to_be_indexed(store, place)
+        if kept is None:
             with _opened(open_catalog(store, keep=False)) as found:
                 yield found
             return
     with kept, _opened(open_catalog(kept)) as found:
         yield found
+
+
+def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
+    """The same database, opened so that its index, which is in it, can be kept up to date.
+
+    None where that cannot be, or would bring older tables up to date: whoever only looks does not
+    take a database away from an older program that uses it.
+    """
+    # Who has a folder does not wait for it.
+    from stenolog.stores.sqlite import SQLiteStore
+
+    if isinstance(store, SQLiteStore) and store.database.outdated:
+        return None
+    try:
+        return open_store(place.where, namespace=place.namespace)
+    except StoreUnavailable:
+        return None
 
 
 @contextmanager

@@ -6,10 +6,11 @@ from dataclasses import asdict
 
 import click
 
-from stenolog.cli.text import one_line, sentence
-from stenolog.cli.workspace import chosen, workspace_option
+from stenolog.cli.text import error_sentence, one_line
+from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
 from stenolog.sessions.damage import Finding
+from stenolog.sessions.folders import NAMESPACE
 from stenolog.sessions.repair import Settled, accept, repair
 from stenolog.sessions.verify import Report, examine
 
@@ -37,9 +38,11 @@ def doctor_command(
 ) -> None:
     """Examine the logs of a workspace: what is wrong, what it means, what to do.
 
+    All of them: the sessions, those of each agent, and every other namespace.
+
     Without options nothing is written. --repair marks what was torn as void and moves leftovers
-    into the folder sessions/aside. --accept signs edited lines anew and keeps the log as it was
-    in the same folder.
+    into the folder aside, beside the logs. --accept signs edited lines anew and keeps the log as
+    it was in the same folder.
 
     Exit code: 0 all is well, 1 something was found, 2 wrong usage, 3 it could not be examined.
     After --repair and --accept: 0 if nothing is left.
@@ -47,13 +50,14 @@ def doctor_command(
     place = chosen(ctx, directory, workspace)
     settled: list[Settled] = []
     try:
+        check_there(place)
         if accepting:
             settled += accept(place)
         if repairing:
             settled += repair(place)
         report = examine(place)
     except (StenologError, OSError) as error:
-        raise NotExamined(sentence(str(error))) from error
+        raise NotExamined(error_sentence(error)) from error
 
     if as_json:
         whole = {**asdict(report), "settled": [asdict(one) for one in settled]}
@@ -69,8 +73,11 @@ def doctor_command(
 
 def _print_settled(one: Settled) -> None:
     done = "settled" if one.done else "not settled"
-    name = one_line(one.finding.key or one.finding.path)
-    click.echo(f"{name}: {one.finding.kind} {done}: {one_line(one.words)}", err=True)
+    name, path = one.finding.key or one.finding.path, one.finding.path
+    # The same key may be a session of several agents.
+    where = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
+    told = f"{name}{where}: {one.finding.kind} {done}: {one.words}"
+    click.echo(one_line(told), err=True)
 
 
 def _print_finding(finding: Finding) -> None:

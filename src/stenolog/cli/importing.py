@@ -9,14 +9,14 @@ from typing import Final
 import click
 
 from stenolog.cli.text import one_line, sentence
-from stenolog.cli.workspace import open_to_read, workspace_option
-from stenolog.sessions.importers.folder import LOG_SUFFIX
+from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.sessions.importers.pairs import LOG_SUFFIX
 from stenolog.sessions.migration import Migrated, Progress, Taken, take_in
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import META_SUFFIX
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.opening import address, open_store
 
 LONG: Final = 1024 * 1024
 """From so many bytes on there is a bar to look at."""
@@ -27,24 +27,26 @@ NOT_ALL: Final = 3
 @click.command("import")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@workspace_option
+@where_options
 @click.pass_context
-def import_command(ctx: click.Context, source: Path, dry_run: bool, workspace: str) -> None:
+def import_command(ctx: click.Context, source: Path, dry_run: bool, where: Where) -> None:
     """Take in the sessions that another program kept in SOURCE, a folder or one file.
 
     It knows picoclaw's sessions (.jsonl with .meta.json, and the older .json) and zeroclaw's
     (.jsonl). They are copied, and SOURCE stays as it is; importing twice adds nothing. Only where
     SOURCE is the workspace's own folder of sessions, the files are renamed to .migrated, because
-    they stand where the new ones go.
+    they stand where the new ones go. Of a folder, its files are looked at, or those of the folder
+    sessions in it, and no folders further down.
 
     One line for each session, with tabs between: its key here, how many messages were added, how
     many there are in the file, the layout, and the file. In a terminal it is a table.
 
     Exit code: 0 all is in, now or since an earlier import, 1 there is nothing to take in or it
-    could not be done, 2 wrong usage, 3 something could not be carried; stderr says what and why.
+    could not be done, 2 wrong usage, 3 something could not be carried, now or then; stderr says
+    what and why.
     """
     folder, only = _place_of(source)
-    with (_open_to_look if dry_run else open_store)(workspace) as store:
+    with (_open_to_look if dry_run else _open_to_write)(where) as store:
         in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
         with _bar(folder, only, shown=not dry_run) as progress:
             migrated = take_in(
@@ -68,23 +70,38 @@ def _row(one: Taken) -> Sequence[str]:
     return [one_line(str(cell)) for cell in cells]
 
 
+_NEEDS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
+"""How wide a terminal must be for a column besides the key."""
+
+
 def _print_table(migrated: Migrated, *, color: bool) -> None:
     # Slow to import, and only a table in a terminal needs it.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(color_system="auto" if color else None, highlight=False)
+    shown = [name for name, width in _NEEDS.items() if console.width >= width]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("key", overflow="fold")
-    for name in ("added", "messages"):
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("layout", no_wrap=True)
-    table.add_column("file", overflow="fold")
+    for name in shown:
+        is_number = name in ("added", "messages")
+        table.add_column(
+            name,
+            no_wrap=name != "file",
+            overflow="fold",
+            justify="right" if is_number else "left",
+        )
     for one in migrated.taken:
-        key, *counts, layout, _ = _row(one)
-        file = one_line(Path(one.file).name)
-        table.add_row(Text(key, style="cyan"), *counts, layout, Text(file, style="dim"))
-    Console(color_system="auto" if color else None, highlight=False).print(table)
+        key, added, messages, layout, _ = _row(one)
+        cells = {
+            "added": Text(added),
+            "messages": Text(messages),
+            "layout": Text(layout),
+            "file": Text(one_line(Path(one.file).name), style="dim"),
+        }
+        table.add_row(Text(key, style="cyan"), *(cells[name] for name in shown))
+    console.print(table)
 
 
 def _place_of(source: Path) -> tuple[Path, str | None]:
@@ -98,10 +115,15 @@ def _place_of(source: Path) -> tuple[Path, str | None]:
     return source.parent, name
 
 
-def _open_to_look(workspace: str) -> Store:
+def _open_to_write(where: Where) -> Store:
+    place = where.place
+    return open_store(place.where, namespace=place.namespace)
+
+
+def _open_to_look(where: Where) -> Store:
     """The store without the right to write; an empty one where there is none yet."""
-    place = workspace.partition("?")[0].removeprefix("sqlite:").removeprefix("jsonl:")
-    return open_to_read(workspace) if Path(place).expanduser().exists() else InMemoryStore()
+    found = address(where.workspace)
+    return open_to_read(where) if Path(found.path).exists() else InMemoryStore()
 
 
 @contextmanager
@@ -136,23 +158,38 @@ def _in_words(migrated: Migrated, source: Path, *, dry_run: bool) -> Iterator[st
         yield f"Already taken in: {_count(migrated.migrated, 'file')} *.migrated."
     if migrated.taken or migrated.left:
         yield _sum(migrated, dry_run=dry_run)
-    elif not migrated.migrated:
+    if migrated.taken or migrated.migrated:
+        return
+    if not migrated.left:
         place = one_line(str(source))
-        yield f"There is no session in {place} of a layout that is known here."
+        yield (
+            f"There is no session in {place} that picoclaw or zeroclaw wrote (.jsonl, or the older "
+            ".json)."
+        )
+    folders = sum(path.is_dir() for path in source.iterdir()) if source.is_dir() else 0
+    if folders:
+        them = "The folder in it was" if folders == 1 else f"The {folders:,} folders in it were"
+        yield f"{them} not looked into; name {'it' if folders == 1 else 'one of them'}."
 
 
 def _sum(migrated: Migrated, *, dry_run: bool) -> str:
     would = "would be " if dry_run else ""
-    words = f"{_count(migrated.sessions, 'session')} {would}taken in"
-    words += f", {_count(migrated.messages, 'message')}"
-    known = len(migrated.taken) - migrated.sessions
+    words = [
+        f"{_count(migrated.sessions, 'session')} {would}taken in, "
+        f"{_count(migrated.messages, 'message')}"
+    ]
+    known = [one for one in migrated.taken if one.known]
+    never = sum(one.dropped for one in known)
     if known:
-        words += f"; {_count(known, 'file')} had been taken in before"
+        words.append(f"{_count(len(known), 'file')} had been taken in before")
+    if never:
+        were = "was" if never == 1 else "were"
+        words[-1] += f", and {_count(never, 'message')} of them {were} never carried"
     if migrated.left:
-        words += f"; {_count(len(migrated.left), 'file')} left out"
-    if migrated.dropped:
-        words += f"; {_count(migrated.dropped, 'message')} could not be carried"
-    return f"{words}."
+        words.append(f"{_count(len(migrated.left), 'file')} left out")
+    if migrated.dropped > never:
+        words.append(f"{_count(migrated.dropped - never, 'message')} could not be carried")
+    return f"{'; '.join(words)}."
 
 
 def _count(number: int, what: str) -> str:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -12,7 +12,9 @@ from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
 from stenolog.cli.catalog import catalog_of
 from stenolog.cli.text import moment, one_line, printable, spoken_moment
-from stenolog.cli.workspace import workspace_option
+from stenolog.cli.workspace import Where, where_options
+
+_TIMES: Final = "2026-11-05, 2026-11-05T14:30 (UTC), or an age: 90s, 15m, 2h, 3d, 1w"
 
 
 class Moment(click.ParamType[datetime]):
@@ -28,7 +30,7 @@ class Moment(click.ParamType[datetime]):
             return value
         found = spoken_moment(value, datetime.now(UTC))
         if found is None:
-            self.fail(f"{value!r} is no time: 2026-11-05, 2026-11-05T14:30 or 3d", param, ctx)
+            self.fail(f"{value!r} is no time; write {_TIMES}", param, ctx)
         return found
 
 
@@ -37,8 +39,8 @@ class Moment(click.ParamType[datetime]):
 @click.option("--role", metavar="ROLE", help="Only what this role said: user, assistant, tool …")
 @click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
-@click.option("--since", type=Moment(), help="Only what was said from then on (UTC, or 3d ago).")
-@click.option("--until", type=Moment(), help="Only what was said before.")
+@click.option("--since", type=Moment(), help=f"Only what was said from then on: {_TIMES}.")
+@click.option("--until", type=Moment(), help="Only what was said before then; TIME as above.")
 @click.option(
     "--limit",
     metavar="N",
@@ -49,7 +51,7 @@ class Moment(click.ParamType[datetime]):
 )
 @click.option("--newest", is_flag=True, help="The newest first, instead of the best.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each message.")
-@workspace_option
+@where_options
 @click.pass_context
 def search_command(
     ctx: click.Context,
@@ -62,7 +64,7 @@ def search_command(
     limit: int,
     newest: bool,
     as_json: bool,
-    workspace: str,
+    where: Where,
 ) -> None:
     """Find messages that have all the words of QUERY, hidden and archived ones too.
 
@@ -78,7 +80,7 @@ def search_command(
     asked = " ".join(query)
     if parse(asked).empty:
         raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
-    with catalog_of(workspace) as (catalog, meter):
+    with catalog_of(where) as (catalog, meter):
         found = catalog.search(
             asked,
             role=role,
@@ -136,8 +138,12 @@ def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
     for hit in hits:
         if hit.key != before:
             head = Text(one_line(hit.key), style="bold cyan")
-            head.append(f"  {one_line(printable(hit.title))}", style="not bold dim default")
-            console.print(head, no_wrap=True, overflow="ellipsis")
+            # A key is copied from here, so that only the title is ever cut.
+            if head.cell_len + len("  …") <= console.width:
+                head.append(f"  {one_line(printable(hit.title))}", style="not bold dim default")
+                console.print(head, no_wrap=True, overflow="ellipsis")
+            else:
+                console.print(head, overflow="fold")
         before = hit.key
         place = Text(f"[{hit.seq}] {one_line(hit.role)}", style="bold")
         hidden = " · hidden" if hit.hidden else ""

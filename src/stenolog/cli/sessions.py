@@ -1,6 +1,7 @@
 """`steno list`, `steno show` and `steno export`: what was said, for people and for programs."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -8,17 +9,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.catalog import catalog_of
 from stenolog.cli.text import age, moment, one_line, printable, sentence
-from stenolog.cli.workspace import chosen, open_to_read, workspace_option
+from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
+from stenolog.sessions.folders import Others, Place, others_in
 from stenolog.stores.base import Store
+from stenolog.stores.opening import address
 
 _A_PAGE: Final = 50
 """So many sessions are listed in a terminal, where nothing else is said."""
+_ALL: Final = 1 << 62
+"""More sessions than there can be."""
+_NAMED: Final = 8
+"""So many others that have sessions are named."""
 
 
 @click.command("list")
@@ -37,7 +45,7 @@ _A_PAGE: Final = 50
     help="How many to list; in a terminal 50, where nothing is said.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
-@workspace_option
+@where_options
 @click.pass_context
 def list_command(
     ctx: click.Context,
@@ -47,7 +55,7 @@ def list_command(
     state: State | None,
     limit: int | None,
     as_json: bool,
-    workspace: str,
+    where: Where,
 ) -> None:
     """List the sessions of a workspace, the last changed first.
 
@@ -57,10 +65,10 @@ def list_command(
     A session is running while somebody has the turn, and interrupted where the agent did not
     have the last word.
     """
-    place = chosen(ctx, directory, workspace)
+    where = replace(where, workspace=chosen(ctx, directory, where.workspace))
     in_table = sys.stdout.isatty() and not as_json
-    wanted = limit or (_A_PAGE if in_table else sys.maxsize - 1)
-    with catalog_of(place) as (catalog, meter):
+    wanted = limit or (_A_PAGE if in_table else _ALL)
+    with catalog_of(where) as (catalog, meter):
         page = catalog.list(prefix=prefix, tag=tag, state=state, limit=wanted, progress=meter)
     if as_json:
         for entry in page.entries:
@@ -70,44 +78,69 @@ def list_command(
     else:
         for entry in page.entries:
             click.echo("\t".join(_row(entry)))
-    for words in _remarks(page, place, whole=not (prefix or tag or state)):
+    for words in _remarks(page, where, whole=not (prefix or tag or state)):
         click.echo(words, err=True)
     ctx.exit(1 if any(entry.problem is not None for entry in page.entries) else 0)
 
 
-def _remarks(page: Page, place: str, *, whole: bool) -> Iterator[str]:
+def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
     """What is to be said of a list besides what it shows."""
+    place = where.workspace
     if page.after is not None:
         yield f"These are the newest {len(page.entries):,}; --limit shows more."
     elif not page.entries:
-        yield f"There are no sessions in {place} yet." if whole else "No session matches."
+        yield f"There are no sessions {_whose(where)} yet." if whole else "No session matches."
     for entry in page.entries:
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
         yield from _damage(entry, place)
-    left_out = _files(place) - len(page.entries) if whole and page.after is None else 0
+    left_out = _files(where.place) - len(page.entries) if whole and page.after is None else 0
     if left_out > 0:
         yield (
             f"{left_out} of the files there {'is' if left_out == 1 else 'are'} no session that "
             f"can be read; steno doctor {place} says more."
         )
 
+    if whole and (not page.entries or (where.agent is None and where.namespace is None)):
+        yield from _of_others(others_in(place))
 
-def _files(place: str) -> int:
-    """How many files in a workspace look like logs."""
-    return len(list((Path(place) / "sessions").glob("*.jsonl")))
+
+def _whose(where: Where) -> str:
+    if where.agent is not None:
+        return f"of the agent {one_line(where.agent)} in {where.workspace}"
+    if where.namespace is not None:
+        return f"in the namespace {one_line(where.namespace)} of {where.workspace}"
+    return f"in {where.workspace}"
+
+
+def _of_others(others: Others) -> Iterator[str]:
+    """Who else has sessions here, and how to see them."""
+    for names, what in ((others.agents, "agent"), (others.namespaces, "namespace")):
+        ways = ", ".join(f"--{what} {shlex.quote(one_line(name))}" for name in names[:_NAMED])
+        more = " …" if len(names) > _NAMED else ""
+        if len(names) == 1:
+            yield f"1 {what} has sessions of its own: {ways}"
+        elif names:
+            yield f"{len(names):,} {what}s have sessions of their own: {ways}{more}"
+
+
+def _files(place: Place) -> int:
+    """How many files in the folder of a store look like logs."""
+    if address(place.where).engine != "jsonl":
+        return 0
+    return len(list((Path(place.where) / place.namespace).glob("*.jsonl")))
 
 
 @click.command("show")
 @click.argument("key")
 @click.option("--all", "full", is_flag=True, help="Hidden and archived messages too, marked.")
-@workspace_option
-def show_command(key: str, full: bool, workspace: str) -> None:
+@where_options
+def show_command(key: str, full: bool, where: Where) -> None:
     """Show what was said in the session KEY, for reading.
 
     Control characters are left out; `steno export` has the messages as they are.
     """
-    with open_to_read(workspace) as store:
+    with open_to_read(where) as store:
         info = _info(store, key)
         if info.summary:
             click.secho("Summary", bold=True)
@@ -118,20 +151,20 @@ def show_command(key: str, full: bool, workspace: str) -> None:
         if hidden and not full:
             click.echo(f"{_messages(hidden)} hidden; --all shows them too.", err=True)
         # Asked again: reading all of it may have met damage that a first look does not.
-        for words in _damage(_info(store, key), workspace):
+        for words in _damage(_info(store, key), where.workspace):
             click.echo(words, err=True)
 
 
 @click.command("export")
 @click.argument("key")
 @click.option("--all", "full", is_flag=True, help="Hidden and archived messages too.")
-@workspace_option
-def export_command(key: str, full: bool, workspace: str) -> None:
+@where_options
+def export_command(key: str, full: bool, where: Where) -> None:
     """Write the messages of the session KEY to stdout, one JSON object a line.
 
     Each is exactly what was given to the store: role, content, tool calls … and nothing of ours.
     """
-    with open_to_read(workspace) as store:
+    with open_to_read(where) as store:
         _info(store, key)
         for message in store.get_history(key, full=full):
             line = message.to_json()
@@ -139,7 +172,7 @@ def export_command(key: str, full: bool, workspace: str) -> None:
                 click.echo(printable(line.decode()))
             else:
                 click.echo(line)
-        for words in _damage(_info(store, key), workspace):
+        for words in _damage(_info(store, key), where.workspace):
             click.echo(words, err=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.text import sentence
+from stenolog.cli.text import error_sentence, sentence
 from stenolog.errors import StenologError
 
 COMMANDS: Final = {
@@ -20,10 +20,13 @@ COMMANDS: Final = {
     "export": "stenolog.cli.sessions",
     "import": "stenolog.cli.importing",
     "list": "stenolog.cli.sessions",
+    "memory": "stenolog.cli.memory",
     "search": "stenolog.cli.search",
     "show": "stenolog.cli.sessions",
 }
 
+OF_COMMANDS: Final = ("-w", "--workspace", "--agent", "--namespace")
+"""Options that many put before the command."""
 READER_GONE: Final = 128 + 13
 """The exit code that a shell shows for a program ended by SIGPIPE."""
 
@@ -44,18 +47,29 @@ class Steno(click.Group):
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), f"{cmd_name}_command")
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What stands before the command. Raises UsageError."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in OF_COMMANDS:
+                raise
+            name = error.option_name
+            words = f"Put {name} behind the command, as in: steno list {name} …"
+            raise click.UsageError(words, ctx) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run it. Raises ClickException for what a store raised."""
         try:
             return super().invoke(ctx)
         except StenologError as error:
-            raise click.ClickException(sentence(str(error))) from error
+            raise click.ClickException(error_sentence(error)) from error
         except BrokenPipeError:
             # Whoever reads has enough, as `head` does: that is no failure of ours to tell of.
             _stop_writing()
             ctx.exit(READER_GONE)
         except OSError as error:
-            raise click.ClickException(sentence(f"cannot write the output: {error}")) from error
+            raise click.ClickException(sentence(f"Cannot write the output: {error}")) from error
 
 
 def _stop_writing() -> None:

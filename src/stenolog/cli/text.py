@@ -34,6 +34,14 @@ def sentence(words: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
+def error_sentence(error: Exception) -> str:
+    """What an error says, as a sentence of its own; a name at its beginning stays as it is."""
+    text = sentence(str(error))
+    first = text.partition(" ")[0]
+    begins_with_word = first.isascii() and first.isalpha()
+    return text[:1].upper() + text[1:] if begins_with_word else text
+
+
 def moment(at: datetime) -> str:
     """A time (UTC), to the second."""
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")

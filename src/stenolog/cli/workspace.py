@@ -1,18 +1,37 @@
 """Which workspace a command works on, and opening it to look at it only."""
 
 from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
-from stenolog.sessions.verify import holds_sessions
+from stenolog.errors import UsageError
+from stenolog.sessions.folders import Place, check_workspace, find_place
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.opening import address, open_store
 
 DEFAULT: Final = "./workspace"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Where(Struct, frozen=True, kw_only=True):
+    """What the options of a command name: a workspace, and whose sessions in it."""
+
+    workspace: str
+    agent: str | None = None
+    namespace: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where that store is. Raises UsageError."""
+        found = find_place(self.workspace, self.agent)
+        return found if self.namespace is None else replace(found, namespace=self.namespace)
 
 
 def workspace_option(command: _Command) -> _Command:
@@ -27,6 +46,27 @@ def workspace_option(command: _Command) -> _Command:
     )(command)
 
 
+def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--workspace`, `--agent` and `--namespace`, and call it with a Where."""
+
+    @wraps(command)
+    def bundled(
+        *arguments: Any, workspace: str, agent: str | None, namespace: str | None, **others: Any
+    ) -> Any:
+        if agent is not None and namespace is not None:
+            raise click.UsageError("Name an agent or a namespace, not both.")
+        where = Where(workspace=workspace, agent=agent, namespace=namespace)
+        return command(*arguments, where=where, **others)
+
+    bundled = click.option(
+        "--namespace", metavar="NAME", help="Another namespace of the workspace than sessions."
+    )(bundled)
+    bundled = click.option(
+        "--agent", metavar="NAME", help="The sessions of the agent of this name."
+    )(bundled)
+    return workspace_option(bundled)
+
+
 def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
     """The workspace of a command that takes it as an argument too. Raises UsageError for two."""
     if directory is None:
@@ -36,9 +76,24 @@ def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
     return directory
 
 
-def open_to_read(workspace: str) -> Store:
+def check_there(workspace: str) -> None:
+    """Raise UsageError where there is no such workspace, StoreUnavailable where it is shut."""
+    found = address(workspace)
+    if found.engine != "jsonl":
+        return
+    if workspace == DEFAULT and not Path(workspace).exists():
+        raise UsageError(f"there is no {DEFAULT} here; name a workspace with -w DIR")
+    check_workspace(Path(found.path))
+
+
+def open_to_read(where: Where | str) -> Store:
     """The store, opened so that nothing is written. Raises UsageError, StoreUnavailable."""
-    if workspace.startswith(("sqlite:", "jsonl:")):
-        return open_store(workspace, read_only=True)
-    # Where nothing was ever stored there is no folder to open, but an empty store says the same.
-    return open_store(workspace, read_only=True) if holds_sessions(workspace) else InMemoryStore()
+    if isinstance(where, str):
+        where = Where(workspace=where)
+    check_there(where.workspace)
+    place = where.place
+    folder = Path(place.where, place.namespace)
+    if address(place.where).engine == "jsonl" and not folder.exists():
+        # Where nothing was ever stored there is no folder, but an empty store says the same.
+        return InMemoryStore()
+    return open_store(place.where, namespace=place.namespace, read_only=True)

@@ -1,6 +1,7 @@
 """What the doctor says of files and folders; sessions/damage.py says it of the bytes of a log."""
 
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,6 +32,18 @@ def not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
         where="",
         meaning=f"Where {place} should be stands {what}.",
         advice="Move it elsewhere, and put back what belongs here.",
+    )
+
+
+def unreadable(path: str, key: str | None, error: Exception) -> Finding:
+    """A log, or a whole folder of them, that could not be looked at."""
+    return Finding(
+        kind=Kind.UNREADABLE,
+        key=key,
+        path=path,
+        where="",
+        meaning=f"It could not be read: {error}.",
+        advice="Run the doctor as the user who owns the file, and look at the disk.",
     )
 
 
@@ -91,7 +104,7 @@ def stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
     )
 
 
-def wide_permissions(open_to_others: Sequence[tuple[str, int]]) -> Finding:
+def wide_permissions(workspace: str, open_to_others: Sequence[tuple[str, int]]) -> Finding:
     """Paths, with their modes, that others may read. One for all: a copy has them everywhere."""
     (path, mode), *others = open_to_others
     return Finding(
@@ -100,5 +113,5 @@ def wide_permissions(open_to_others: Sequence[tuple[str, int]]) -> Finding:
         path=path,
         where=f"mode {mode:04o}" + (f", and {len(others):,} more" if others else ""),
         meaning="Other users of this machine may read these conversations.",
-        advice="chmod -R go= WORKSPACE",
+        advice=f"chmod -R go= {shlex.quote(workspace)}",
     )

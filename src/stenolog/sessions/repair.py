@@ -5,7 +5,7 @@ settled meanwhile, or may have been a write under way.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from stenolog.errors import StenologError
 from stenolog.records import Message, Record, Span, StateRecord, VoidRecord
 from stenolog.sessions.chains import spare_archives
 from stenolog.sessions.damage import ASIDE, Finding, Kind, judge
+from stenolog.sessions.folders import check_workspace, log_folders
 from stenolog.sessions.standing_still import (
     BUSY_TIMEOUT,
     archives_standing_still,
@@ -24,13 +25,14 @@ from stenolog.sessions.standing_still import (
     standing_still,
     trash_of,
 )
-from stenolog.sessions.verify import LEFTOVER, examine
+from stenolog.sessions.verify import LEFTOVER, examine_folder
 from stenolog.stores import spans
 from stenolog.stores.disk import sync_file, sync_folder, write_all
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.table import Logs
+from stenolog.stores.opening import address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,45 +48,62 @@ class Settled:
 _GONE = "it was settled meanwhile"
 
 
-def repair(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> list[Settled]:
+def repair(workspace: str | os.PathLike[str]) -> list[Settled]:
     """Examine a workspace and settle each finding that is repairable. Raises as examine."""
-    found = examine(workspace, namespace=namespace).findings
     return _each(
-        workspace, namespace, [finding for finding in found if finding.repairable], _repair
+        workspace, lambda found: [finding for finding in found if finding.repairable], _repair
     )
 
 
-def accept(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> list[Settled]:
+def accept(workspace: str | os.PathLike[str]) -> list[Settled]:
     """Take hand edits in as they stand now; each log as it was is kept aside. Raises as examine.
 
     All edits of a log are taken in together, and told once.
     """
-    found = examine(workspace, namespace=namespace).findings
+    return _each(workspace, _edits, _accept)
+
+
+def _edits(found: Iterable[Finding]) -> list[Finding]:
     live = [f for f in found if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
-    edits = {f.key: f for f in live if f.key is not None}
-    return _each(workspace, namespace, edits.values(), _accept)
+    return list({f.key: f for f in live if f.key is not None}.values())
+
+
+class _Folder(msgspec.Struct, frozen=True):
+    """A folder of logs that is being settled."""
+
+    path: str
+    """Its path below the workspace, as findings name it."""
+    directory: Directory
 
 
 def _each(
     workspace: str | os.PathLike[str],
-    namespace: str,
-    findings: Collection[Finding],
-    settle: Callable[[Directory, Finding], str],
+    choose: Callable[[Iterable[Finding]], list[Finding]],
+    settle: Callable[[_Folder, Finding], str],
 ) -> list[Settled]:
-    if not findings:
-        return []
-    directory = Directory(Path(workspace) / namespace, read_only=False)
-    try:
-        return [_attempt(directory, finding, settle) for finding in findings]
-    finally:
-        directory.close()
+    found = address(workspace)
+    if found.engine != "jsonl":
+        return []  # nothing in a database is settled here
+    place = Path(found.path)
+    check_workspace(place)
+    settled: list[Settled] = []
+    for path in log_folders(place):
+        findings = choose(examine_folder(place, path).findings)
+        if findings:
+            directory = Directory(place / path, read_only=False)
+            try:
+                folder = _Folder(path, directory)
+                settled += [_attempt(folder, finding, settle) for finding in findings]
+            finally:
+                directory.close()
+    return settled
 
 
 def _attempt(
-    directory: Directory, finding: Finding, settle: Callable[[Directory, Finding], str]
+    folder: _Folder, finding: Finding, settle: Callable[[_Folder, Finding], str]
 ) -> Settled:
     try:
-        return Settled(finding=finding, done=True, words=settle(directory, finding))
+        return Settled(finding=finding, done=True, words=settle(folder, finding))
     except StenologError as error:
         return Settled(finding=finding, done=False, words=str(error))
     except OSError as error:
@@ -95,41 +114,42 @@ def _attempt(
 # --- repairing -------------------------------------------------------------------------------
 
 
-def _repair(directory: Directory, finding: Finding) -> str:
-    _, *folders, name = finding.path.split("/")
-    if folders == [trash.FOLDER]:
-        return _move_trashed(directory, name)
-    if folders:
-        return _move_archive(directory, folders[-1], name, finding.key)
+def _repair(folder: _Folder, finding: Finding) -> str:
+    directory = folder.directory
+    *below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
+    if below == [trash.FOLDER]:
+        return _move_trashed(folder, name)
+    if below:
+        return _move_archive(folder, below[-1], name, finding.key)
     leftover = LEFTOVER.fullmatch(name)
     if leftover is not None:
         with standing_still(directory, leftover[1]):
-            return _move(directory, directory.descriptor, name)
+            return _move(folder, directory.descriptor, name)
     with standing_still(directory, name) as descriptor:
         if descriptor is None:
             return _GONE
         judged = judge(read_whole(descriptor), name)
         if judged.state is None:
             if any(found.repairable for found in judged.findings):
-                return _move(directory, directory.descriptor, name)
+                return _move(folder, directory.descriptor, name)
             return _GONE
     return _mark_void(directory, judged.state.key)
 
 
-def _move_trashed(directory: Directory, name: str) -> str:
+def _move_trashed(folder: _Folder, name: str) -> str:
     """What lies in the trash and is no session."""
     leftover = LEFTOVER.fullmatch(name)
-    with trash_of(directory) as folder:
-        if folder is None:
+    with trash_of(folder.directory) as deleted:
+        if deleted is None:
             return _GONE
-        with standing_still(folder, leftover[1] if leftover is not None else name) as descriptor:
+        with standing_still(deleted, leftover[1] if leftover is not None else name) as descriptor:
             if leftover is None:
                 if descriptor is None:
                     return _GONE
                 judged = judge(read_whole(descriptor), name, deleted=True)
                 if judged.state is not None or not any(f.repairable for f in judged.findings):
                     return _GONE
-            return _move(directory, folder.descriptor, name)
+            return _move(folder, deleted.descriptor, name)
 
 
 def _mark_void(directory: Directory, key: str) -> str:
@@ -153,24 +173,24 @@ def _locked(directory: Directory, key: str) -> Iterator[Log | None]:
         logs.close()
 
 
-def _move_archive(directory: Directory, uid: str, name: str, key: str | None) -> str:
-    with archives_standing_still(directory, uid) as folder:
-        if folder is None or name not in spare_archives(directory, folder, uid, key):
+def _move_archive(folder: _Folder, uid: str, name: str, key: str | None) -> str:
+    with archives_standing_still(folder.directory, uid) as archives:
+        if archives is None or name not in spare_archives(folder.directory, archives, uid, key):
             return _GONE
-        return _move(directory, folder, name, prefix=f"{uid}-")
+        return _move(folder, archives, name, prefix=f"{uid}-")
 
 
-def _move(directory: Directory, folder: int, name: str, *, prefix: str = "") -> str:
+def _move(folder: _Folder, source: int, name: str, *, prefix: str = "") -> str:
     """Give a file a new name in the folder aside, durably."""
-    with _aside(directory) as aside:
+    with _aside(folder.directory) as aside:
         target = f"{prefix}{name.lstrip('.')}.{_stamp()}"
         try:
-            os.rename(name, target, src_dir_fd=folder, dst_dir_fd=aside)
+            os.rename(name, target, src_dir_fd=source, dst_dir_fd=aside)
         except FileNotFoundError:
             return _GONE
         sync_folder(aside)
-        sync_folder(folder)
-    return f"moved to {directory.path.name}/{ASIDE}/{target}"
+        sync_folder(source)
+    return f"moved to {folder.path}/{ASIDE}/{target}"
 
 
 @contextmanager
@@ -192,17 +212,17 @@ def _stamp() -> str:
 # --- accepting -------------------------------------------------------------------------------
 
 
-def _accept(directory: Directory, finding: Finding) -> str:
+def _accept(folder: _Folder, finding: Finding) -> str:
     if finding.key is None:
         return _GONE
-    with _locked(directory, finding.key) as log:
+    with _locked(folder.directory, finding.key) as log:
         if log is None:
             return _GONE
         text = log.read(0, log.size)
         signed = accepted(text)
         if signed is None:
             return _GONE
-        kept = _copy(directory, log.name, text)
+        kept = _copy(folder.directory, log.name, text)
         found = rewrite.replay(signed, log.known_state())
         whole = rewrite.composed(
             found.head,
@@ -214,7 +234,7 @@ def _accept(directory: Directory, finding: Finding) -> str:
             tail=found.tail,
         )
         rewrite.swap(log, whole)
-    return f"taken in; the log as it was is {directory.path.name}/{ASIDE}/{kept}"
+    return f"taken in; the log as it was is {folder.path}/{ASIDE}/{kept}"
 
 
 def _copy(directory: Directory, name: str, text: bytes) -> str:

@@ -20,6 +20,7 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.sessions import findings
 from stenolog.sessions.chains import archives_of, listed_archives, spare_archives
 from stenolog.sessions.damage import ASIDE, Finding, Kind
+from stenolog.sessions.folders import NAMESPACE, check_workspace, log_folders
 from stenolog.sessions.standing_still import (
     archives_standing_still,
     folder_below,
@@ -29,12 +30,11 @@ from stenolog.sessions.standing_still import (
     trash_of,
 )
 from stenolog.stores.jsonl import archive, leases, names, trash
-from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.purging import CATALOG
-from stenolog.stores.opening import check_no_database
+from stenolog.stores.opening import address
 
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
-_DATABASE: Final = "sqlite:"
 _INDEX: Final = (CATALOG, f"{CATALOG}-journal", f"{CATALOG}.lock")
 LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 """The name of a file that was still being made."""
@@ -50,31 +50,37 @@ class Report:
     findings: tuple[Finding, ...]
 
 
-def examine(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> Report:
+def examine(workspace: str | os.PathLike[str]) -> Report:
     """What is wrong with the logs of a workspace, or with `sqlite:FILE`; nothing is written.
 
-    Raises UsageError where this is no workspace, StoreUnavailable or DamagedStore where it cannot
-    be entered.
+    All of them: those of every agent that has a name, and of every namespace. Raises UsageError
+    where this is no workspace, StoreUnavailable or DamagedStore where it cannot be entered.
     """
-    if isinstance(workspace, str) and workspace.startswith(_DATABASE):
-        return _examine_database(workspace)
-    place = Path(workspace)
-    if not holds_sessions(place, namespace=namespace):
-        return Report(workspace=str(place), sessions=0, findings=())
-    directory = Directory(place / namespace, read_only=True)
-    try:
-        return _examine(directory, place, namespace)
-    finally:
-        directory.close()
+    found = address(workspace)
+    if found.engine == "sqlite":
+        return _examine_database(Path(found.path))
+    if found.engine != "jsonl":
+        raise UsageError(f"{workspace}: only a folder or a SQLite database can be examined")
+    place = Path(found.path)
+    check_workspace(place)
+    all_seen = [examine_folder(place, folder) for folder in log_folders(place)]
+    wide = dict.fromkeys(one for seen in all_seen for one in seen.open_to_others)
+    told = [finding for seen in all_seen for finding in seen.findings]
+    if wide:
+        told.append(findings.wide_permissions(str(place), list(wide)))
+    return Report(
+        workspace=str(place),
+        sessions=sum(seen.logs for seen in all_seen),
+        findings=tuple(told),
+    )
 
 
-def _examine_database(where: str) -> Report:
+def _examine_database(file: Path) -> Report:
     # The driver is an extra, and takes a while to import.
     try:
         from stenolog.stores.sqlite import verify as database
     except ImportError as error:
-        raise UsageError(f"{where}: pip install 'stenolog[sqlite]' first") from error
-    file = Path(where.removeprefix(_DATABASE).partition("?")[0]).expanduser()
+        raise UsageError(f"sqlite:{file}: pip install 'stenolog[sqlite]' first") from error
     if not file.exists():
         raise UsageError(f"there is no database at {file}; is the name right?")
     found = database.examine(file)
@@ -96,28 +102,8 @@ def _examine_database(where: str) -> Report:
     )
 
 
-def holds_sessions(workspace: str | os.PathLike[str], *, namespace: str = "sessions") -> bool:
-    """Whether anything was ever stored there.
-
-    Raises UsageError where this is no workspace, StoreUnavailable where it may not be entered.
-    """
-    place = Path(workspace)
-    try:
-        if not place.is_dir():
-            check_no_database(place)
-            raise UsageError(f"there is no workspace at {place}; is the name right?")
-        here = [entry.name for entry in place.iterdir()]
-    except OSError as error:
-        raise explained(error, f"looking into {place}") from error
-    if namespace not in here and any(name.endswith(names.SUFFIX) for name in here):
-        raise UsageError(
-            f"{place} holds logs itself; name the workspace, which is the folder above it"
-        )
-    return namespace in here
-
-
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """What has been seen of a folder so far."""
 
     logs: int = 0
@@ -131,12 +117,32 @@ class _Seen:
     open_to_others: list[tuple[str, int]] = field(default_factory=list)
 
 
-def _examine(directory: Directory, place: Path, namespace: str) -> Report:
+def examine_folder(workspace: Path, folder: str) -> Seen:
+    """What there is to say of one folder of logs, named by its path below the workspace.
+
+    Raises StoreUnavailable, DamagedStore where the sessions themselves cannot be entered.
+    """
+    seen = Seen()
+    try:
+        directory = Directory(workspace / folder, read_only=True)
+    except StenologError as error:
+        if folder == NAMESPACE:
+            raise
+        seen.findings.append(findings.unreadable(folder, None, error))
+        return seen
+    try:
+        _look_at_folder(directory, workspace, folder, seen)
+    finally:
+        directory.close()
+    return seen
+
+
+def _look_at_folder(directory: Directory, workspace: Path, namespace: str, seen: Seen) -> None:
     # First the archives, then the logs that name them: one that is made meanwhile is not missed.
     listed = listed_archives(directory)
-    seen = _Seen()
-    for path, shown in ((place, "."), (directory.path, namespace)):
-        _look_at_mode(seen, shown, path.stat())
+    path = Path(namespace)
+    for above in reversed((path, *path.parents)):
+        _look_at_mode(seen, str(above), (workspace / above).stat())
     for name in sorted(directory.names()):
         found = directory.stat(name)
         if found is not None:
@@ -145,13 +151,10 @@ def _examine(directory: Directory, place: Path, namespace: str) -> Report:
     _look_at_locks(directory, namespace, seen)
     for uid, files in listed.items():
         _look_at_archives(directory, namespace, uid, files, seen)
-    if seen.open_to_others:
-        seen.findings.append(findings.wide_permissions(seen.open_to_others))
-    return Report(workspace=str(place), sessions=seen.logs, findings=tuple(seen.findings))
 
 
 def _look_at_entry(
-    directory: Directory, namespace: str, name: str, found: os.stat_result, seen: _Seen
+    directory: Directory, namespace: str, name: str, found: os.stat_result, seen: Seen
 ) -> None:
     path = f"{namespace}/{name}"
     leftover = LEFTOVER.fullmatch(name)
@@ -172,23 +175,15 @@ def _look_at_entry(
 
 
 def _look_at_log(
-    directory: Directory, namespace: str, name: str, seen: _Seen, *, above: Directory | None = None
+    directory: Directory, namespace: str, name: str, seen: Seen, *, above: Directory | None = None
 ) -> None:
     """A log, live or, with the folder above the trash, deleted."""
     try:
         judged = judge_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
         seen.obscure = True
-        seen.findings.append(
-            Finding(
-                kind=Kind.UNREADABLE,
-                key=names.key_of(name) if above is None else None,
-                path=f"{namespace}/{name}",
-                where="",
-                meaning=f"It could not be read: {error}.",
-                advice="Run the doctor as the user who owns the file, and look at the disk.",
-            )
-        )
+        key = names.key_of(name) if above is None else None
+        seen.findings.append(findings.unreadable(f"{namespace}/{name}", key, error))
         return
     if judged is None:
         return
@@ -203,7 +198,8 @@ def _look_at_log(
         seen.obscure |= bool(judged.findings) and judged.findings[0].kind is Kind.NEWER_FORMAT
         return
     reached: set[str] = set()
-    found = archives_of(above or directory, namespace.partition("/")[0], state, reached)
+    root = namespace.removesuffix(f"/{trash.FOLDER}") if above is not None else namespace
+    found = archives_of(above or directory, root, state, reached)
     seen.findings += found
     seen.chains[state.uid] = (state.key, reached)
 
@@ -211,7 +207,7 @@ def _look_at_log(
 # --- the trash and the locks -----------------------------------------------------------------
 
 
-def _look_at_trash(directory: Directory, namespace: str, seen: _Seen) -> None:
+def _look_at_trash(directory: Directory, namespace: str, seen: Seen) -> None:
     with trash_of(directory) as folder:
         for name in sorted(folder.names()) if folder is not None else []:
             found = folder.stat(name) if folder is not None else None
@@ -234,7 +230,7 @@ def _look_at_trash(directory: Directory, namespace: str, seen: _Seen) -> None:
                 seen.obscure = True
 
 
-def _look_at_locks(directory: Directory, namespace: str, seen: _Seen) -> None:
+def _look_at_locks(directory: Directory, namespace: str, seen: Seen) -> None:
     with folder_below(directory, leases.FOLDER) as folder:
         for name in names_in(folder):
             path = f"{namespace}/{leases.FOLDER}/{name}"
@@ -268,7 +264,7 @@ def _stalled(descriptor: int) -> leases.Holder | None:
 
 
 def _look_at_archives(
-    directory: Directory, namespace: str, uid: str, files: Sequence[str], seen: _Seen
+    directory: Directory, namespace: str, uid: str, files: Sequence[str], seen: Seen
 ) -> None:
     above = f"{namespace}/{archive.FOLDER}/{uid}"
     key, reached = seen.chains.get(uid, (None, set[str]()))
@@ -289,6 +285,6 @@ def _look_at_archives(
                 seen.findings.append(finding(f"{above}/{file}", key))
 
 
-def _look_at_mode(seen: _Seen, path: str, found: os.stat_result) -> None:
+def _look_at_mode(seen: Seen, path: str, found: os.stat_result) -> None:
     if found.st_mode & 0o077 and not stat.S_ISLNK(found.st_mode):
         seen.open_to_others.append((path, stat.S_IMODE(found.st_mode)))

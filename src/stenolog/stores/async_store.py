@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
-from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed
+from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed, UsageError
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
 from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
 from stenolog.stores.state import check_lease
@@ -43,11 +43,21 @@ class AsyncStore:
     """A Store whose methods are awaited; it closes the store that it was given."""
 
     def __init__(self, store: Store) -> None:
+        if not hasattr(store, "add_messages"):
+            # The face of a loop: its answers would be taken for those of a store.
+            name = type(store).__name__
+            raise UsageError(
+                f"AsyncStore takes a Store, as open_store gives it, and no {name}; "
+                "what open_sessions gives has its store as .store"
+            )
         self._store = store
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stenolog")
         self._closed = threading.Event()
         # A key stands here while a group of its appends is under way, with those that wait.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_Appending]]] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"AsyncStore({self._store!r})"
 
     async def add_message(
         self, key: str, role: str, content: Any, *, once: str | None = None

@@ -4,13 +4,28 @@ An engine is imported when it is asked for: nobody waits for the others.
 """
 
 import os
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from stenolog.errors import StenologError, UsageError
 from stenolog.stores.base import Store
 
 _DATABASE: Final = b"SQLite format 3\0"
 """How a file begins that SQLite made."""
+_EXAMPLES: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
+
+Engine = Literal["jsonl", "sqlite", "memory", "postgresql"]
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """What a place names: an engine, and where that keeps its sessions."""
+
+    engine: Engine
+    path: str | os.PathLike[str] = ""
+    """The folder or the file; empty for an engine that has none."""
+    parameters: str = ""
+    """What stands behind the question mark."""
 
 
 def open_store(
@@ -21,24 +36,69 @@ def open_store(
     `sqlite:FILE?synchronous=normal&cache_kb=512` sets what SQLiteStore takes. Nothing is migrated.
     Raises StoreUnavailable where it cannot be opened, UsageError where no engine takes it.
     """
-    if not isinstance(where, str):
-        return _folder(where, namespace, read_only=read_only)
-    scheme, colon, rest = where.partition(":")
-    if colon and scheme == "memory":
-        if rest or read_only:
-            raise UsageError("memory: is empty at first; it takes no name and is not read-only")
-        from stenolog.stores.in_memory import InMemoryStore
+    found = address(where)
+    match found.engine:
+        case "jsonl":
+            return _folder(found.path, namespace, read_only=read_only)
+        case "sqlite":
+            return _open_sqlite(found, namespace=namespace, read_only=read_only)
+        case "postgresql":
+            raise UsageError("postgresql: this version has no such engine yet; use a folder")
+        case "memory" if read_only:
+            raise UsageError("memory: is empty at first; it cannot be opened to read only")
+        case "memory":
+            from stenolog.stores.in_memory import InMemoryStore
 
-        return InMemoryStore()
-    if colon and scheme == "jsonl":
-        return _folder(rest, namespace, read_only=read_only)
-    if colon and scheme == "sqlite":
-        return _open_sqlite(rest, namespace=namespace, read_only=read_only)
-    if colon and scheme in ("postgresql", "postgres"):
-        raise UsageError(f"{scheme}: this version has no such engine yet; use a folder")
-    if not where or "://" in where:
-        raise UsageError(f"{where!r}: no engine takes that; name a folder")
-    return _folder(_at_home(where), namespace, read_only=read_only)
+            return InMemoryStore()
+
+
+def address(where: str | os.PathLike[str]) -> Address:
+    """What a place names. Raises UsageError where no engine takes it."""
+    if not isinstance(where, str):
+        return Address(engine="jsonl", path=where)
+    if not where:
+        raise UsageError("the place is empty; name a folder, or sqlite:FILE")
+    scheme, colon, rest = where.partition(":")
+    match scheme if colon else "":
+        case "memory":
+            if rest:
+                raise UsageError("memory: takes no name; it is forgotten when it is closed")
+            return Address(engine="memory")
+        case "jsonl":
+            return Address(engine="jsonl", path=_plain_path(scheme, rest))
+        case "sqlite":
+            file, _, parameters = rest.partition("?")
+            path = _plain_path(scheme, file)
+            return Address(engine="sqlite", path=path, parameters=parameters)
+        case "postgresql" | "postgres":
+            return Address(engine="postgresql")
+    if colon and _is_scheme(scheme, rest) and not os.path.exists(where):  # noqa: PTH110
+        # A misspelt engine would become a folder, and the sessions seem gone.
+        advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
+        raise UsageError(f"'{scheme}:' is no engine (jsonl:, sqlite: and memory: are){advice}")
+    return Address(engine="jsonl", path=_at_home(where))
+
+
+def _is_scheme(text: str, rest: str) -> bool:
+    letters = text.replace("+", "").replace("-", "").replace(".", "")
+    is_name = text[:1].isalpha() and letters.isascii() and letters.isalnum()
+    return rest.startswith("//") or (is_name and len(text) > 1)
+
+
+def _plain_path(scheme: str, path: str) -> str:
+    """The path behind a scheme. Raises UsageError."""
+    if path == ":memory:":
+        raise UsageError("sqlite: keeps sessions in a file; memory: keeps them in this process")
+    if not path:
+        raise UsageError(f"{scheme}: names no place; write {scheme}:{_EXAMPLES[scheme]}")
+    if path.startswith("//"):
+        # Some read three slashes as a path from the root, others as one from here.
+        plain = path.lstrip("/")
+        raise UsageError(
+            f"{scheme}:PATH takes a plain path, without //: {scheme}:./{plain} from here, "
+            f"or {scheme}:/{plain} from the root"
+        )
+    return _at_home(path)
 
 
 def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -> Store:
@@ -60,7 +120,7 @@ def check_no_database(place: str | os.PathLike[str]) -> None:
         return
     if found == _DATABASE:
         name = os.fspath(place)
-        raise UsageError(f"{name} is a database, and no folder; name it as sqlite:{name}")
+        raise UsageError(f"there is a database at {name}, and no folder; name it as sqlite:{name}")
 
 
 def _at_home(place: str) -> str:
@@ -68,20 +128,20 @@ def _at_home(place: str) -> str:
     return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111
 
 
-def _open_sqlite(rest: str, *, namespace: str, read_only: bool) -> Store:
+def _open_sqlite(found: Address, *, namespace: str, read_only: bool) -> Store:
     from stenolog.stores.sqlite import SQLiteStore
 
-    file, _, parameters = rest.partition("?")
-    if not file:
-        raise UsageError("sqlite: names a file, as in sqlite:./workspace/sessions.db")
-    if file == ":memory:":
-        raise UsageError("sqlite: keeps sessions in a file; memory: keeps them in this process")
     return SQLiteStore(
-        _at_home(file),
+        found.path,
         namespace=namespace,
         read_only=read_only,
-        **_sqlite_parameters(parameters),
+        **_sqlite_parameters(found.parameters),
     )
+
+
+def _is_number(value: str) -> bool:
+    # Python takes no number that is very long.
+    return value.isascii() and value.isdigit() and len(value) <= 10
 
 
 def _sqlite_parameters(text: str) -> dict[str, Any]:
@@ -91,7 +151,7 @@ def _sqlite_parameters(text: str) -> dict[str, Any]:
         name, _, value = part.partition("=")
         if name == "synchronous" and value in ("full", "normal"):
             found[name] = value
-        elif name == "cache_kb" and value.isascii() and value.isdigit() and int(value) > 0:
+        elif name == "cache_kb" and _is_number(value) and int(value) > 0:
             found[name] = int(value)
         else:
             raise UsageError(

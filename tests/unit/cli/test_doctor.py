@@ -70,6 +70,19 @@ def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> Non
     assert steno("doctor").exit_code == 0
 
 
+def test_what_is_settled_for_an_agent_says_for_which(place: Path, steno: Steno) -> None:
+    with open_store(place / "workspace" / "agents" / "ada") as store:
+        store.add_message("telegram:123", "user", "hello")
+    _tear(place / "workspace" / "agents" / "ada" / "sessions" / "telegram%3A123.jsonl")
+    assert steno("doctor").exit_code == 1
+    told = steno("doctor", "--repair").stderr
+    assert told == (
+        "telegram:123 (agents/ada/sessions/telegram%3A123.jsonl): torn tail settled: "
+        "marked as void; its bytes stay in the file\n"
+        "4 logs examined: all is well.\n"
+    )
+
+
 def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> None:
     _damage(log)
     _tear(log)

@@ -45,7 +45,7 @@ def test_p3_what_is_missing_in_a_database_is_named_and_nothing_is_changed(tmp_pa
 def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     ended = doctor(f"sqlite:{tmp_path / 'nothing.db'}")
     assert ended.exit_code == 3
-    assert "there is no database at" in ended.stderr
+    assert "There is no database at" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 

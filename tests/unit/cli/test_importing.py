@@ -50,3 +50,31 @@ def test_in_a_terminal_it_is_a_table(
     assert row.split() == ["k", "1", "1", "picoclaw-legacy", "k.json"]
     assert words == "1 session taken in, 1 message."
     assert "\t" not in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        ("80", ["key", "added", "messages", "layout", "file"]),
+        ("70", ["key", "added", "messages", "file"]),
+        ("55", ["key", "added", "file"]),
+        ("40", ["key", "added"]),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_keys_whole(
+    columns: str,
+    shown: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_terminal: InTerminal,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    old = {"key": "telegram:1001:alice", "messages": [{"role": "user", "content": "x"}]}
+    (tmp_path / "old" / "telegram_1001_alice.json").write_text(json.dumps(old))
+
+    _, said = in_terminal("import", "old", NO_COLOR="1", COLUMNS=columns)
+
+    head, row, *_ = said.splitlines()
+    assert head.split() == shown
+    assert row.startswith("telegram:1001:alice ")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from stenolog.sessions.opening import open_sessions
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
@@ -197,3 +198,94 @@ def test_a_narrow_terminal_shows_what_matters_most(
     folded = [row[:end].strip() for row in rows]
     assert key in "".join(folded)
     assert "telegram:123" in folded
+
+
+# --- agents and namespaces -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
+def test_agents_and_namespaces_are_named_and_listed(where: str, steno: Steno) -> None:
+    for agent in ("ada", "Bob 2"):
+        sessions = open_sessions(where, agent=agent)
+        sessions.add_message(f"cli:{agent}", "user", "hello")
+        sessions.close()
+    for namespace in ("notes", "drafts"):
+        with open_store(where, namespace=namespace) as store:
+            store.add_message(f"in:{namespace}", "user", "hello")
+
+    told = steno("list", "-w", where).stderr
+    assert "2 agents have sessions of their own: --agent 'Bob 2', --agent ada\n" in told
+    assert "1 namespace has sessions of its own: --namespace drafts\n" in told
+
+    mine = steno("list", where, "--agent", "Bob 2")
+    assert mine.stdout.startswith("cli:Bob 2\t1\t1\t")
+    assert mine.stderr == ""
+    assert steno("list", where, "--namespace", "drafts").stdout.startswith("in:drafts\t")
+    assert "hello" in steno("show", "cli:ada", "-w", where, "--agent", "ada").stdout
+    exported = steno("export", "in:notes", "-w", where, "--namespace", "notes")
+    assert exported.stdout == '{"role":"user","content":"hello"}\n'
+    assert steno("search", "hello", "-w", where, "--agent", "ada").stdout.startswith("cli:ada\t")
+
+
+def test_an_agent_that_nobody_knows_has_no_sessions_and_the_others_are_named(steno: Steno) -> None:
+    sessions = open_sessions("workspace", agent="ada")
+    sessions.add_message("cli:default", "user", "hello")
+    sessions.close()
+    result = steno("list", "--agent", "adda")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == (
+        "There are no sessions of the agent adda in ./workspace yet.\n"
+        "1 agent has sessions of its own: --agent ada\n"
+    )
+    assert not Path("workspace/agents/adda").exists()
+
+
+def test_an_agent_and_a_namespace_at_once_are_wrong_usage(steno: Steno) -> None:
+    result = steno("list", "--agent", "ada", "--namespace", "notes")
+    assert result.exit_code == 2
+    assert "Name an agent or a namespace, not both." in result.stderr
+
+
+def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None:
+    with open_store("workspace", namespace="drafts") as store:
+        store.add_message("cli:default", "user", "hello")
+    result = steno("list", "workspace/drafts")
+    assert result.exit_code == 1
+    assert "name the workspace, which is the folder above it, with --namespace drafts" in (
+        result.stderr
+    )
+    assert steno("list", "workspace", "--namespace", "drafts").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("", "The place is empty; name a folder, or sqlite:FILE."),
+        ("sqllite:a.db", "'sqllite:' is no engine (jsonl:, sqlite: and memory: are)"),
+        ("sqlite://a.db", "sqlite:PATH takes a plain path, without //"),
+    ],
+)
+@pytest.mark.parametrize("command", [["list"], ["show", "k"], ["search", "x"], ["doctor"]])
+def test_a_place_that_is_none_is_one_sentence(
+    command: list[str], where: str, words: str, steno: Steno
+) -> None:
+    result = steno(*command, "-w", where)
+    assert result.exit_code == (3 if command == ["doctor"] else 1)
+    assert result.stderr.startswith(f"Error: {words}")
+
+
+def test_the_url_of_a_server_is_refused_as_it_was_written(steno: Steno) -> None:
+    told = steno("list", "-w", "postgres://host/x").stderr
+    assert told == "Error: postgresql: this version has no such engine yet; use a folder.\n"
+    told = steno("doctor", "-w", "postgres://host/x").stderr
+    assert told.startswith("Error: postgres://host/x: only a folder or a SQLite database can be")
+
+
+def test_without_a_workspace_the_option_is_named(
+    steno: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for command in (["list"], ["show", "k"], ["search", "x"], ["doctor"]):
+        told = steno(*command).stderr
+        assert told == "Error: There is no ./workspace here; name a workspace with -w DIR.\n"

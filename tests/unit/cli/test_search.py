@@ -112,6 +112,25 @@ def test_in_a_terminal_it_is_laid_out_for_reading(in_terminal: InTerminal) -> No
     assert shown.count("word") > 30
 
 
+def test_a_key_is_folded_and_never_cut(in_terminal: InTerminal) -> None:
+    key = "slack:" + "C42" * 20
+    with open_store("workspace") as store:
+        store.add_message(key, "user", "needle in a long title, longer than that")
+    _, shown = in_terminal("search", "needle", NO_COLOR="1", COLUMNS="40")
+    assert key in shown.replace("\n", "")
+    _, shown = in_terminal("search", "needle", NO_COLOR="1", COLUMNS="80")
+    assert shown.startswith(f"{key}  needle in a…\n")
+
+
+def test_the_ways_to_say_a_time_are_told(steno: Steno) -> None:
+    assert "an age: 90s, 15m, 2h, 3d, 1w" in " ".join(steno("search", "--help").stdout.split())
+    result = steno("search", "x", "--since", "3d ago")
+    assert result.exit_code == 2
+    assert "'3d ago' is no time; write 2026-11-05, 2026-11-05T14:30 (UTC), or an age:" in (
+        " ".join(result.stderr.split())
+    )
+
+
 def test_words_that_were_found_stand_out_in_colour(in_terminal: InTerminal) -> None:
     _, shown = in_terminal("search", "message", "1")
     assert "\x1b[1;33mmessage\x1b[0m" in shown
@@ -140,7 +159,7 @@ def test_search_takes_a_sqlite_store(steno: Steno) -> None:
 def test_search_in_a_workspace_that_is_not_there_is_one_sentence(steno: Steno) -> None:
     result = steno("search", "x", "-w", "nowhere")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: there is no workspace at nowhere; is the name right?\n"
+    assert result.stderr == "Error: There is no workspace at nowhere; is the name right?\n"
 
 
 def test_a_bar_appears_only_for_who_waits_at_a_terminal(

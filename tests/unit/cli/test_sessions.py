@@ -233,7 +233,7 @@ def test_an_unknown_key_is_one_sentence(steno: Steno, command: str) -> None:
 def test_a_missing_workspace_is_one_sentence(place: Path, steno: Steno, command: list[str]) -> None:
     result = steno(*command, "-w", "nowhere")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: there is no workspace at nowhere; is the name right?\n"
+    assert result.stderr == "Error: There is no workspace at nowhere; is the name right?\n"
     assert not (place / "nowhere").exists()
 
 

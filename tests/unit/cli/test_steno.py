@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
+import pytest
 from click.testing import Result
 
 from stenolog.cli import main
@@ -54,3 +55,16 @@ def test_the_version_is_told_without_importing_what_it_does_not_need() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout.splitlines()[1:] == ["", ""]
+
+
+@pytest.mark.parametrize("option", ["-w", "--workspace", "--agent"])
+def test_an_option_before_the_command_is_told_its_place(steno: Steno, option: str) -> None:
+    result = steno(option, "X", "list")
+    assert result.exit_code == 2
+    assert f"Error: Put {option} behind the command, as in: steno list {option} …" in result.stderr
+
+
+def test_another_option_before_the_command_is_only_unknown(steno: Steno) -> None:
+    result = steno("--nothing", "list")
+    assert result.exit_code == 2
+    assert "No such option" in result.stderr

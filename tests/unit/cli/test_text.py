@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.cli.text import age, one_line, printable, sentence, spoken_moment
+from stenolog.cli.text import age, error_sentence, one_line, printable, sentence, spoken_moment
+from stenolog.errors import UsageError
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -46,6 +47,20 @@ def test_a_line_stays_one_line_and_keys_stay_apart(one: str, other: str) -> None
     assert not any(unicodedata.category(c) == "Cc" for c in one_line(one))
     if "\\" not in one + other:
         assert (one_line(one) == one_line(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("there is no such session", "There is no such session."),
+        ("'k': there is no such session", "'k': there is no such session."),
+        ("sqlite: names no place", "sqlite: names no place."),
+        ("workspace/x is in the way", "workspace/x is in the way."),
+        ("", "."),
+    ],
+)
+def test_an_error_begins_as_a_sentence_does_unless_with_a_name(words: str, shown: str) -> None:
+    assert error_sentence(UsageError(words)) == shown
 
 
 def test_an_error_ends_with_a_full_stop() -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from stenolog.cli import main
 from stenolog.errors import DamagedStore, UsageError
 from stenolog.sessions.damage import Finding, Kind
+from stenolog.sessions.repair import accept, repair
 from stenolog.sessions.verify import examine
 from stenolog.stores.opening import open_store
 
@@ -484,3 +485,94 @@ def test_a_database_is_not_taken_for_a_folder(tmp_path: Path) -> None:
     (tmp_path / "b.db").write_bytes(b"something else")
     with pytest.raises(UsageError, match="there is no workspace"):
         examine(tmp_path / "b.db")
+
+
+# --- agents and namespaces -------------------------------------------------------------------
+
+
+def test_p3_damage_to_an_agents_log_is_named_and_settled(workspace: Path, log: Path) -> None:
+    for place, namespace in ((workspace / "agents" / "ada", "sessions"), (workspace, "notes")):
+        with open_store(place, namespace=namespace) as store:
+            store.add_message(KEY, "user", "one")
+        with (place / namespace / NAME).open("ab") as file:
+            file.write(b'{"kind":"mess')
+    log.with_name("empty.jsonl").touch(mode=0o600)
+
+    report = examine(workspace)
+
+    assert report.sessions == 3 + 1
+    assert [(f.kind, f.path) for f in report.findings] == [
+        (Kind.EMPTY_FILE, "sessions/empty.jsonl"),
+        (Kind.TORN_TAIL, f"notes/{NAME}"),
+        (Kind.TORN_TAIL, f"agents/ada/sessions/{NAME}"),
+    ]
+    assert [one.done for one in repair(workspace)] == [True] * 3
+    assert examine(workspace).findings == ()
+
+
+def test_what_is_moved_aside_stays_with_its_agent(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        store.add_message(KEY, "user", "one")
+    ada = workspace / "agents" / "ada" / "sessions"
+    (ada / "empty.jsonl").touch(mode=0o600)
+    (settled,) = repair(workspace)
+    assert settled.words.startswith("moved to agents/ada/sessions/aside/empty.jsonl.")
+    assert len(list((ada / "aside").iterdir())) == 1
+
+
+def test_a_hand_edit_of_an_agents_log_is_taken_in(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        store.add_message(KEY, "user", "one")
+    log = workspace / "agents" / "ada" / "sessions" / NAME
+    log.write_bytes(log.read_bytes().replace(b'"one"', b'"uno"'))
+    (settled,) = accept(workspace)
+    assert settled.words.startswith("taken in; the log as it was is agents/ada/sessions/aside/")
+    assert examine(workspace).findings == ()
+
+
+def test_a_deleted_session_of_an_agent_has_its_archives_found(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        for content in ("one", "two"):
+            store.add_message(KEY, "user", content)
+        store.checkpoint(KEY, summary="one", upto=1)
+        store.compact(KEY)
+        store.delete(KEY)
+    assert examine(workspace).findings == ()
+    (archive,) = (workspace / "agents" / "ada" / "sessions" / "archive").glob("*/*.gz")
+    archive.unlink()
+    (missing,) = examine(workspace).findings
+    assert missing.path.startswith("agents/ada/sessions/archive/")
+
+
+def test_p11_a_link_in_place_of_an_agents_folder_is_named(workspace: Path, tmp_path: Path) -> None:
+    (workspace / "agents" / "ada").mkdir(parents=True, mode=0o700)
+    (workspace / "agents").chmod(0o700)
+    (workspace / "agents" / "ada" / "sessions").symlink_to(tmp_path)
+    (found,) = examine(workspace).findings
+    assert (found.kind, found.path) == (Kind.UNREADABLE, "agents/ada/sessions")
+
+
+def test_wide_modes_of_all_folders_are_one_finding_with_the_very_command(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        store.add_message(KEY, "user", "one")
+    (workspace / "agents").chmod(0o755)
+    workspace.chmod(0o755)
+    (found,) = examine(workspace).findings
+    assert (found.path, found.where) == (".", "mode 0755, and 1 more")
+    assert found.advice == f"chmod -R go= {workspace}"
+
+
+def test_p3_damage_in_any_namespace_of_a_database_is_named(tmp_path: Path) -> None:
+    apsw = pytest.importorskip("apsw")
+    where = f"sqlite:{tmp_path}/steno.db"
+    for namespace in ("sessions", "agents.ada", "notes"):
+        with open_store(where, namespace=namespace) as store:
+            store.add_message(KEY, "user", "one")
+    connection = apsw.Connection(str(tmp_path / "steno.db"))
+    connection.execute("UPDATE message SET crc = crc + 1")
+    connection.close()
+    report = examine(where)
+    assert report.sessions == 3
+    assert [f.kind for f in report.findings if f.kind == "damaged message"] == [
+        "damaged message"
+    ] * 3

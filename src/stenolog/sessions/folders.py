@@ -1,0 +1,197 @@
+"""What a workspace holds: its sessions, those of each agent that has a name, other namespaces.
+
+In a folder of files they are `sessions`, `agents/NAME/sessions` and any other folder with logs in
+it; in a database all of them are namespaces.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.errors import UsageError
+from stenolog.stores.base import Store
+from stenolog.stores.jsonl.directory import TRASH, explained
+from stenolog.stores.jsonl.names import SUFFIX
+from stenolog.stores.names import escaped, unescaped
+from stenolog.stores.opening import address, check_no_database, open_store
+
+NAMESPACE: Final = "sessions"
+NOTES: Final = "notes"
+AGENTS: Final = "agents"
+"""The folder that holds a workspace for each agent that has a name."""
+
+_OURS: Final = b'{"kind":"'
+"""How every line of a log begins."""
+_NOT_OTHERS: Final = (NAMESPACE, NOTES)
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where the sessions of an agent are."""
+
+    where: str | os.PathLike[str]
+    """What `open_store` takes."""
+    namespace: str
+    old: Path | None
+    """The folder in which old sessions are looked for."""
+    stand_in: Path | None
+    """The folder to which the stand-in writes: this store's alone."""
+
+
+class Others(Struct, frozen=True, kw_only=True):
+    """Who has sessions in a workspace besides those that `steno list` shows."""
+
+    agents: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    """But for the notes: those are no conversations."""
+
+
+def agents_namespace(agent: str) -> str:
+    """The namespace of an agent's sessions in a database."""
+    return f"{AGENTS}.{escaped(agent)}"
+
+
+def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
+    """Which store it is, and which folder. Raises UsageError."""
+    if agent is not None and (not isinstance(agent, str) or not agent):
+        raise UsageError(f"agent {agent!r}: a name is wanted, or none")
+    found = address(where)
+    path = Path(found.path)
+    match found.engine:
+        case "jsonl":
+            workspace = path if agent is None else path / AGENTS / escaped(agent)
+            folder = workspace / NAMESPACE
+            return Place(where=workspace, namespace=NAMESPACE, old=folder, stand_in=folder)
+        case "sqlite":
+            old: Path | None = _beside_database(path.parent, agent)
+            # Other databases, and logs, may have the folder of the old sessions in common.
+            apart = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escaped(agent)}"
+            stand_in: Path | None = Path(f"{path}{apart}")
+        case _:
+            old = stand_in = None
+    namespace = NAMESPACE if agent is None else agents_namespace(agent)
+    return Place(where=where, namespace=namespace, old=old, stand_in=stand_in)
+
+
+def _beside_database(folder: Path, agent: str | None) -> Path:
+    if agent is not None:
+        return folder / AGENTS / escaped(agent) / NAMESPACE
+    # A database may stand among the old sessions themselves, but a folder of all sorts is not
+    # looked through: what looks like a session there may be anything.
+    return folder if folder.name == NAMESPACE else folder / NAMESPACE
+
+
+def check_workspace(place: Path) -> None:
+    """Raise UsageError where this is no workspace, StoreUnavailable where it cannot be entered."""
+    try:
+        if not place.is_dir():
+            check_no_database(place)
+            raise UsageError(f"there is no workspace at {place}; is the name right?")
+        with os.scandir(place) as entries:
+            here = [entry.name for entry in entries]
+    except OSError as error:
+        raise explained(error, f"looking into {place}") from error
+    if NAMESPACE not in here and any(name.endswith(SUFFIX) for name in here):
+        name = place.resolve().name
+        other = "" if name == NAMESPACE else f", with --namespace {name}"
+        raise UsageError(
+            f"there are logs in {place} itself; name the workspace, which is the folder above it"
+            f"{other}"
+        )
+
+
+def log_folders(workspace: Path) -> list[str]:
+    """Every folder of logs, as its path below the workspace. Raises StoreUnavailable."""
+    try:
+        found = list(_namespaces(workspace))
+        agents = workspace / AGENTS
+        # Each is a workspace, and a workspace may be a link.
+        for agent in _folders(agents, follow=True) if agents.is_dir() else ():
+            found += [f"{AGENTS}/{agent}/{name}" for name in _namespaces(agents / agent)]
+    except OSError as error:
+        raise explained(error, f"looking into {error.filename or workspace}") from error
+    return found
+
+
+def others_in(where: str | os.PathLike[str]) -> Others:
+    """The agents and the namespaces that have sessions of their own. Raises as open_store."""
+    found = address(where)
+    match found.engine:
+        case "jsonl":
+            return _others_in_folder(Path(found.path))
+        case "sqlite":
+            with open_store(where, read_only=True) as store:
+                return _others_in_database(store)
+        case _:
+            return Others()
+
+
+def _others_in_folder(workspace: Path) -> Others:
+    agents, namespaces = [], []
+    for folder in log_folders(workspace):
+        *above, name = folder.split("/")
+        agent = unescaped(above[-1]) if above else None
+        if not any(True for _ in _logs(workspace / folder)):
+            continue
+        if agent is not None and name == NAMESPACE:
+            agents.append(agent)
+        elif not above and name not in _NOT_OTHERS:
+            namespaces.append(name)
+    return Others(agents=tuple(agents), namespaces=tuple(namespaces))
+
+
+def _others_in_database(store: Store) -> Others:
+    # The driver is an extra, and takes a while to import.
+    from stenolog.stores.sqlite import SQLiteStore
+    from stenolog.stores.sqlite.rows import namespaces as all_namespaces
+
+    if not isinstance(store, SQLiteStore):
+        return Others()
+    with store.database.read() as transaction:
+        found = all_namespaces(transaction)
+    agents, namespaces = [], []
+    for name in found:
+        agent = unescaped(name.removeprefix(f"{AGENTS}."))
+        if agent is not None and agents_namespace(agent) == name:
+            agents.append(agent)
+        elif name not in _NOT_OTHERS:
+            namespaces.append(name)
+    return Others(agents=tuple(agents), namespaces=tuple(namespaces))
+
+
+def _namespaces(place: Path) -> Iterator[str]:
+    """The folders of logs here; one that is not ours by its name is told by what is in it."""
+    if os.path.lexists(place / NAMESPACE):  # what is no folder, too: whoever looks at it says so
+        yield NAMESPACE
+    for name in _folders(place, follow=False):
+        if name != NAMESPACE and _holds_logs(place / name, by_name=name == NOTES):
+            yield name
+
+
+def _holds_logs(folder: Path, *, by_name: bool) -> bool:
+    try:
+        logs = chain(_logs(folder), _logs(folder / TRASH))
+        return any(by_name or _is_ours(log) for log in logs)
+    except OSError:
+        return by_name
+
+
+def _is_ours(log: Path) -> bool:
+    with log.open("rb") as file:
+        return file.read(len(_OURS)) == _OURS
+
+
+def _folders(place: Path, *, follow: bool) -> list[str]:
+    with os.scandir(place) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=follow))
+
+
+def _logs(folder: Path) -> Iterator[Path]:
+    if folder.is_dir() and not folder.is_symlink():
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+                    yield folder / entry.name

@@ -1,0 +1,83 @@
+"""What a workspace holds: sessions, agents, namespaces; and what is none of them."""
+
+from pathlib import Path
+
+import pytest
+
+from stenolog.errors import UsageError
+from stenolog.sessions.folders import Others, check_workspace, log_folders, others_in
+from stenolog.sessions.opening import open_sessions
+from stenolog.stores.opening import open_store
+
+
+def _say(where: str | Path, *, agent: str | None = None) -> None:
+    sessions = open_sessions(where, agent=agent)
+    assert sessions.add_message("cli:default", "user", "hello") == 1
+    sessions.close()
+
+
+def _note(where: str | Path, namespace: str) -> None:
+    with open_store(where, namespace=namespace) as store:
+        store.add_message("main:telegram:1", "user", "hello")
+
+
+def test_every_folder_of_logs_is_found_and_no_other(tmp_path: Path) -> None:
+    _say(tmp_path)
+    for agent in ("ada", "B/c"):
+        _say(tmp_path, agent=agent)
+    _note(tmp_path, "notes")
+    _note(tmp_path, "drafts")
+    _note(tmp_path / "agents" / "ada", "notes")
+    theirs = tmp_path / "data"
+    theirs.mkdir()
+    (theirs / "rows.jsonl").write_text('{"id": 1}\n')
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "agents" / "readme.txt").write_text("each agent has a folder")
+    (tmp_path / "link").symlink_to(tmp_path / "drafts")
+    assert log_folders(tmp_path) == [
+        "sessions",
+        "drafts",
+        "notes",
+        "agents/%42%2Fc/sessions",
+        "agents/ada/sessions",
+        "agents/ada/notes",
+    ]
+
+
+def test_notes_of_somebody_else_are_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.md").write_text("milk")
+    assert log_folders(tmp_path) == []
+
+
+def test_a_namespace_of_deleted_sessions_only_is_found(tmp_path: Path) -> None:
+    _note(tmp_path, "drafts")
+    with open_store(tmp_path, namespace="drafts") as store:
+        store.delete("main:telegram:1")
+    assert log_folders(tmp_path) == ["drafts"]
+
+
+@pytest.mark.parametrize("where", ["{}", "sqlite:{}/steno.db"])
+def test_who_else_has_sessions_is_told_on_every_engine(where: str, tmp_path: Path) -> None:
+    place = where.format(tmp_path)
+    _say(place)
+    assert others_in(place) == Others()
+    for agent in ("bob", "Ada: 1"):
+        _say(place, agent=agent)
+    _note(place, "notes")
+    _note(place, "drafts")
+    assert others_in(place) == Others(agents=("Ada: 1", "bob"), namespaces=("drafts",))
+
+
+def test_nobody_else_has_sessions_in_memory() -> None:
+    assert others_in("memory:") == Others()
+
+
+def test_the_folder_of_a_namespace_is_no_workspace(tmp_path: Path) -> None:
+    _say(tmp_path)
+    _note(tmp_path, "drafts")
+    check_workspace(tmp_path)
+    with pytest.raises(UsageError, match=r"the folder above it$"):
+        check_workspace(tmp_path / "sessions")
+    with pytest.raises(UsageError, match=r"the folder above it, with --namespace drafts$"):
+        check_workspace(tmp_path / "drafts")
