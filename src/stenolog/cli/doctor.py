@@ -1,12 +1,11 @@
 """`steno doctor`: shows what the examination found, and has it settled where asked to."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 
-from stenolog.cli.text import error_sentence, one_line
+from stenolog.cli.text import error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
 from stenolog.sessions.damage import Finding
@@ -61,7 +60,7 @@ def doctor_command(
 
     if as_json:
         whole = {**asdict(report), "settled": [asdict(one) for one in settled]}
-        click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
+        click.echo(json_text(whole, indent=2))
     else:
         for one in settled:
             _print_settled(one)

@@ -1,6 +1,5 @@
 """Notes on the screen, for people and for programs, and which note or whose was meant."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from stenolog.cli.text import age, moment, one_line, printable
+from stenolog.cli.text import age, json_text, moment, one_line, printable
 from stenolog.cli.workspace import check_there
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Note, Notes
@@ -128,7 +127,7 @@ def print_notes(notes: Sequence[Note], *, as_json: bool, color: bool) -> None:
     """The notes to stdout: for programs, or laid out where it is a terminal."""
     if as_json:
         for note in notes:
-            click.echo(json.dumps(_fields(note), ensure_ascii=False))
+            click.echo(json_text(_fields(note)))
     elif sys.stdout.isatty() and notes:
         _print_tables(notes, color=color)
     else:

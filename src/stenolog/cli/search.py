@@ -1,6 +1,5 @@
 """`steno search`: where something was said."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ import click
 from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
 from stenolog.cli.catalog import catalog_of
-from stenolog.cli.text import moment, one_line, printable, spoken_moment
+from stenolog.cli.text import json_text, moment, one_line, printable, spoken_moment
 from stenolog.cli.workspace import Where, where_options
 
 _TIMES: Final = "2026-11-05, 2026-11-05T14:30 (UTC), or an age: 90s, 15m, 2h, 3d, 1w"
@@ -118,7 +117,7 @@ def _print_json(hit: Hit) -> None:
         "snippet": hit.snippet,
         "marks": hit.marks,
     }
-    click.echo(json.dumps(fields, ensure_ascii=False))
+    click.echo(json_text(fields))
 
 
 def _print_line(hit: Hit) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.catalog import catalog_of
-from stenolog.cli.text import age, moment, one_line, printable, sentence
+from stenolog.cli.text import age, json_text, moment, one_line, printable, sentence
 from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
@@ -72,7 +72,7 @@ def list_command(
         page = catalog.list(prefix=prefix, tag=tag, state=state, limit=wanted, progress=meter)
     if as_json:
         for entry in page.entries:
-            click.echo(json.dumps(_fields(entry), ensure_ascii=False))
+            click.echo(json_text(_fields(entry)))
     elif in_table and page.entries:
         _print_table(page.entries, color=ctx.color is not False)
     else:

@@ -1,8 +1,9 @@
 """Text that came from elsewhere, made safe to print: a message must not drive the terminal."""
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 # Whole sequences go, or their visible half would stay: "[31m".
 _SEQUENCE: Final = re.compile(
@@ -15,6 +16,8 @@ _SEQUENCE: Final = re.compile(
 # Besides the control characters, those that turn the direction of writing.
 _UNPRINTABLE: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _CONTROL: Final = re.compile(f"[{_UNPRINTABLE}]")
+# Halves of characters, too, which cannot be written at all. Line ends are those between values.
+_IN_JSON: Final = re.compile(f"[{_UNPRINTABLE}\ud800-\udfff]")
 _CONTROL_IN_LINE: Final = re.compile(f"[{_UNPRINTABLE}\t\n]")
 
 
@@ -26,6 +29,12 @@ def printable(text: str) -> str:
 def one_line(name: str) -> str:
     """A key or path as it can stand in a line: control characters as escapes, none dropped."""
     return _CONTROL_IN_LINE.sub(lambda found: ascii(found[0])[1:-1], name)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """A value as JSON that a terminal can show too: what it would obey stands there as escapes."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def sentence(words: str) -> str:

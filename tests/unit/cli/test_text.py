@@ -1,5 +1,6 @@
 """Text from elsewhere must not drive the terminal."""
 
+import json
 import unicodedata
 from datetime import UTC, datetime, timedelta
 
@@ -7,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.cli.text import age, error_sentence, one_line, printable, sentence, spoken_moment
+from stenolog.cli.text import (
+    age,
+    error_sentence,
+    json_text,
+    one_line,
+    printable,
+    sentence,
+    spoken_moment,
+)
 from stenolog.errors import UsageError
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -106,3 +115,12 @@ def test_any_words_are_a_time_or_none(words: str) -> None:
 )
 def test_an_age_is_told_in_one_unit(ago: timedelta, shown: str) -> None:
     assert age(NOW - ago, NOW) == shown
+
+
+def test_json_shows_what_a_terminal_would_obey_as_escapes_and_reads_back() -> None:
+    value = {"key": "a\x9b31m\u202eb\x1b[0m\ud83d ☃ 漢", "lines": ["1\n2"]}
+    for indent in (None, 2):
+        text = json_text(value, indent=indent)
+        assert not set(text) & {"\x9b", "\x1b", "\u202e", "\ud83d"}
+        assert "☃ 漢" in text
+        assert json.loads(text) == value
