@@ -112,11 +112,13 @@ class StaleCheckpoint(UsageError):
 class LeaseLost(UsageError):
     """Somebody else has the turn by now; what was to be written through the lease was not."""
 
-    def __init__(self, key: str, epoch: int) -> None:
+    def __init__(
+        self, key: str, epoch: int, *, reason: str = "has run out and another one was given"
+    ) -> None:
         self.key = key
         self.epoch = epoch
         """Which lease it was that ran out."""
-        super().__init__(f"{key!r}: lease {epoch} has run out and another one was given")
+        super().__init__(f"{key!r}: lease {epoch} {reason}")
 
 
 class ContextTooSmall(UsageError):

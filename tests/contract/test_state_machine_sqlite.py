@@ -1,13 +1,18 @@
 """Random calls on SQLite and the model at once, and on SQLite, JSONL and the model together."""
 
 import logging
+import shutil
+import struct
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import apsw
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 import stenolog
 from stenolog import StenologError
@@ -20,19 +25,80 @@ class SQLiteMachine(StoreMachine):
     """SQLite; a torn write is what a killed writer leaves at the end of the log."""
 
     tears: ClassVar[bool] = True
+    left: ClassVar[int] = 0
+    """How often whoever opened the database next found something in its log."""
 
     def open(self, path: Path) -> Store:
         return stenolog.SQLiteStore(path / "sessions.db")
 
+    @rule()
+    def crash(self) -> None:
+        """The machine is off and on again."""
+        self._die()
+        super().crash()
+
     def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - of the hook
-        log = path / "sessions.db-wal"
-        if log.exists():
-            text = log.read_bytes()
-            frame = text[32 : 32 + 24 + 4096]
-            torn = [frame[: int(len(frame) * cut)], frame, b"\0" * 5000, b"\xff" * 30][kind % 4]
-            with log.open("ab") as end:
-                end.write(torn)
+        self._die(lambda log: torn(log, kind, cut))
         return 0
+
+    def _die(self, spoilt: Callable[[bytes], bytes] = bytes) -> None:
+        """Go on with what is on the disk, at another place.
+
+        What SQLite has in shared memory tells where the log ends. While a process has it open
+        nobody reads the log itself, so it must be gone.
+        """
+        place = Path(tempfile.mkdtemp(dir=self._folder.name))
+        shutil.copy(self._path / "sessions.db", place)
+        log = self._path / "sessions.db-wal"
+        if log.exists():
+            text = spoilt(log.read_bytes())
+            (place / log.name).write_bytes(text)
+            type(self).left += bool(text)
+        while self._opened:
+            self._opened.pop().close()
+        self._path = place
+
+
+def torn(log: bytes, kind: int, cut: float) -> bytes:
+    """The log, and behind its last whole frame what a killed writer may have left."""
+    if len(log) < _HEADER:
+        return log
+    end, sums = whole_frames(log)
+    salts, first = log[16:24], log[_HEADER : _HEADER + _FRAME]
+    page = struct.pack(">II", 1, 0)  # the first page of the database; no commit
+    body = b"\xff" * _PAGE
+    sums = checksums(page + body, sums, order=_order(log))
+    uncommitted = page + salts + struct.pack(">II", *sums) + body
+    tails = [first[: int(len(first) * cut)], first, uncommitted, uncommitted[:-1], b"\0" * 5000]
+    return log[:end] + [*tails, b"\xff" * 30][kind % 6]
+
+
+_HEADER, _FRAME, _PAGE = 32, 24 + 4096, 4096
+
+
+def _order(log: bytes) -> str:
+    return ">" if log[3] & 1 else "<"
+
+
+def whole_frames(log: bytes) -> tuple[int, tuple[int, int]]:
+    """Where the frames end that count, and the sums over all of them."""
+    end = _HEADER
+    sums = (int.from_bytes(log[24:28], "big"), int.from_bytes(log[28:32], "big"))
+    while len(frame := log[end : end + _FRAME]) == _FRAME and frame[8:16] == log[16:24]:
+        after = checksums(frame[:8] + frame[24:], sums, order=_order(log))
+        if struct.pack(">II", *after) != frame[16:24]:
+            break
+        end, sums = end + _FRAME, after
+    return end, sums
+
+
+def checksums(text: bytes, sums: tuple[int, int], *, order: str) -> tuple[int, int]:
+    """As https://www.sqlite.org/fileformat2.html#checksum_algorithm says."""
+    one, two = sums
+    for first, second in struct.iter_unpack(f"{order}II", text):
+        one = (one + first + two) & 0xFFFFFFFF
+        two = (two + second + one) & 0xFFFFFFFF
+    return one, two
 
 
 class TogetherMachine(StoreMachine):
@@ -146,8 +212,31 @@ def _run(
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    run_state_machine_as_test(machine, settings=wanted)
+    with _recoveries() as recovered:
+        run_state_machine_as_test(machine, settings=wanted)
     with capsys.disabled():
         print(f"\n{machine.report()}")
     assert sum(length == 50 for length in machine.lengths) >= runs
-    assert machine.ran.keys() >= {"add_messages", "undo", "fork", "delete", "purge", "switch"}
+    life = {"fork", "delete", "restore", "purge_before", "purge"}
+    ends = {"crash", "reopen", "switch"}
+    assert machine.ran.keys() >= {"add_messages", "undo", "compact", *life, *ends}
+    if issubclass(machine, SQLiteMachine):
+        assert machine.ran["torn_crash"] > 0
+        # SQLite itself says that it read the log: that is what was to be tried.
+        assert len(recovered) >= machine.left > 0
+
+
+@contextmanager
+def _recoveries() -> Iterator[list[str]]:
+    """What SQLite says when it reads a log that nobody has in memory."""
+    found: list[str] = []
+
+    def told(code: int, words: str) -> None:
+        if code == apsw.SQLITE_NOTICE_RECOVER_WAL:
+            found.append(words)
+
+    apsw.config(apsw.SQLITE_CONFIG_LOG, told)
+    try:
+        yield found
+    finally:
+        apsw.config(apsw.SQLITE_CONFIG_LOG, None)

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 
-from stenolog import JSONLStore, SQLiteStore
+from stenolog import JSONLStore, SQLiteStore, open_sessions
+from stenolog.cli import main
 from stenolog.records import FORMAT
 from stenolog.stores.base import Store
 from stenolog.stores.sqlite import schema
@@ -23,11 +25,11 @@ TOKENS: Final = {"talk": ("fourth", "number 4", 4), "purged": ("sixth", "number 
 """What was stored with a token, by session: token, content, seq."""
 
 
-def opened(version: str, place: Path) -> Store:
+def opened(version: str, place: Path, *, read_only: bool = False) -> Store:
     """The store of a golden folder."""
     if version.startswith("jsonl"):
-        return JSONLStore(place)
-    return SQLiteStore(place / "sessions.db")
+        return JSONLStore(place, read_only=read_only)
+    return SQLiteStore(place / "sessions.db", read_only=read_only)
 
 
 def write(store: Store) -> None:
@@ -111,6 +113,98 @@ def test_p13_sessions_that_began_and_ended_stay_readable(version: str, tmp_path:
     shutil.copytree(GOLDEN / version, tmp_path / "w")
     expected = json.loads((GOLDEN / version / "expected.json").read_text(encoding="utf-8"))
     assert account(version, tmp_path / "w") == expected
+
+
+# --- who only looks --------------------------------------------------------------------------
+
+
+def _copied(version: str, folder: Path) -> Path:
+    """A golden folder that is nobody else's to read, as whoever made it left it."""
+    place = folder / "w"
+    shutil.copytree(GOLDEN / version, place)
+    (place / "expected.json").unlink()
+    for path in (place, *place.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return place
+
+
+def _expected(version: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / version / "expected.json").read_text("utf-8"))
+    return found
+
+
+def _logs(place: Path) -> dict[str, bytes]:
+    """What holds sessions, byte for byte."""
+    found = [*place.rglob("*.jsonl"), *place.rglob("*.gz"), *place.glob("sessions.db")]
+    return {str(path): path.read_bytes() for path in found}
+
+
+def _steno(version: str, place: Path, *arguments: str) -> str:
+    """What a command shows of a golden folder. It ends well, and says nothing else."""
+    where = str(place) if version.startswith("jsonl") else f"sqlite:{place}/sessions.db"
+    result = CliRunner().invoke(main, [*arguments, "-w", where], prog_name="steno")
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_p13_who_only_reads_is_told_the_same_and_changes_nothing(
+    version: str, tmp_path: Path
+) -> None:
+    place, expected = _copied(version, tmp_path), _expected(version)
+    before = _logs(place)
+    with opened(version, place, read_only=True) as store:
+        assert told(store) == expected["sessions"]
+        assert _trash(store) == expected["trash"]
+        for key, session in expected["sessions"].items():
+            seqs = [one[0] for one in session["full"]]
+            assert [m.seq for m in store.get_history(key, full=True, last=2)] == seqs[-2:]
+            assert [m.seq for m in store.follow(key, timeout=0)] == seqs
+        assert store.health().ok
+    assert _logs(place) == before
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_p13_the_doctor_finds_nothing_and_changes_nothing(version: str, tmp_path: Path) -> None:
+    place = _copied(version, tmp_path)
+    before = _logs(place)
+    assert _steno(version, place, "doctor") == ""
+    assert _logs(place) == before
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_p13_show_and_export_and_lists_and_searches_leave_the_version_as_it_is(
+    version: str, tmp_path: Path
+) -> None:
+    place, expected = _copied(version, tmp_path), _expected(version)
+    before = _logs(place)
+    for key, session in expected["sessions"].items():
+        shown = _steno(version, place, "show", key)
+        assert all(f"[{seq}] " in shown for seq, _ in session["visible"])
+        lines = _steno(version, place, "export", key).splitlines()
+        assert len(lines) == len(session["visible"])
+    listed = _steno(version, place, "list")
+    assert all(key in listed for key in expected["sessions"])
+    assert "talk" in _steno(version, place, "search", '"number 7"')
+    # The newest keeps its index in the database: it has no older program to be left to.
+    if version != f"sqlite-v{schema.newest()}":
+        assert _logs(place) == before
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_p13_who_writes_brings_it_up_to_date(version: str, tmp_path: Path) -> None:
+    place = _copied(version, tmp_path)
+    with opened(version, place, read_only=True) as reading, opened(version, place) as writing:
+        # Who reads sees the new version from its next look on.
+        assert writing.add_message("talk", "user", "new") == 8
+        assert [m.content for m in reading.get_history("talk", last=1)] == ["new"]
+    if version.startswith("sqlite"):
+        with opened(version, place, read_only=True) as store:
+            assert isinstance(store, SQLiteStore)
+            assert not store.database.outdated
+        sessions = open_sessions(f"sqlite:{place}/sessions.db")
+        assert sessions.get_history("talk")[-1].content == "new"
+        sessions.close()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -70,6 +70,8 @@ class Directory:
             raise StoreUnavailable(f"opening {path}: there is no such folder") from error
         except OSError as error:
             raise explained(error, f"opening {path}") from error
+        except ValueError as error:  # a lone surrogate, or NUL
+            raise UsageError(f"{str(path)!r} is not the name of a folder") from error
         self.problems = tuple(self._look())
         for problem in self.problems:
             reports.warning("%s", problem)

@@ -71,13 +71,21 @@ class JSONLLease:
         self, directory: Directory, store: Store, key: str, descriptor: int, *, ttl: float
     ) -> None:
         self.key = key
-        self.store = store
+        self._store = store
+        self._process = os.getpid()
         self._directory = directory
         self._descriptor = descriptor
         self._ttl = ttl
         self._mutex = threading.Lock()
         self._since = datetime.now(UTC)
         self.epoch = 0
+
+    @property
+    def store(self) -> Store:
+        """The store. Raises LeaseLost in a forked child: the turn is its parent's."""
+        if self._process != os.getpid():
+            raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
+        return self._store
 
     def begin(self) -> None:
         """Count it, and say who has it. Raises OSError."""

@@ -106,6 +106,9 @@ class JSONLStore:
             self._logs, self._turns, busy_timeout=self._busy_timeout, look_up=_looked_up
         )
 
+    def __repr__(self) -> str:
+        return f"JSONLStore({str(self.folder.parent)!r}, namespace={self.folder.name!r})"
+
     @property
     def folder(self) -> Path:
         """Where the logs are, and the index beside them."""

@@ -1,17 +1,15 @@
-"""Connections to one database: the one that writes, and the few that read."""
+"""The one connection that writes, and what all connections have in common."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import apsw
 from msgspec import Struct
 
-from stenolog.errors import StenologError, StoreBusy
+from stenolog.errors import StenologError
 from stenolog.stores import reports
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.failures import commit_failure, write_failure
@@ -20,7 +18,6 @@ from stenolog.stores.sqlite.place import Place, check_version, create, read_head
 
 LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}
 """What `synchronous` may be: NORMAL may lose the last commits in a power cut, and nothing else."""
-READERS: Final = 8
 
 _CHECKPOINT_PAGES: Final = 1_000
 _TOO_MANY_PAGES: Final = 16_000
@@ -37,6 +34,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     busy_timeout: float = 5.0
     synchronous: str = "full"
     cache_kb: int = 2048
+    sqlite_version: str = apsw.sqlite_lib_version()
+    """Of the library that is linked: which of its bugs are known."""
 
 
 class Transaction:
@@ -111,7 +110,7 @@ class Writer:
         connection.execute("BEGIN IMMEDIATE")
         # Whoever else wrote since may have brought the schema up to date.
         if connection.data_version() != self._data_version:
-            _check_version(connection, self._file)
+            checked_version(connection, self._file)
         return Transaction(connection)
 
     def commit(self) -> None:
@@ -172,19 +171,19 @@ class Writer:
         self._next_checkpoint = pages + _CHECKPOINT_PAGES
 
     def _connect(self) -> apsw.Connection:
-        connection = _connected(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
+        connection = connected(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
         try:
             connection.set_busy_handler(self._wait)
             connection.set_wal_hook(self._grown)
             level = LEVELS[self._settings.synchronous]
             schema.run(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
             schema.run(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
-            _check_version(connection, self._file)
+            checked_version(connection, self._file)
             # A writer that was killed may have left in the log what it had not synced. Who opens
             # it first counts that as committed: so it is synced, before anybody is told of it.
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except BaseException:
-            _close(connection)
+            close_quietly(connection)
             raise
         self._data_version = -1
         self._pages, self._next_checkpoint = 0, _CHECKPOINT_PAGES
@@ -209,7 +208,7 @@ class Writer:
         """Close the connection; the next turn opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            _close(connection)
+            close_quietly(connection)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -219,113 +218,12 @@ class Writer:
     def abandon(self) -> None:
         """In a forked child: let go of what is the parent's, without touching it."""
         if self._connection is not None:
-            _keep_for_ever(self._connection)
+            keep_for_ever(self._connection)
         self._lock.close()
 
 
-class Reader:
-    """A connection that reads."""
-
-    __slots__ = ("_file", "connection")
-
-    def __init__(self, file: Path, settings: Settings) -> None:
-        self._file = file
-        if settings.read_only:
-            self.connection = _connected_to_read(file, settings)
-        else:
-            # A reader may have to put the log in order after a crash.
-            self.connection = _connected(file, settings, apsw.SQLITE_OPEN_READWRITE)
-        # What becomes of the log is for writers to say.
-        self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        schema.run(self.connection, "PRAGMA query_only = 1")
-
-    def begin(self) -> Transaction:
-        """Begin to look. Raises NewerFormat, apsw.Error."""
-        self.connection.execute("BEGIN")
-        _check_version(self.connection, self._file)
-        return Transaction(self.connection)
-
-    def end(self) -> None:
-        """Look no more. Raises apsw.Error."""
-        if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
-
-
-class Readers:
-    """A few connections that read, taken and given back."""
-
-    def __init__(self, place: Place, settings: Settings) -> None:
-        self._place = place
-        self._settings = settings
-        self._free = threading.BoundedSemaphore(READERS)
-        self._idle: list[Reader] = []
-        self._closed = False
-        self._paused = 0
-
-    def take(self) -> Reader:
-        """One that nobody else has. Raises StoreBusy, apsw.Error, OSError."""
-        if not self._free.acquire(timeout=self._settings.busy_timeout):
-            raise StoreBusy(f"{self._place.path}: too many others read at once")
-        try:
-            self._place.check()
-            with suppress(IndexError):  # none is idle
-                return self._idle.pop()
-            return Reader(self._place.path, self._settings)
-        except BaseException:
-            self._free.release()
-            raise
-
-    def give(self, reader: Reader) -> None:
-        """Give it back."""
-        try:
-            reader.end()
-            self._idle.append(reader)
-        except apsw.Error:
-            _close(reader.connection)
-        finally:
-            self._free.release()
-        if self._closed:
-            self.close()
-
-    def close(self) -> None:
-        """Close those that nobody uses; the others when they are given back."""
-        self._closed = True
-        while self._idle:
-            with suppress(IndexError):
-                _close(self._idle.pop().connection)
-
-    def pause(self, seconds: float) -> None:
-        """Wait until nobody reads, but no longer than this."""
-        deadline = time.monotonic() + seconds
-        self._paused = 0
-        while self._paused < READERS and self._free.acquire(
-            timeout=max(0.0, deadline - time.monotonic())
-        ):
-            self._paused += 1
-
-    def resume(self) -> None:
-        """Let them read again."""
-        for _ in range(self._paused):
-            self._free.release()
-
-    def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's, without touching it."""
-        for reader in self._idle:
-            _keep_for_ever(reader.connection)
-
-
-def _connected_to_read(file: Path, settings: Settings) -> apsw.Connection:
-    try:
-        return _connected(file, settings, apsw.SQLITE_OPEN_READONLY)
-    except apsw.CantOpenError:
-        if file.with_name(file.name + "-wal").exists():
-            raise
-    # A log cannot be made there, so nobody can be writing: it is read as it stands.
-    address = f"file:{quote(str(file))}?immutable=1"
-    return _connected(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-
-
-def _connected(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
+def connected(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
+    """A connection that has looked at the file. Raises apsw.Error."""
     connection = apsw.Connection(str(file), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
     # Before the first look at it: another process may just be putting the log in order.
     connection.set_busy_timeout(int(settings.busy_timeout * 1000))
@@ -333,13 +231,17 @@ def _connected(file: Path | str, settings: Settings, flags: int) -> apsw.Connect
     return connection
 
 
-def _close(connection: apsw.Connection) -> None:
+def close_quietly(connection: apsw.Connection) -> None:
+    """Close it; what is wrong with it is of no consequence any more."""
     with suppress(apsw.Error):
         connection.close()
 
 
-def _check_version(connection: apsw.Connection, file: Path) -> None:
-    check_version(connection.pragma("user_version"), file, schema.newest())
+def checked_version(connection: apsw.Connection, file: Path) -> int:
+    """The number of the schema. Raises NewerFormat."""
+    version: int = connection.pragma("user_version")
+    check_version(version, file, schema.newest())
+    return version
 
 
 class _Kept(Struct, gc=False):
@@ -354,6 +256,7 @@ class _Kept(Struct, gc=False):
     itself: object = None
 
 
-def _keep_for_ever(connection: apsw.Connection) -> None:
+def keep_for_ever(connection: apsw.Connection) -> None:
+    """In a forked child: never close it, because it is the parent's."""
     kept = _Kept(connection)
     kept.itself = kept

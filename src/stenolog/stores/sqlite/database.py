@@ -1,8 +1,8 @@
 """One database file: who may write, who may read, and what becomes of a transaction.
 
-One connection writes, a few read (connections.py); none is carried over a fork. Writers queue at
-the gate (gate.py), so that SQLite's own waiting is met only where another program writes. Readers
-see what was committed when they began, and wait for nobody.
+One connection writes (connections.py), a few read (readers.py); none is carried over a fork.
+Writers queue at the gate (gate.py), so that SQLite's own waiting is met only where another program
+writes. Readers see what was committed when they began, and wait for nobody.
 """
 
 import os
@@ -11,22 +11,31 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import apsw
 
-from stenolog.errors import MaybeStored, ReadOnly, StenologError, StoreClosed, StoreUnavailable
+from stenolog.errors import (
+    DamagedStore,
+    MaybeStored,
+    ReadOnly,
+    StenologError,
+    StoreBusy,
+    StoreClosed,
+    StoreUnavailable,
+)
 from stenolog.stores import reports
 from stenolog.stores.disk import make_private
 from stenolog.stores.sqlite import place, schema
-from stenolog.stores.sqlite.connections import Readers, Settings, Transaction, Writer
+from stenolog.stores.sqlite.connections import Settings, Transaction, Writer
 from stenolog.stores.sqlite.damage import Damage
 from stenolog.stores.sqlite.failures import read_failure, write_failure
 from stenolog.stores.sqlite.gate import Caller, Queue, twin
+from stenolog.stores.sqlite.readers import Readers
 from stenolog.stores.sqlite.versions import known_bugs
 
 _FORK_PATIENCE: Final = 1.0
-_TROUBLE: Final = (apsw.Error, OSError, StoreUnavailable)
+_TROUBLE: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)
 
 T = TypeVar("T")
 
@@ -79,7 +88,7 @@ class Database:
     def problems(self) -> list[str]:
         """What is to be warned about, though it does not stop anybody."""
         try:
-            return place.problems(self.file) + known_bugs(apsw.sqlite_lib_version())
+            return place.problems(self.file) + known_bugs(self.settings.sqlite_version)
         except OSError as error:
             return [str(read_failure(error, f"looking at {self.file}"))]
 
@@ -142,14 +151,19 @@ class Database:
         """
         if self.closed or self.settings.read_only:
             self.check_writable()
-        queue = self._queue
+        queue, mine = self._queue, Caller(work)
         try:
-            if queue.waiting or queue.lock.locked():
-                return self._share(work)
+            queue.waiting.append(mine)
+            if not queue.may_go(mine):
+                result: T = self._share(mine)
+                return result
             with queue.lock:
+                queue.waiting.remove(mine)
                 return self._perform(work)
         finally:
             if queue.waiting or self.bells or self.closed:
+                mine.done = True  # Ctrl-C may have left it in the queue
+                queue.withdraw(mine)
                 self._after_turn()
 
     def _perform(self, work: Callable[[Transaction], T]) -> T:
@@ -172,25 +186,31 @@ class Database:
                 writer.leave()
         return result
 
-    def _share(self, work: Callable[[Transaction], T]) -> T:
+    def _share(self, mine: Caller) -> Any:
         """Others are here: together with them where that can be."""
-        mine = Caller(work)
-        self._queue.enter(mine, self._lead, self._deadline())
+        mine.deadline = self._deadline()
+        self._queue.stay(mine, self._lead, mine.deadline)
         if mine.error is not None:
             raise mine.error
-        result: T = mine.result
-        return result
+        return mine.result
 
     def _lead(self, group: list[Caller]) -> None:
-        """One transaction for all of them. Who is not told in the end, nothing was done for."""
+        """Work for all of them. Who is not told in the end, nothing was done for."""
+        if not self._lead_together(group):
+            # What is damaged is one session, perhaps: the others are not to suffer for it.
+            for caller in group:
+                self._lead_together([caller])
+
+    def _lead_together(self, group: list[Caller]) -> bool:
+        """One transaction for all of them; False: nothing was done, and each is to have its own."""
         try:
-            self._transact(group)
+            return self._transact(group)
         finally:
             if self._writer.tried:
                 # Only an interruption leaves anybody untold, and what it left is not known.
                 _tell(group, MaybeStored("the transaction it went into was interrupted"))
 
-    def _transact(self, group: list[Caller]) -> None:
+    def _transact(self, group: list[Caller]) -> bool:
         writer = self._writer
         writer.tried = False
         failure: StenologError | None = None
@@ -198,11 +218,12 @@ class Database:
         try:
             try:
                 self.check_open()
-                transaction = writer.begin(self._deadline())
+                # Not anew from here: the first of them has waited in the queue.
+                transaction = writer.begin(min(group[0].deadline, self._deadline()))
                 for caller in group:
                     caller.attempt(transaction)
                 writer.commit()
-            except (apsw.Error, OSError, StenologError) as error:
+            except (apsw.Error, OSError, UnicodeDecodeError, StenologError) as error:
                 failure = writer.failure(error)
             except BaseException as error:  # noqa: BLE001 - raised below, when all are told
                 writer.tried, interruption = writer.committed, error
@@ -210,10 +231,17 @@ class Database:
                 writer.leave()
         finally:
             writer.leave()
+        if isinstance(failure, DamagedStore) and len(group) > 1 and not writer.tried:
+            return False
+        if isinstance(failure, StoreBusy) and not writer.tried:
+            # The others go on waiting, for as long as they may.
+            present = time.monotonic()
+            group = [one for one in group if one is group[0] or one.deadline <= present]
         if interruption is None or writer.tried:
             _tell(group, failure)
         if interruption is not None:
             raise interruption
+        return True
 
     def _after_turn(self) -> None:
         self._queue.call_next()
@@ -260,10 +288,21 @@ class Database:
             reader = self._readers.take()
             try:
                 yield reader.begin()
+                reader.check()
+            except (apsw.Error, StenologError):
+                reader.check()
+                raise
             finally:
                 self._readers.give(reader)
-        except (apsw.Error, OSError) as error:
+        except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise read_failure(error, f"reading {self.file}") from error
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the tables are older ones, which whoever opens it to write brings up to date."""
+        with self.read() as transaction:
+            [(version,)] = transaction.execute("PRAGMA user_version")
+            return bool(version < schema.newest())
 
     # --- the end, and forks ------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ def read_failure(error: Exception, doing: str) -> StenologError:
             return StoreBusy(f"{doing}: another process held the database too long")
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
             return DamagedStore(f"{doing}: {error}; `steno doctor` says what is wrong")
+        case UnicodeDecodeError():
+            return DamagedStore(f"{doing}: a text is damaged; `steno doctor` says where")
         case apsw.SQLError() | apsw.ConstraintError() | apsw.MismatchError():
             return DamagedStore(
                 f"{doing}: the tables are not as they should be ({error}); "

@@ -6,11 +6,13 @@ and the first of them tries for a lock on a file, at short intervals. Who has th
 appends of those behind it into its own transaction.
 
 There is no background thread. The lock is taken by `with` alone, because Ctrl-C may strike between
-an acquire and a try; every wait is bounded, and after each the waiter looks again whether it is
-its turn, so that nobody depends on somebody else to be woken.
+an acquire and a try; and by who is first in the queue alone, so that nobody finds it taken by
+another writer, who may be at work for long. Every wait in the queue is bounded, and after each the
+waiter looks again whether it is its turn, so that nobody depends on somebody else to be woken.
 """
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -26,16 +28,20 @@ _UNDER_WAY: Final = 30.0
 _MOST_IN_A_GROUP: Final = 256
 _POLL: Final = 0.0001
 _POLL_TO_BE_NEXT: Final = 0.001
+_STOPPED: Final = 0.2
+"""Who waits for longer than this to be next may go past one that does not move."""
 
 
 class Caller:
     """One who waits for a turn, or for another to do its work along with its own."""
 
-    __slots__ = ("_bell", "done", "error", "result", "work")
+    __slots__ = ("_bell", "deadline", "done", "error", "result", "work")
 
     def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
         self.work = work
         """What may be done in another's transaction; None: it wants a turn of its own."""
+        self.deadline = math.inf
+        """Until when it may wait for others."""
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -85,15 +91,19 @@ class Queue:
         """Those for whom somebody works now."""
 
     def enter(self, mine: Caller, lead: Callable[[list[Caller]], None], deadline: float) -> None:
-        """Return when mine is done. Raises StoreBusy, MaybeStored.
+        """Stand in the queue, and return when mine is done. Raises StoreBusy, MaybeStored.
 
         Either `lead` is called, with a group of which mine is the first, and finishes each of
         them; or somebody else's does.
         """
         self.waiting.append(mine)
+        self.stay(mine, lead, deadline)
+
+    def stay(self, mine: Caller, lead: Callable[[list[Caller]], None], deadline: float) -> None:
+        """The same for one who stands there already."""
         try:
             while not mine.done:
-                if self._may_go(mine):
+                if self.may_go(mine):
                     with self.lock:
                         if not mine.done:
                             self._lead(mine, lead)
@@ -102,7 +112,7 @@ class Queue:
                     self._check(mine, deadline)
         finally:
             if not mine.done:
-                self._withdraw(mine)
+                self.withdraw(mine)
                 mine.done = True  # nobody works for one who has left
             self.call_next()
 
@@ -122,14 +132,14 @@ class Queue:
         mine = Caller()
         self.waiting.append(mine)
         try:
-            while not self._may_go(mine):
+            while not self.may_go(mine):
                 mine.wait()
                 self._check(mine, deadline)
             with self.lock:
-                self._withdraw(mine)
+                self.withdraw(mine)
                 yield
         finally:
-            self._withdraw(mine)
+            self.withdraw(mine)
             self.call_next()
 
     def call_next(self) -> None:
@@ -137,7 +147,8 @@ class Queue:
         with suppress(IndexError):  # nobody waits
             self.waiting[0].ring()
 
-    def _may_go(self, mine: Caller) -> bool:
+    def may_go(self, mine: Caller) -> bool:
+        """Whether it is the first, and nobody is at work."""
         # In the order in which they came, or one who comes back at once is always first.
         return self.waiting[:1] == [mine] and not self.lock.locked()
 
@@ -147,16 +158,16 @@ class Queue:
         Each is written down before it leaves the queue: Ctrl-C must not lose it in between.
         """
         self._taken = [mine]
-        self._withdraw(mine)
+        self.withdraw(mine)
         while self.waiting and len(self._taken) < _MOST_IN_A_GROUP:
             following = self.waiting[0]
             if following.work is None:
                 break
             self._taken.append(following)
-            if not self._withdraw(following):
+            if not self.withdraw(following):
                 self._taken.pop()  # it has given up
 
-    def _withdraw(self, caller: Caller) -> bool:
+    def withdraw(self, caller: Caller) -> bool:
         """Take it out of the queue; False where somebody else already has."""
         try:
             self.waiting.remove(caller)
@@ -168,7 +179,7 @@ class Queue:
         late = time.monotonic() - deadline
         if mine.done or late < 0:
             return
-        if self._withdraw(mine):
+        if self.withdraw(mine):
             raise StoreBusy("other writers of this process held the database too long")
         if late > _UNDER_WAY and not mine.done:
             raise MaybeStored("the transaction it went into is still under way")
@@ -179,7 +190,9 @@ class FileLock:
 
     Who is next holds the lock on the second file, and only that one tries for the first, the gate.
     So who has just been inside, and comes back at once, does not overtake those who wait; and all
-    but one of them may sleep for longer.
+    but one of them may sleep for longer. A process that is stopped while it is next would keep all
+    others out: so who has waited for a while takes the gate where it finds it free. That costs the
+    order, among those who have waited for long.
     """
 
     def __init__(self, file: Path) -> None:
@@ -192,11 +205,24 @@ class FileLock:
         if self._held:
             return  # and not ask again: who is next waits for us
         try:
-            self._next.take(_POLL_TO_BE_NEXT, deadline)
-            self._gate.take(_POLL, deadline)
+            if self._come_next(deadline):
+                self._gate.take(_POLL, deadline)
             self._held = True
         finally:
             self._next.let_go()
+
+    def _come_next(self, deadline: float) -> bool:
+        """True: it is our turn to wait at the gate; False: that is ours already. Raises as lock."""
+        begun = time.monotonic()
+        patience = begun + min(_STOPPED, (deadline - begun) / 2)
+        while not self._next.attempt():
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._next.busy()
+            if now >= patience and self._gate.attempt():
+                return False
+            time.sleep(_POLL_TO_BE_NEXT)
+        return True
 
     def unlock(self) -> None:
         """Let the next process in; not to have it is no harm."""
@@ -220,20 +246,25 @@ class _Lock:
 
     def take(self, pause: float, deadline: float) -> None:
         """Try until it is ours. Raises StoreBusy, OSError."""
+        while not self.attempt():
+            if time.monotonic() >= deadline:
+                raise self.busy()
+            time.sleep(pause)
+
+    def attempt(self) -> bool:
+        """Try once; whether it is ours now. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o600)
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise StoreBusy(
-                        f"{self._path}: other processes held the database too long"
-                    ) from None
-                time.sleep(pause)
-            else:
-                return
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def busy(self) -> StoreBusy:
+        """What who waited too long is told."""
+        return StoreBusy(f"{self._path}: other processes held the database too long")
 
     def let_go(self) -> None:
         """Let another have it; not to have it is no harm."""

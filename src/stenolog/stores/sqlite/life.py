@@ -7,17 +7,17 @@ is deleted stays in free pages, in the unused parts of others, and in the log.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stenolog.errors import NoSuchSession, SessionExists, StenologError, StoreBusy
+from stenolog.errors import DamagedStore, NoSuchSession, SessionExists, StenologError, StoreBusy
 from stenolog.records import Change, State, Trashed, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.sqlite.appending import create
 from stenolog.stores.sqlite.changes import add_change, archived_upto, looked_up, save
+from stenolog.stores.sqlite.damage import Damage, moment
 from stenolog.stores.sqlite.queries import SQL
 from stenolog.stores.sqlite.rows import (
     NO_END,
@@ -86,25 +86,29 @@ def restore(
 ) -> None:
     """Take the mark off again. Raises NoSuchSession, SessionExists."""
     for session, found in list(transaction.execute(SQL["find_deleted"], (namespace, key))):
-        if uid in (None, found):
+        if uid in (None, found.decode(errors="replace")):
             _check_free(transaction, namespace, as_key)
             transaction.execute(SQL["restore_session"], (session, as_key))
             return
     raise NoSuchSession(key, "the trash has no such session")
 
 
-def list_trash(transaction: "Transaction", namespace: str) -> list[Trashed]:
+def list_trash(transaction: "Transaction", namespace: str, damage: Damage) -> list[Trashed]:
     """What is marked, the last deleted first."""
-    return [
-        _trashed(key, uid, deleted, count(decode_state(body, key), last_seq))
-        for key, uid, deleted, last_seq, body in transaction.execute(
-            SQL["list_deleted"], (namespace,)
-        )
-    ]
+    found = []
+    rows = transaction.execute(SQL["list_deleted"], (namespace,))
+    for raw_key, uid, deleted, last_seq, body in rows:
+        try:
+            key = raw_key.decode()
+            messages = count(decode_state(body, key), last_seq)
+            found.append(_trashed(key, uid.decode(), deleted, messages))
+        except (DamagedStore, ValueError, TypeError):
+            damage.tell(f"the deleted session with the key {raw_key!r}")
+    return found
 
 
-def _trashed(key: str, uid: str, deleted: str, messages: int) -> Trashed:
-    return Trashed(key=key, uid=uid, deleted=datetime.fromisoformat(deleted), count=messages)
+def _trashed(key: str, uid: str, deleted: str | bytes, messages: int) -> Trashed:
+    return Trashed(key=key, uid=uid, deleted=moment(deleted), count=messages)
 
 
 # --- purge -----------------------------------------------------------------------------------
@@ -209,7 +213,8 @@ def _extent(transaction: "Transaction", session: int, upto: int) -> tuple[int, i
 
 
 def _forks(transaction: "Transaction", namespace: str, key: str) -> list[str]:
-    return [name for (name,) in transaction.execute(SQL["forks"], (namespace, key))]
+    rows = transaction.execute(SQL["forks"], (namespace, key))
+    return [name.decode(errors="replace") for (name,) in rows]
 
 
 @contextmanager

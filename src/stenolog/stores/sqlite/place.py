@@ -34,9 +34,16 @@ def resolved(file: str | os.PathLike[str]) -> Path:
     if path.name in ("", "..") or "\0" in str(path):
         raise UsageError(f"{os.fspath(file)!r} is not the name of a file")
     try:
-        return path.parent.resolve() / path.name
+        found = path.parent.resolve() / path.name
+        str(found).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{os.fspath(file)!r} is not a path in UTF-8, and SQLite takes no other; rename the "
+            "folder, or use the folder itself as a workspace"
+        ) from None
     except (OSError, RuntimeError) as error:
         raise StoreUnavailable(f"opening {path}: {error}") from error
+    return found
 
 
 def version_in(header: bytes, file: Path, newest: int) -> int:

@@ -48,6 +48,11 @@ SELECT key, uid, version
 FROM session
 WHERE namespace = ?1 AND deleted IS NULL;
 
+-- name: raw_stamps
+SELECT CAST(key AS BLOB), CAST(uid AS BLOB), version
+FROM session
+WHERE namespace = ?1 AND deleted IS NULL;
+
 -- --- appending ---------------------------------------------------------------------------------
 
 -- name: take_seqs
@@ -75,8 +80,12 @@ SELECT body FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY s
 -- name: messages
 SELECT seq, at, body, crc FROM message WHERE session = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY seq;
 
--- name: last_messages
-SELECT seq, at, body, crc FROM message WHERE session = ?1 AND seq > ?2 ORDER BY seq DESC LIMIT ?3;
+-- The same where a time may be damaged: text that is none cannot be read as text.
+-- name: raw_messages
+SELECT seq, CAST(at AS BLOB), body, crc
+FROM message
+WHERE session = ?1 AND seq BETWEEN ?2 AND ?3
+ORDER BY seq;
 
 -- --- changes -----------------------------------------------------------------------------------
 
@@ -97,13 +106,14 @@ WHERE session = ?2 AND seq BETWEEN ?3 AND ?4 ORDER BY seq;
 UPDATE session SET deleted = ?2, version = version + 1 WHERE id = ?1;
 
 -- name: find_deleted
-SELECT id, uid
+SELECT id, CAST(uid AS BLOB)
 FROM session
 WHERE namespace = ?1 AND key = ?2 AND deleted IS NOT NULL
 ORDER BY deleted DESC, id DESC;
 
 -- name: list_deleted
-SELECT session.key, session.uid, session.deleted, session.last_seq, state.body
+SELECT CAST(session.key AS BLOB), CAST(session.uid AS BLOB), CAST(session.deleted AS BLOB),
+       session.last_seq, state.body
 FROM session JOIN state ON state.session = session.id
 WHERE session.namespace = ?1 AND session.deleted IS NOT NULL
 ORDER BY session.deleted DESC, session.id DESC;
@@ -112,7 +122,7 @@ ORDER BY session.deleted DESC, session.id DESC;
 UPDATE session SET key = ?2, deleted = NULL, version = version + 1 WHERE id = ?1;
 
 -- name: forks
-SELECT key FROM session WHERE namespace = ?1 AND fork_of = ?2 ORDER BY key, id;
+SELECT CAST(key AS BLOB) FROM session WHERE namespace = ?1 AND fork_of = ?2 ORDER BY key, id;
 
 -- name: lives
 SELECT id FROM session WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL
@@ -151,7 +161,7 @@ DELETE FROM purge WHERE id <= ?1;
 -- --- leases ------------------------------------------------------------------------------------
 
 -- name: find_lease
-SELECT holder, since, expires FROM lease WHERE namespace = ?1 AND key = ?2;
+SELECT CAST(holder AS BLOB), CAST(since AS BLOB), expires FROM lease WHERE namespace = ?1 AND key = ?2;
 
 -- name: add_lease
 INSERT INTO lease (namespace, key, holder, since, expires) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -164,10 +174,10 @@ UPDATE lease SET expires = 0 WHERE epoch = ?1;
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
 
 -- name: lease_expires
-SELECT expires FROM lease WHERE epoch = ?1;
+SELECT CAST(since AS BLOB), expires FROM lease WHERE epoch = ?1;
 
 -- name: renew_lease
-UPDATE lease SET expires = ?2 WHERE epoch = ?1 AND expires > 0 RETURNING epoch;
+UPDATE lease SET since = ?2, expires = ?3 WHERE epoch = ?1 AND expires > 0 RETURNING epoch;
 
 -- --- marks -------------------------------------------------------------------------------------
 
@@ -180,8 +190,14 @@ ON CONFLICT (namespace, name) DO UPDATE SET number = number + 1;
 
 -- --- for the doctor ----------------------------------------------------------------------------
 
+-- name: next_namespace
+SELECT min(namespace) FROM session WHERE deleted IS NULL AND namespace > ?1;
+
 -- name: every_session
-SELECT session.id, session.key, session.uid, session.last_seq, state.body
+SELECT session.id, session.last_seq, state.body,
+       CAST(session.key AS BLOB), CAST(session.uid AS BLOB),
+       CAST(session.namespace AS BLOB), CAST(session.fork_of AS BLOB),
+       CAST(session.created AS BLOB), CAST(session.updated AS BLOB), CAST(session.deleted AS BLOB)
 FROM session LEFT JOIN state ON state.session = session.id
 ORDER BY session.id;
 

@@ -1,7 +1,8 @@
 """Reading messages: those in sight or all of them, but for what is damaged."""
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,15 +12,17 @@ from stenolog.records import Message, SessionInfo, Span, State
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.sqlite.changes import archived_upto
-from stenolog.stores.sqlite.damage import Damage, checksum
+from stenolog.stores.sqlite.damage import Damage, checksum, legible, moment, read_time
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import NO_END, Session, count
+from stenolog.stores.sqlite.rows import NO_END, Session, count, damaged
 from stenolog.stores.times import conversation_times
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
 
 _MESSAGES = SQL["messages"]
+_FURTHER = 4
+_Row = tuple[Any, ...]
 
 
 def in_sight(
@@ -34,19 +37,52 @@ def in_sight(
     visible = states.visible(session.state, session.last_seq)
     if after is not None and after > session.state.floor:
         visible = spans.clipped(visible, after + 1, session.last_seq)
+    return _found(transaction, session, damage, visible, last=last, made=_intact)
+
+
+def everything(
+    transaction: "Transaction", session: Session, damage: Damage, *, last: int | None, after: int
+) -> list[Message]:
+    """Every message past `after`, of these the last ones, marked as hidden or not."""
+    present = spans.clipped(states.present(session.state, session.last_seq), after + 1, NO_END)
+    made = partial(_marked, state=session.state)
+    return _found(transaction, session, damage, present, last=last, made=made)
+
+
+def _found(
+    transaction: "Transaction",
+    session: Session,
+    damage: Damage,
+    seqs: Sequence[Span],
+    *,
+    last: int | None,
+    made: Callable[[Iterable[_Row]], list[Message]],
+) -> list[Message]:
+    """Of these seqs what can be read, the last ones of it; what cannot be is noted."""
+    reach = last
     while True:
-        wanted = visible if last is None else _last(visible, last)
-        found = [
-            Message(seq, at, Raw(body))
-            for first, end in wanted
-            for seq, at, body, crc in transaction.execute(_MESSAGES, (session.id, first, end))
-            if crc is None or crc == checksum(body, seq)
-        ]
-        damaged = _noted(transaction, session, damage, wanted, found)
-        if not damaged or last is None:
+        wanted = seqs if reach is None else _last(seqs, reach)
+        try:
+            found = made(_rows(transaction, _MESSAGES, session, wanted))
+        except (ValueError, TypeError):
+            # One of them is damaged so that it cannot even be looked at.
+            found = made(legible(_rows(transaction, SQL["raw_messages"], session, wanted)))
+        lost = _lost(wanted, found)
+        damage.note(session.state.uid, lost, found)
+        if not lost or last is None or reach is None:
             return found
+        if len(found) >= last or wanted == seqs:
+            return found[-last:]
         # In the place of those that are left out, earlier ones are asked for.
-        visible = spans.minus(visible, damaged)
+        reach *= _FURTHER
+
+
+def _rows(
+    transaction: "Transaction", sql: str, session: Session, wanted: Sequence[Span]
+) -> Iterable[_Row]:
+    return chain.from_iterable(
+        transaction.execute(sql, (session.id, first, end)) for first, end in wanted
+    )
 
 
 def _last(seen: Sequence[Span], count: int) -> list[Span]:
@@ -60,26 +96,16 @@ def _last(seen: Sequence[Span], count: int) -> list[Span]:
     return kept[::-1]
 
 
-def everything(
-    transaction: "Transaction", session: Session, damage: Damage, *, last: int | None, after: int
-) -> list[Message]:
-    """Every message past `after`, of these the last ones, marked as hidden or not."""
-    if after >= session.last_seq:
-        return []
-    wanted = spans.clipped(states.present(session.state, session.last_seq), after + 1, NO_END)
-    if last is None:
-        rows = transaction.execute(_MESSAGES, (session.id, after + 1, NO_END))
-    else:
-        wanted = _last(wanted, last)
-        values = (session.id, after, min(last, NO_END))
-        rows = list(transaction.execute(SQL["last_messages"], values))[::-1]
-    found = _marked(rows, session.state)
-    if _noted(transaction, session, damage, wanted, found) and last is not None:
-        return everything(transaction, session, damage, last=None, after=after)[-last:]
-    return found
+def _intact(rows: Iterable[_Row]) -> list[Message]:
+    """Messages that are in sight."""
+    return [
+        Message(seq, at, Raw(body))
+        for seq, at, body, crc in rows
+        if (crc is None or crc == checksum(body, seq)) and read_time(at).tzinfo is not None
+    ]
 
 
-def _marked(rows: Iterable[tuple[Any, ...]], state: State) -> list[Message]:
+def _marked(rows: Iterable[_Row], state: State) -> list[Message]:
     """Messages, each marked as hidden or not."""
     floor, hidden = state.floor, state.hidden
     return [
@@ -90,38 +116,27 @@ def _marked(rows: Iterable[tuple[Any, ...]], state: State) -> list[Message]:
             hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
         )
         for seq, at, body, crc in rows
-        if crc is None or crc == checksum(body, seq)
+        if (crc is None or crc == checksum(body, seq)) and read_time(at).tzinfo is not None
     ]
 
 
-def _noted(
-    transaction: "Transaction",
-    session: Session,
-    damage: Damage,
-    wanted: Sequence[Span],
-    found: Sequence[Message],
-) -> list[Span]:
-    """Those of the wanted seqs that have a row and no message any more, after they were noted."""
-    damaged: list[int] = []
-    if len(found) < spans.size(wanted):
-        intact = {message.seq for message in found}
-        damaged = [
-            seq
-            for first, end in wanted
-            for seq, *_ in transaction.execute(_MESSAGES, (session.id, first, end))
-            if seq not in intact
-        ]
-    damage.note(session.state.uid, damaged, found)
-    return spans.union((seq, seq) for seq in damaged)
+def _lost(wanted: Sequence[Span], found: Sequence[Message]) -> list[Span]:
+    """Those of the wanted seqs that have no message any more."""
+    if len(found) == spans.size(wanted):
+        return []
+    return spans.minus(wanted, spans.union((message.seq, message.seq) for message in found))
 
 
 def info(session: Session, damage: Damage) -> SessionInfo:
-    """What is known of the session."""
+    """What is known of the session. Raises DamagedStore where that cannot be read."""
     end, met = session.last_seq, damage.of(session.state.uid)
     state = session.state if not met else msgspec.structs.replace(session.state, lost=met)
+    try:
+        stored = moment(state.created), moment(session.updated)
+    except ValueError as error:
+        raise damaged(state.key, error) from error
     created, updated = conversation_times(
-        datetime.fromisoformat(state.created),
-        datetime.fromisoformat(session.updated),
+        *stored,
         meta={} if state.forked_from is not None else state.meta,
         last_seq=end,
     )

@@ -1,6 +1,7 @@
 """Rows ↔ values: a session with its state."""
 
 import json
+import operator
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -12,6 +13,7 @@ from stenolog.errors import DamagedStore
 from stenolog.records import Change, State, timestamp
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.sqlite.damage import Damage
 from stenolog.stores.sqlite.queries import SQL
 
 if TYPE_CHECKING:
@@ -51,12 +53,15 @@ def now() -> str:
 
 
 def find(transaction: "Transaction", namespace: str, key: str) -> Session | None:
-    """The session that lives under this key."""
-    for row in transaction.execute(SQL["find_session"], (namespace, key)):
-        number, uid, created, updated, last_seq, size, fork_of, body = row
-        state = decode_state(body, key)
-        state.uid, state.created, state.forked_from = uid, created, fork_of
-        return Session(number, updated, last_seq, size, state)
+    """The session that lives under this key. Raises DamagedStore."""
+    try:
+        for row in transaction.execute(SQL["find_session"], (namespace, key)):
+            number, uid, created, updated, last_seq, size, fork_of, body = row
+            state = decode_state(body, key)
+            state.uid, state.created, state.forked_from = uid, created, fork_of
+            return Session(number, updated, operator.index(last_seq), size, state)
+    except (UnicodeDecodeError, TypeError) as error:
+        raise damaged(key, error) from error
     return None
 
 
@@ -90,17 +95,18 @@ def _decode(body: bytes, kind: type[T], key: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _damaged(key, error) from error
+        raise damaged(key, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
         # A lone surrogate is written as an escape, which only the slower decoder takes.
         return msgspec.convert(json.loads(body), kind)
     except (ValueError, msgspec.ValidationError) as error:
-        raise _damaged(key, error) from error
+        raise damaged(key, error) from error
 
 
-def _damaged(key: str, error: Exception) -> DamagedStore:
+def damaged(key: str, error: Exception) -> DamagedStore:
+    """What is said of a session that cannot be read."""
     return DamagedStore(
         f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
     )
@@ -115,7 +121,13 @@ def count(state: State, last_seq: int) -> int:
 
 
 def keys(
-    transaction: "Transaction", namespace: str, *, prefix: str, limit: int | None, after: str | None
+    transaction: "Transaction",
+    namespace: str,
+    damage: Damage,
+    *,
+    prefix: str,
+    limit: int | None,
+    after: str | None,
 ) -> list[str]:
     """A page of keys by their bytes, which is the order of their characters."""
     values = (namespace, prefix, after or "", -1 if limit is None else min(limit, NO_END))
@@ -124,7 +136,29 @@ def keys(
         found = transaction.execute(SQL["list_keys"], values)
     else:
         found = transaction.execute(SQL["list_keys_below"], (*values, end))
-    return [key for (key,) in found]
+    try:
+        return [key for (key,) in found]
+    except UnicodeDecodeError:
+        # A key is damaged, and is not to hide the others: the slow way.
+        legible = stamps(transaction, namespace, damage)
+        listed = sorted(key for key in legible if key.startswith(prefix) and key > (after or ""))
+        return listed[:limit]
+
+
+def stamps(transaction: "Transaction", namespace: str, damage: Damage) -> dict[str, str]:
+    """For each session a mark that is another one after every change."""
+    try:
+        rows = transaction.execute(SQL["stamps"], (namespace,))
+        return {key: f"{uid}:{version}" for key, uid, version in rows}
+    except UnicodeDecodeError:
+        rows = list(transaction.execute(SQL["raw_stamps"], (namespace,)))
+    found: dict[str, str] = {}
+    for key, uid, version in rows:
+        try:
+            found[key.decode()] = f"{uid.decode(errors='replace')}:{version}"
+        except UnicodeDecodeError:
+            damage.tell(f"the session with the key {key!r}")
+    return found
 
 
 def _past(prefix: str) -> str | None:
@@ -136,3 +170,15 @@ def _past(prefix: str) -> str | None:
             return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
         prefix = prefix[:-1]
     return None
+
+
+def namespaces(transaction: "Transaction") -> list[str]:
+    """The namespaces that have sessions, in the order of their bytes."""
+    found: list[str] = []
+    last = ""
+    while True:
+        # One step in the index for each: there may be many sessions in a namespace.
+        ((last,),) = transaction.execute(SQL["next_namespace"], (last,))
+        if last is None:
+            return found
+        found.append(last)

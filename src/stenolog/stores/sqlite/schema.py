@@ -1,6 +1,10 @@
-"""The tables: made anew from schema.sql, or brought up to date by the numbered files in schema/."""
+"""The tables: made anew from schema.sql, or brought up to date by the numbered files in schema/.
 
-from collections.abc import Sequence
+Who only reads brings nothing up to date: the files in older/, numbered likewise, stand for what
+those in schema/ would add, as views that no other connection sees.
+"""
+
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -12,19 +16,31 @@ from stenolog.stores.sqlite.place import APPLICATION_ID
 _WAL: Final = b"\2\2"
 _FORMAT: Final = slice(18, 20)
 """Where a header says how its database is written: a 2 twice stands for the write-ahead log."""
+_VIEWS: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
 @cache
 def migrations() -> Sequence[str]:
     """The scripts in their order; the last one's number is that of the schema."""
-    folder = files(__package__) / "schema"
-    found = {
-        int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".sql")
-    }
+    found = _numbered("schema")
     assert sorted(found) == list(range(1, len(found) + 1)), "a number is missing"
     return [found[number] for number in sorted(found)]
+
+
+@cache
+def views() -> Mapping[int, str]:
+    """For each number but the first, what stands for the changes of that script."""
+    found = _numbered("older")
+    assert sorted(found) == list(range(2, newest() + 1)), "a number is missing"
+    return found
+
+
+def _numbered(folder: str) -> dict[int, str]:
+    return {
+        int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
+        for entry in (files(__package__) / folder).iterdir()
+        if entry.name.endswith(".sql")
+    }
 
 
 def newest() -> int:
@@ -56,6 +72,19 @@ def migrate(connection: apsw.Connection, version: int) -> None:
     for script in migrations()[version:]:
         run(connection, script)
     run(connection, f"PRAGMA user_version = {newest()}")
+
+
+def show_as_newest(connection: apsw.Connection, version: int) -> None:
+    """Let a connection that only reads find older tables as if they were up to date.
+
+    Outside of a transaction. The file stays as it is: another program may still be using it.
+    """
+    run(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
+    for (name,) in list(connection.execute(_VIEWS)):
+        run(connection, f"DROP VIEW temp.{name}")
+    for number in range(version + 1, newest() + 1):
+        run(connection, views()[number])
+    run(connection, "PRAGMA query_only = 1")
 
 
 def run(connection: apsw.Connection, script: str) -> None:

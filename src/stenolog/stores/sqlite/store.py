@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT: Final = 5.0
 CACHE_KB: Final = 2048
+MOST_CACHE_KB: Final = 2**31 - 1
+"""SQLite counts no further."""
 
 
 class SQLiteStore:
@@ -63,13 +65,12 @@ class SQLiteStore:
         synchronous: Literal["full", "normal"] = "full",
         cache_kb: int = CACHE_KB,
     ) -> None:
-        if namespace in ("", ".", "..") or "/" in namespace or "\0" in namespace:
-            raise UsageError(f"namespace {namespace!r} is not the name of a folder")
+        _check_namespace(namespace)
         if synchronous not in ("full", "normal"):
             raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
         check_whole(cache_kb=cache_kb)
-        if cache_kb < 1:
-            raise UsageError(f"cache_kb={cache_kb}: 1 or more is wanted")
+        if not 1 <= cache_kb <= MOST_CACHE_KB:
+            raise UsageError(f"cache_kb: a number from 1 to {MOST_CACHE_KB} is wanted")
         self._namespace = namespace
         self._lease: SQLiteLease | None = None
         self._held = Held()
@@ -81,6 +82,9 @@ class SQLiteStore:
             cache_kb=cache_kb,
         )
         """The file itself, for who keeps tables of its own in it."""
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({str(self.database.file)!r}, namespace={self._namespace!r})"
 
     @property
     def namespace(self) -> str:
@@ -343,10 +347,13 @@ class SQLiteStore:
     def list_trash(self) -> list[Trashed]:
         """The deleted sessions, the last deleted first."""
         with self.database.read() as transaction:
-            return life.list_trash(transaction, self._namespace)
+            return life.list_trash(transaction, self._namespace, self.database.damage)
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete for good. The file is written anew, which takes as long as it is large."""
+        """Delete for good. The file is written anew, which takes as long as it is large.
+
+        Nobody else writes meanwhile: who waits longer than its busy_timeout gets StoreBusy.
+        """
         check_key(key)
         check_whole(before=before)
         with self._write() as transaction:
@@ -375,7 +382,7 @@ class SQLiteStore:
         states.check_lease(ttl, wait)
         wait = self.busy_timeout if wait is None else wait
         self._check_writable()
-        epoch = take(self.database, self._namespace, key, ttl=ttl, wait=wait)
+        epoch = take(self.database, self._held, self._namespace, key, ttl=ttl, wait=wait)
         return SQLiteLease(self, self._held, key, epoch, ttl)
 
     def behind(self, held: SQLiteLease) -> "SQLiteStore":
@@ -434,15 +441,19 @@ class SQLiteStore:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         _check_text(prefix=prefix, after=after)
         with self.database.read() as transaction:
-            return rows.keys(transaction, self._namespace, prefix=prefix, limit=limit, after=after)
+            return rows.keys(
+                transaction,
+                self._namespace,
+                self.database.damage,
+                prefix=prefix,
+                limit=limit,
+                after=after,
+            )
 
     def stamps(self) -> dict[str, str]:
         """For each session a mark that is another one after every change."""
         with self.database.read() as transaction:
-            return {
-                key: f"{uid}:{version}"
-                for key, uid, version in transaction.execute(SQL["stamps"], (self._namespace,))
-            }
+            return rows.stamps(transaction, self._namespace, self.database.damage)
 
     def mark(self, name: str) -> str:
         """The mark of this name; empty where it was never changed."""
@@ -521,6 +532,13 @@ class SQLiteStore:
 
     def _check_writable(self) -> None:
         self.database.check_writable()
+
+
+def _check_namespace(name: str) -> None:
+    """Raise UsageError unless a folder in UTF-8 could have this name, as in other engines."""
+    encoded = name.encode("utf-8", "replace").decode()
+    if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
+        raise UsageError(f"namespace {name!r} is not the name of a folder")
 
 
 def _check_text(**texts: str | None) -> None:

@@ -152,8 +152,10 @@ def test_a_forked_child_neither_has_nor_keeps_the_turn(store: JSONLStore, tmp_pa
         code = 1
         try:
             os.close(wait)
-            if lease.lost:
-                code = 0
+            try:
+                lease.store.add_message(KEY, "user", "child")
+            except LeaseLost:
+                code = 0 if lease.lost else 1
             lease.release()
             os.write(told, b"x")
             os.read(end, 1)

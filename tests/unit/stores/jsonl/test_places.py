@@ -187,7 +187,7 @@ def test_p8_after_close_every_call_says_so(tmp_path: Path) -> None:
             call()
 
 
-@pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "/etc"])
+@pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "/etc", "\ud800", "a\0b"])
 def test_p8_a_namespace_is_the_name_of_a_folder(namespace: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         JSONLStore(tmp_path, namespace=namespace)

@@ -8,8 +8,9 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append
-from stenolog.stores.sqlite import schema, verify
+from stenolog.stores.sqlite import connections, readers, schema, verify
 from stenolog.stores.sqlite.damage import checksum
+from stenolog.stores.sqlite.queries import SQL
 
 
 @pytest.fixture
@@ -58,6 +59,64 @@ def test_p3_in_the_place_of_a_damaged_message_an_earlier_one_is_given(spoilt: Pa
         assert _texts(store, last=2, after=3) == ["word 4", "word 6"]
         popped = [store.pop("a"), store.pop("a")]
         assert [message and message.seq for message in popped] == [6, 4]
+
+
+@pytest.fixture
+def emptied(file: Path) -> Path:
+    """A database of nine messages, three of which are gone without a trace."""
+    with SQLiteStore(file) as store:
+        store.add_messages("a", [_said(f"word {number}") for number in range(1, 10)])
+        with store.database.write() as transaction:
+            transaction.execute("DELETE FROM message WHERE seq IN (5, 6, 8)")
+    return file
+
+
+def test_p3_p7_a_message_that_is_gone_is_counted_and_reported_once(
+    emptied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = ["word 1", "word 2", "word 3", "word 4", "word 7", "word 9"]
+    with SQLiteStore(emptied) as store:
+        for _ in range(3):
+            assert _texts(store) == _texts(store, full=True) == left
+            assert _texts(store, last=3) == _texts(store, last=3, full=True) == left[-3:]
+            assert _texts(store, after=7) == _texts(store, after=7, full=True) == ["word 9"]
+        assert [record.getMessage().partition(" of ")[0] for record in caplog.records] == [
+            "messages 5 to 6",
+            "message 8",
+        ]
+        info = store.info("a")
+        assert (info.lost, info.damaged, info.visible, info.count, info.last_seq) == (3, 3, 6, 6, 9)
+        assert info.in_sight == ((1, 4), (7, 7), (9, 9))
+        assert [message.seq for message in store.follow("a", timeout=0)] == [1, 2, 3, 4, 7, 9]
+
+
+def test_p9_what_is_gone_costs_no_second_look_at_the_rest(
+    emptied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Counting(connections.Transaction):
+        def __init__(self, connection: apsw.Connection) -> None:
+            super().__init__(connection)
+            execute = connection.execute
+            self.execute = lambda *call: asked.append(call[0]) or execute(*call)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(readers, "Transaction", Counting)
+    with SQLiteStore(emptied) as store:
+        for full in (False, True):
+            asked.clear()
+            store.get_history("a", full=full)
+            assert asked == [SQL["find_session"], SQL["messages"]]
+
+
+def test_p9_a_last_seq_that_is_damaged_costs_no_more_than_what_is_there(emptied: Path) -> None:
+    with SQLiteStore(emptied) as store:
+        with store.database.write() as transaction:
+            transaction.execute("UPDATE session SET last_seq = 1000000000000")
+        assert len(store.get_history("a")) == 6
+        for full in (False, True):
+            assert _texts(store, last=2, full=full) == ["word 7", "word 9"]
+        assert store.info("a").lost == 1_000_000_000_000 - 6
 
 
 def test_p3_who_follows_is_given_all_but_the_damaged_one(spoilt: Path) -> None:

@@ -17,7 +17,7 @@ import apsw
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores.sqlite import connections, follow
+from stenolog.stores.sqlite import connections, follow, readers
 
 # --- forks -----------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ def test_p9_reading_costs_what_is_visible(
             found.extend(rows)
             return rows
 
-    monkeypatch.setattr(connections, "Transaction", Counting)
+    monkeypatch.setattr(readers, "Transaction", Counting)
     assert len(store.get_history("a")) == 19
     assert len(found) == 20
 

@@ -1,6 +1,8 @@
 """The gate: by order of arrival, together where possible, and nobody waits for ever."""
 
 import fcntl
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -94,10 +96,10 @@ def test_p7_only_the_first_in_the_queue_may_go() -> None:
     queue = Queue()
     first, second = Caller(), Caller()
     queue.waiting += [first, second]
-    assert queue._may_go(first)
-    assert not queue._may_go(second)
+    assert queue.may_go(first)
+    assert not queue.may_go(second)
     with queue.lock:
-        assert not queue._may_go(first)
+        assert not queue.may_go(first)
 
 
 def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
@@ -279,6 +281,59 @@ def test_whatever_strikes_nobody_stays_untold(
     assert store.add_message("a", "user", "x") == 1
 
 
+class _LookedAt:
+    """A lock at which somebody else comes along between a look at it and what follows."""
+
+    def __init__(self, lock: threading.Lock, then: Callable[[], None]) -> None:
+        self._lock = lock
+        self._then = [then]
+
+    def locked(self) -> bool:
+        found = self._lock.locked()
+        while self._then:
+            self._then.pop()()
+        return found
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *how: object) -> None:
+        self._lock.release()
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        return self._lock.acquire(blocking=blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("first", ["append", "change"])
+def test_p8_nobody_waits_behind_one_who_came_after_the_look(store: SQLiteStore, first: str) -> None:
+    store.add_message("a", "user", "1")
+    queue, inside, leave = store.database._queue, threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def purge() -> None:
+        with store.database.write():
+            inside.set()
+            waited.append(leave.wait(10))
+
+    other = threading.Thread(target=purge)
+
+    def come_along() -> None:
+        other.start()
+        _soon(lambda: inside.is_set() or len(queue.waiting) > 1)
+
+    queue.lock = _LookedAt(queue.lock, come_along)  # type: ignore[assignment]
+    if first == "append":
+        assert store.add_message("a", "user", "2") == 2
+    else:
+        store.set_summary("a", "text")
+    leave.set()
+    other.join(20)
+    assert waited == [True], "it waited for as long as the other was at work"
+
+
 # --- closing ---------------------------------------------------------------------------------
 
 
@@ -382,6 +437,59 @@ def test_p7_a_process_that_comes_back_at_once_does_not_overtake_who_waits(file: 
     # To have it already is no harm.
     mine.lock(0)
     mine.close()
+
+
+def test_p7_a_process_that_is_stopped_while_it_is_next_keeps_nobody_out(file: Path) -> None:
+    mine, third = FileLock(file), FileLock(file)
+    mine.lock(0)
+    next_one = file.with_name(f"{file.name}-next")
+    next_one.touch()
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _NEXT, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as other,
+        next_one.open("r+b") as looking,
+    ):
+        _soon(lambda: _is_taken(looking.fileno()))
+        other.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(other.pid, os.WUNTRACED)[1])
+        mine.unlock()
+        try:
+            for lock, seconds in ((mine, 20), (third, 20), (mine, 0.1)):
+                lock.lock(time.monotonic() + seconds)
+                lock.unlock()
+        finally:
+            other.send_signal(signal.SIGCONT)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "inside\n"
+        other.communicate()
+    mine.close()
+    third.close()
+
+
+def test_p7_a_writer_that_is_stopped_at_the_gate_does_not_stop_the_others(file: Path) -> None:
+    code = "import sys, stenolog; stenolog.SQLiteStore(sys.argv[1]).add_message('k', 'user', 'b')"
+    with SQLiteStore(file) as store:
+        store.add_message("k", "user", "a")
+        with (
+            file.with_name(f"{file.name}-next").open("r+b") as looking,
+            store.database.write() as transaction,
+        ):
+            transaction.execute("UPDATE session SET version = version + 1")
+            other = subprocess.Popen([sys.executable, "-c", code, str(file)])
+            _soon(lambda: _is_taken(looking.fileno()))
+            other.send_signal(signal.SIGSTOP)
+            assert os.WIFSTOPPED(os.waitpid(other.pid, os.WUNTRACED)[1])
+        try:
+            assert store.add_message("k", "user", "c") == 2
+            store.lease("k", ttl=1).release()
+        finally:
+            other.send_signal(signal.SIGCONT)
+            assert other.wait(60) == 0
+        assert [message.content for message in store.get_history("k")] == ["a", "c", "b"]
 
 
 def _is_taken(descriptor: int) -> bool:

@@ -2,12 +2,16 @@
 
 import os
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StoreBusy, StoreClosed
 from stenolog.stores.base import Append
+from stenolog.stores.sqlite.lease import Held
 
 
 def _take_over(store: SQLiteStore, key: str) -> None:
@@ -148,3 +152,156 @@ def test_a_lease_in_one_namespace_is_none_in_another(file: Path) -> None:
         notes.add_message("a", "user", "x")
         with sessions.lease("a", ttl=60), notes.lease("a", ttl=60, wait=0) as lease:
             assert not lease.lost
+
+
+# --- closing ---------------------------------------------------------------------------------
+
+
+def test_who_closes_while_a_lease_is_being_released_leaves_nothing_behind(file: Path) -> None:
+    store = SQLiteStore(file)
+    store.add_message("a", "user", "x")
+    lease = store.lease("a", ttl=600)
+    waiting = store.database._queue.waiting
+    releasing, closing = (threading.Thread(target=do) for do in (lease.release, store.close))
+    with store.database.write():
+        releasing.start()
+        while not waiting:
+            pass
+        closing.start()
+        while len(waiting) < 2 and not store.database.closed:
+            pass
+    releasing.join(20)
+    closing.join(20)
+    with SQLiteStore(file) as again:
+        again.lease("a", ttl=60, wait=0).release()
+
+
+class _Watching(Held):
+    """Looks, when a lease is written down, whether it counts already."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+        self.counted: list[int] = []
+
+    def add(self, key: str, epoch: int) -> None:
+        with SQLiteStore(self._file, read_only=True) as other:
+            with other.database.read() as transaction:
+                [(counted,)] = transaction.execute("SELECT count(*) FROM lease")
+            self.counted.append(counted)
+        super().add(key, epoch)
+
+
+def test_a_lease_is_written_down_for_closing_before_it_counts(file: Path) -> None:
+    store = SQLiteStore(file)
+    store.add_message("a", "user", "x")
+    store._held = watching = _Watching(file)
+    lease = store.lease("a", ttl=600)
+    assert watching.counted == [0]
+    assert not lease.lost
+    store.close()
+    with SQLiteStore(file) as again:
+        again.lease("a", ttl=60, wait=0).release()
+
+
+def test_once_closing_has_begun_no_lease_is_taken(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message("a", "user", "x")
+        store._held.release(store.database)
+        with pytest.raises(StoreClosed):
+            store.lease("a", ttl=600)
+        with SQLiteStore(file) as other:
+            other.lease("a", ttl=60, wait=0).release()
+
+
+# --- forks and clocks ------------------------------------------------------------------------
+
+
+def _in_a_child(work: Callable[[], bool]) -> bool:
+    """What comes of it in a forked child."""
+    pid = os.fork()
+    if pid == 0:
+        good = False
+        try:
+            good = work()
+        finally:
+            os._exit(0 if good else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_p8_in_a_forked_child_the_turn_is_still_the_parents(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x")
+    with store.lease("a", ttl=600) as lease:
+
+        def is_refused(call: Callable[[], object]) -> bool:
+            try:
+                call()
+            except LeaseLost:
+                return True
+            return False
+
+        def child() -> bool:
+            with lease:
+                return (
+                    lease.lost
+                    and is_refused(lambda: lease.store.add_message("a", "user", "child"))
+                    and is_refused(lambda: lease.store.set_summary("a", "child"))
+                    and is_refused(lease.renew)
+                )
+
+        assert _in_a_child(child)
+        assert not lease.lost
+        with pytest.raises(StoreBusy):
+            store.lease("a", ttl=600, wait=0)
+        assert lease.store.add_message("a", "user", "parent") == 2
+
+
+def _later(clock: Callable[[], float], ahead: int) -> float:
+    return clock() + ahead
+
+
+def test_a_lease_that_was_taken_when_the_clock_was_ahead_keeps_nobody_out(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("a", "user", "x")
+    for ahead in (3600, 0):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", partial(_later, time.time, ahead))
+            patch.setattr(time, "time_ns", partial(_later, time.time_ns, ahead * 10**9))
+            lease = store.lease("a", ttl=60, wait=0)
+            assert not lease.lost
+        assert lease.lost == bool(ahead)
+    with pytest.raises(StoreBusy):
+        store.lease("a", ttl=60, wait=0)
+
+
+def test_a_renewal_counts_from_the_time_when_it_was_made(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("a", "user", "x")
+    lease = store.lease("a", ttl=60)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", partial(_later, time.time, 3600))
+        patch.setattr(time, "time_ns", partial(_later, time.time_ns, 3600 * 10**9))
+        lease.renew()
+        seen = [lease.lost]
+    seen.append(lease.lost)
+    lease.renew()
+    seen.append(lease.lost)
+    assert seen == [False, True, False]
+    lease.release()
+
+
+def test_a_lease_whose_time_is_damaged_keeps_nobody_out(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x")
+    for spoilt in (b"never", b"\xff"):
+        lease = store.lease("a", ttl=60)
+        with store.database.write() as transaction:
+            transaction.execute("UPDATE lease SET since = CAST(? AS TEXT)", (spoilt,))
+        assert lease.lost
+        store.lease("a", ttl=60, wait=0).release()
+    with store.lease("a", ttl=60):
+        with store.database.write() as transaction:
+            transaction.execute("UPDATE lease SET holder = CAST(x'ff' AS TEXT)")
+        with pytest.raises(StoreBusy, match="since 2"):
+            store.lease("a", ttl=60, wait=0)

@@ -1,5 +1,6 @@
 """`sqlite:` in a place's name: what it accepts, and what it says otherwise."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,17 @@ def test_a_url_carries_parameters(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    ["synchronous=off", "synchronous=", "cache_kb=0", "cache_kb=many", "cache_kb", "cache=1", "&"],
+    [
+        "synchronous=off",
+        "synchronous=",
+        "cache_kb=0",
+        "cache_kb=many",
+        f"cache_kb={'9' * 5_000}",
+        "cache_kb",
+        "cache=1",
+        "&",
+    ],
+    ids=lambda text: text[:20],
 )
 def test_p8_other_parameters_are_refused_and_the_accepted_ones_named(
     file: Path, parameters: str
@@ -56,13 +67,29 @@ def test_p8_a_url_without_a_file_is_refused(where: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"synchronous": "off"}, {"cache_kb": 0}, {"cache_kb": True}, {"namespace": "a/b"}],
+    [
+        {"synchronous": "off"},
+        {"cache_kb": 0},
+        {"cache_kb": True},
+        {"cache_kb": 2**31},
+        {"namespace": "a/b"},
+        {"namespace": "\ud800"},
+    ],
     ids=str,
 )
 def test_p8_the_class_refuses_the_same(file: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         SQLiteStore(file, **wrong)  # type: ignore[arg-type]
     assert not file.exists()
+
+
+@pytest.mark.parametrize("name", [b"w\xff/x.db", b"x\xff.db"])
+def test_p8_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, name: bytes) -> None:
+    file = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
+    for opened in (stenolog.open_store, stenolog.open_sessions):
+        with pytest.raises(UsageError, match="UTF-8"):
+            opened(f"sqlite:{file}")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_apsw_the_error_names_the_extra(file: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -307,6 +308,127 @@ def test_a_database_on_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
             assert [message.content for message in store.get_history(KEY)] == ["hello"]
         with pytest.raises(StoreUnavailable):
             SQLiteStore(file)
+
+
+@contextmanager
+def _mounted_to_read(folder: Path) -> Iterator[Path]:
+    """The same folder at a second place, where nothing can be written."""
+    needs.kernel("mount")
+    second = folder.with_name("to read")
+    second.mkdir()
+    subprocess.run(["mount", "--bind", folder, second], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", second], check=True)
+        yield second
+    finally:
+        subprocess.run(["umount", second], check=True)
+
+
+def _texts(store: SQLiteStore) -> list[object]:
+    return [message.content for message in store.get_history(KEY)]
+
+
+def test_p8_who_reads_where_nothing_can_be_written_sees_what_others_write(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", 0)
+    with (
+        _mounted_to_read(file.parent) as folder,
+        SQLiteStore(folder / file.name, read_only=True) as reading,
+    ):
+        assert _texts(reading) == [0]
+        # One that comes, writes and goes: it is all in the file.
+        with SQLiteStore(file) as writing:
+            writing.add_message(KEY, "user", 1)
+        assert _texts(reading) == [0, 1]
+        # One that stays: the newest is in its log.
+        with SQLiteStore(file) as writing:
+            for number in range(2, 400):
+                writing.add_message(KEY, "user", number)
+            assert _texts(reading) == list(range(400))
+            writing.purge(KEY, before=301)
+            assert _texts(reading) == list(range(300, 400))
+        assert _texts(reading) == list(range(300, 400))
+
+
+def test_p8_what_was_written_to_while_it_was_read_is_not_believed(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", 0)
+    with (
+        _mounted_to_read(file.parent) as folder,
+        SQLiteStore(folder / file.name, read_only=True) as reading,
+    ):
+        look = reading.database.read()
+        list(look.__enter__().execute("SELECT 1 FROM message"))
+        with SQLiteStore(file) as writing:
+            writing.add_message(KEY, "user", 1)
+        with pytest.raises(StoreUnavailable, match="written to while it was read"):
+            look.__exit__(None, None, None)
+        assert _texts(reading) == [0, 1]
+
+
+def test_p8_a_log_that_cannot_be_read_is_said_and_not_passed_over(file: Path) -> None:
+    code = (
+        "import os, sys, stenolog; store = stenolog.SQLiteStore(sys.argv[1]);"
+        "store.add_message('a', 'user', 'in the log'); os._exit(0)"
+    )
+    with SQLiteStore(file) as store:
+        store.add_message(KEY, "user", "in the file")
+    with _mounted_to_read(file.parent) as folder:
+        with SQLiteStore(folder / file.name, read_only=True) as reading:
+            assert _texts(reading) == ["in the file"]
+            subprocess.run([sys.executable, "-c", code, file], check=True)
+            file.with_name(f"{file.name}-shm").unlink()
+            with pytest.raises(StoreUnavailable, match="has a log beside it"):
+                reading.get_history(KEY)
+        with pytest.raises(StoreUnavailable, match="has a log beside it"):
+            SQLiteStore(folder / file.name, read_only=True)
+
+
+_AS_NOBODY = """
+import os, sys
+import stenolog
+from stenolog.stores.sqlite import verify
+
+# What is read from the package when it is first needed may not be for everybody either.
+with stenolog.SQLiteStore(sys.argv[2]) as store:
+    store.add_message("a", "user", "x")
+    store.get_history("a")
+    verify.examine(sys.argv[2])
+
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+with stenolog.SQLiteStore(sys.argv[1], read_only=True) as store:
+    while True:
+        print(len(store.get_history("a")), store.health().ok, flush=True)
+        if not sys.stdin.readline():
+            break
+print(verify.examine(sys.argv[1]).sessions)
+"""
+
+
+def test_p8_who_may_not_write_to_the_folder_can_read_the_file(tmp_path: Path) -> None:
+    needs.root()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        file = Path(open_to_all, "sessions.db")
+        with SQLiteStore(file) as store:
+            store.add_message(KEY, "user", "hello")
+        file.chmod(0o644)
+        with subprocess.Popen(
+            [sys.executable, "-c", _AS_NOBODY, file, tmp_path / "own.db"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as reading:
+            assert reading.stdin is not None
+            assert reading.stdout is not None
+            assert reading.stdout.readline() == "1 True\n"
+            with SQLiteStore(file) as store:
+                store.add_message(KEY, "user", "again")
+                reading.stdin.write("\n")
+                reading.stdin.flush()
+                assert reading.stdout.readline() == "2 True\n"
+            rest, _ = reading.communicate()
+            assert rest == "1\n"
 
 
 # --- the disk is full ------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 
 from stenolog import SQLiteStore, StoreUnavailable
 from stenolog.stores.sqlite import schema, verify
-from stenolog.stores.sqlite.versions import known_bugs
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 
@@ -90,11 +89,13 @@ def test_a_purge_that_was_interrupted(used: Path) -> None:
     assert [one.kind for one in verify.examine(used).findings] == ["unfinished purge"]
 
 
-def test_modes_and_known_bugs(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_and_known_bugs(used: Path) -> None:
     used.chmod(0o644)
-    monkeypatch.setattr(verify, "known_bugs", lambda _: known_bugs("3.50.4"))
     # What SQLite makes beside it has the same mode.
-    assert {one.kind for one in verify.examine(used).findings} == {"known bug", "wide permissions"}
+    assert {one.kind for one in verify.examine(used).findings} == {"wide permissions"}
+    found = verify.examine(used, sqlite_version="3.50.4").findings
+    assert {one.kind for one in found} == {"known bug", "wide permissions"}
+    assert "3.50.4" in found[0].meaning
 
 
 def test_files_that_are_not_ours_or_not_yet(tmp_path: Path, used: Path) -> None:

@@ -7,7 +7,8 @@ import apsw
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores.sqlite import database
+from stenolog.stores.sqlite.connections import Settings
+from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.versions import known_bugs
 
 
@@ -32,10 +33,17 @@ def test_the_sqlite_that_we_link_has_no_known_bug() -> None:
 
 
 def test_start_up_and_health_name_a_sqlite_with_a_known_bug(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # The library cannot be exchanged for an older one here, only what it says of itself.
-    monkeypatch.setattr(database, "known_bugs", lambda _: known_bugs("3.40.1"))
-    with caplog.at_level(logging.WARNING, "stenolog"), SQLiteStore(file) as store:
+    with SQLiteStore(file) as store:
+        assert store.health().problems == ()
+        store.database.close()
+        with caplog.at_level(logging.WARNING, "stenolog"):
+            store.database = Database(file, Settings(sqlite_version="3.40.1"))
         assert "WAL-reset" in caplog.text
         assert any("3.40.1" in problem for problem in store.health().problems)
+
+
+def test_the_version_that_counts_is_that_of_the_driver_s_library(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        assert store.database.settings.sqlite_version == apsw.sqlite_lib_version()

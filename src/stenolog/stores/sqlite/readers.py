@@ -1,0 +1,176 @@
+"""The few connections that read: taken, given back, and made anew where they see an old state.
+
+Where no log can be made beside the file, as on a disk that is mounted to read only, SQLite reads
+the file as it stands and does not look whether it changes. So that is looked at here.
+"""
+
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import apsw
+
+from stenolog.errors import StoreBusy, StoreUnavailable
+from stenolog.stores.sqlite import schema
+from stenolog.stores.sqlite.connections import (
+    Settings,
+    Transaction,
+    checked_version,
+    close_quietly,
+    connected,
+    keep_for_ever,
+)
+from stenolog.stores.sqlite.place import Place
+
+READERS: Final = 8
+
+
+class Reader:
+    """A connection that reads."""
+
+    __slots__ = ("_file", "_stood", "_version", "connection")
+
+    def __init__(self, file: Path, settings: Settings) -> None:
+        self._file = file
+        self._version = schema.newest()
+        self._stood: _Stand | None = None
+        """How the file stood when it was opened; None: SQLite sees by itself what changes."""
+        if settings.read_only:
+            self.connection = self._connected(settings)
+        else:
+            # A reader may have to put the log in order after a crash.
+            self.connection = connected(file, settings, apsw.SQLITE_OPEN_READWRITE)
+        # What becomes of the log is for writers to say.
+        self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        schema.run(self.connection, "PRAGMA query_only = 1")
+
+    def _connected(self, settings: Settings) -> apsw.Connection:
+        stood = _stand(self._file)
+        try:
+            return connected(self._file, settings, apsw.SQLITE_OPEN_READONLY)
+        except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
+            if _has_log(self._file):
+                raise StoreUnavailable(
+                    f"{self._file} has a log beside it that cannot be read from here; read it "
+                    "where the folder can be written, or close who writes to it"
+                ) from error
+        # No log can be made there, and there is none: all that was stored is in the file.
+        self._stood = stood
+        address = f"file:{quote(str(self._file))}?immutable=1"
+        return connected(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+    def begin(self) -> Transaction:
+        """Begin to look. Raises NewerFormat, apsw.Error."""
+        connection = self.connection
+        connection.execute("BEGIN")
+        while (version := checked_version(connection, self._file)) != self._version:
+            # Older than we are, or brought up to date since.
+            connection.execute("ROLLBACK")
+            schema.show_as_newest(connection, version)
+            self._version = version
+            connection.execute("BEGIN")
+        return Transaction(connection)
+
+    def is_current(self) -> bool:
+        """Whether what it sees is all there is. Raises OSError."""
+        return self._stood is None or not (self._has_changed() or _has_log(self._file))
+
+    def check(self) -> None:
+        """Raise StoreUnavailable where somebody wrote to what was read meanwhile."""
+        if self._stood is not None and self._has_changed():
+            raise StoreUnavailable(f"{self._file} was written to while it was read; try again")
+
+    def _has_changed(self) -> bool:
+        return _stand(self._file) != self._stood
+
+    def end(self) -> None:
+        """Look no more. Raises apsw.Error."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+
+_Stand = tuple[int, int, int]
+
+
+def _stand(file: Path) -> _Stand:
+    found = os.lstat(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _has_log(file: Path) -> bool:
+    """Whether something was stored that is not yet in the file itself."""
+    try:
+        return file.with_name(f"{file.name}-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+class Readers:
+    """A few connections that read, taken and given back."""
+
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self._place = place
+        self._settings = settings
+        self._free = threading.BoundedSemaphore(READERS)
+        self._idle: list[Reader] = []
+        self._closed = False
+        self._paused = 0
+
+    def take(self) -> Reader:
+        """One that nobody else has. Raises StoreBusy, apsw.Error, OSError."""
+        if not self._free.acquire(timeout=self._settings.busy_timeout):
+            raise StoreBusy(f"{self._place.path}: too many others read at once")
+        try:
+            self._place.check()
+            with suppress(IndexError):  # none is idle
+                while True:
+                    reader = self._idle.pop()
+                    if reader.is_current():
+                        return reader
+                    close_quietly(reader.connection)
+            return Reader(self._place.path, self._settings)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def give(self, reader: Reader) -> None:
+        """Give it back."""
+        try:
+            reader.end()
+            self._idle.append(reader)
+        except apsw.Error:
+            close_quietly(reader.connection)
+        finally:
+            self._free.release()
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses; the others when they are given back."""
+        self._closed = True
+        while self._idle:
+            with suppress(IndexError):
+                close_quietly(self._idle.pop().connection)
+
+    def pause(self, seconds: float) -> None:
+        """Wait until nobody reads, but no longer than this."""
+        deadline = time.monotonic() + seconds
+        self._paused = 0
+        while self._paused < READERS and self._free.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        ):
+            self._paused += 1
+
+    def resume(self) -> None:
+        """Let them read again."""
+        for _ in range(self._paused):
+            self._free.release()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's, without touching it."""
+        for reader in self._idle:
+            keep_for_ever(reader.connection)
