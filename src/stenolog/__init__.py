@@ -32,6 +32,7 @@ from stenolog.stores.base import Lease, Store
 from stenolog.stores.opening import open_store
 
 if TYPE_CHECKING:
+    from stenolog.catalog import Catalog, open_catalog
     from stenolog.context.arranging import Needs
     from stenolog.context.budget import Limits
     from stenolog.context.compaction import Compaction, compact_context
@@ -59,6 +60,7 @@ __all__ = [
     "Ask",
     "AsyncStore",
     "Calibration",
+    "Catalog",
     "Compacted",
     "Compaction",
     "Consolidated",
@@ -116,6 +118,7 @@ __all__ = [
     "build_window",
     "compact_context",
     "migrate_from_json",
+    "open_catalog",
     "open_memory",
     "open_sessions",
     "open_store",
@@ -130,6 +133,7 @@ _LATER = {
     "Ask": "stenolog.providers.base",
     "AsyncStore": "stenolog.stores.async_store",
     "Calibration": "stenolog.tokens",
+    "Catalog": "stenolog.catalog",
     "Compaction": "stenolog.context.compaction",
     "Consolidated": "stenolog.memory.consolidation",
     "Context": "stenolog.context.context",
@@ -156,6 +160,7 @@ _LATER = {
     "build_window": "stenolog.context.window",
     "compact_context": "stenolog.context.compaction",
     "migrate_from_json": "stenolog.sessions.migration",
+    "open_catalog": "stenolog.catalog",
     "open_memory": "stenolog.memory.memory",
     "open_sessions": "stenolog.sessions.opening",
     "plan_compaction": "stenolog.context.plan",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from stenolog.catalog import Catalog
 from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
 from stenolog.context.compaction import Compaction, Seen, compact_context, look
@@ -31,7 +32,8 @@ class Context:
     """What a model is sent of the sessions in a store, and their compaction.
 
     `ask`: the model that writes summaries; without one they are made of the messages' own words.
-    `on_event` is called after each compaction. It may be used by several threads at once.
+    `on_event` is called after each compaction. With a `catalog`, what a provider reports of the
+    `model` of this name is kept there, for the next run. It may be used by several threads at once.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class Context:
         limits: Limits | None = None,
         needs: Needs | None = None,
         tokens: Tokens | None = None,
-        calibration: Calibration | None = None,
+        model: str = "",
+        catalog: Catalog | None = None,
         system: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
         on_event: Event | None = None,
@@ -50,8 +53,10 @@ class Context:
         self.store = store
         self.limits = limits or Limits()
         """Made smaller when a provider says that it takes less."""
-        self.calibration = calibration or Calibration()
-        """What the model's reports say of our estimates; worth keeping from run to run."""
+        self.calibration = Calibration() if catalog is None else catalog.calibration(model)
+        """What the model's reports say of our estimates."""
+        self._model = model
+        self._catalog = catalog
         self._ask = ask
         self._needs = needs or Needs()
         self._tokens = tokens or Tokens()
@@ -126,7 +131,11 @@ class Context:
     def reported(self, *, estimated: int, reported: int) -> Calibration:
         """Take in what a provider counted for a window that was estimated; the new calibration."""
         plain = round(estimated / self.calibration.ratio)
-        self.calibration = self.calibration.after(estimated=plain, reported=reported)
+        if self._catalog is None:
+            self.calibration = self.calibration.after(estimated=plain, reported=reported)
+        else:
+            kept = self._catalog.calibrate(self._model, estimated=plain, reported=reported)
+            self.calibration = kept
         return self.calibration
 
     def _prepared(

@@ -1,11 +1,13 @@
 """Windows, compaction and overflow behind somebody's own loop."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stenolog import InMemoryStore, Store
+from stenolog import InMemoryStore, JSONLStore, Store
+from stenolog.catalog import open_catalog
 from stenolog.context.budget import Limits
 from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
@@ -218,3 +220,20 @@ def test_a_system_prompt_that_does_not_fit_is_an_error_before_any_call(store: St
     with pytest.raises(ContextTooSmall, match="raise max_context_tokens to at least"):
         loop.context.call(KEY, server)
     assert server.sent == []
+
+
+def test_what_a_provider_counted_is_kept_by_model_for_the_next_run(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message(KEY, "user", "How tall is it? " * 50)
+        with open_catalog(store) as catalog:
+            context = Context(store, catalog=catalog, model="small")
+            before = context.window(KEY).tokens
+            for _ in range(10):
+                window = context.window(KEY)
+                context.call(KEY, lambda _: "short", usage=lambda _: 2 * before)
+            assert context.window(KEY).tokens == pytest.approx(2 * before, rel=0.05)
+            assert window.tokens > before
+        with open_catalog(store) as catalog:
+            again = Context(store, catalog=catalog, model="small").window(KEY)
+            assert again.tokens == pytest.approx(2 * before, rel=0.05)
+            assert Context(store, catalog=catalog, model="other").window(KEY).tokens == before
