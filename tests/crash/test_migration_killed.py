@@ -53,8 +53,10 @@ def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
             for key in store.list_sessions()
         }
     found["files"] = sorted(
-        path.name
-        for path in (workspace / "sessions").iterdir()
+        f"{folder}/{path.name}"
+        # Beside a database the stand-in has a folder of its own.
+        for folder in ("sessions", "steno.db.sessions")
+        for path in workspace.joinpath(folder).glob("*")
         if path.is_file() and not path.read_bytes().startswith(b'{"kind":"state"')
     )
     return found

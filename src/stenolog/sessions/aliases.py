@@ -2,11 +2,13 @@
 
 They stand in the session's own meta, `aliases`, and nowhere else: so they are right after a
 restart and in other processes, and go with the session. A key that is a session of its own always
-wins. Known sessions cost nothing, and new ones neither where no alias was ever given. Elsewhere,
-who first asks for a key that is no session pays for a look at all of them, and later ones for a
-look at what changed, once after each time that aliases were given.
+wins, and only as long as it is one: who is to write asks each time. That is one look at the mark
+where no alias was ever given. Elsewhere, who first asks for a key that is no session pays for a
+look at all of them, and later ones for a look at what changed, once after each time that aliases
+were given.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -17,7 +19,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.locks import ThreadLock
 
 REMEMBERED: Final = 10_000
-"""How many keys are known to be sessions without asking again."""
+"""How many names are known to open what they say, for who only reads."""
 
 
 class Aliases:
@@ -26,9 +28,10 @@ class Aliases:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = ThreadLock()
-        self._sessions: set[str] = set()
+        self._plain: set[str] = set()
         self._mark: object = None
-        self._stamps: dict[str, str] = {}
+        self._seen = array("q")
+        """A hash of each session and its stamp at the last look: eight bytes, and not both."""
         self._claims: dict[str, tuple[str, ...]] = {}
         """The aliases of each session that has any."""
         self._owners: Mapping[str, str] = {}
@@ -36,10 +39,11 @@ class Aliases:
         """Every alias that was seen: its session may come back from the trash."""
 
     def own_key(self, key: str) -> str:
-        """The key of the session that this name opens; the name itself where it is no alias."""
-        if key.__class__ is str and key in self._sessions:
-            return key
+        """The key of the session that this name opens now; the name itself where it is no alias."""
         check_key(key)
+        mark = alias_marks.current(self._store)
+        if mark == alias_marks.NONE_YET or self._was_never_given(key, mark):
+            return key
         if self._exists(key):
             return key
         owner = self.owners().get(key)
@@ -47,6 +51,24 @@ class Aliases:
             # Deleted, restored under another key, or no longer its alias.
             owner = self.owners(anew=True).get(key)
         return key if owner is None else owner
+
+    def key_to_read(self, key: str) -> str:
+        """The same without a look at the store, where the name opened itself before.
+
+        Perhaps that session is gone since: who finds nothing in it must ask for the `own_key`.
+        """
+        if key.__class__ is str and key in self._plain:
+            return key
+        own = self.own_key(key)
+        if own == key:
+            if len(self._plain) >= REMEMBERED:
+                self._plain.clear()
+            self._plain.add(key)
+        return own
+
+    def _was_never_given(self, key: str, mark: str | None) -> bool:
+        """Whether the last look, after which no aliases were given, found none of this name."""
+        return mark is not None and mark == self._mark and key not in self._ever
 
     def owners(self, *, anew: bool = False) -> Mapping[str, str]:
         """Every alias, and the session that it opens unless there is one of that very key."""
@@ -62,24 +84,22 @@ class Aliases:
     def _look(self) -> None:
         """Read the aliases of all sessions that changed since the last look."""
         stamps = self._store.stamps()
-        gone = self._stamps.keys() - stamps.keys()
-        new = [key for key, stamp in stamps.items() if self._stamps.get(key) != stamp]
+        seen = set(self._seen)
+        new = [key for key, stamp in stamps.items() if hash((key, stamp)) not in seen]
+        gone = self._claims.keys() - stamps.keys()
         found = {key: names for key in new if (names := self._aliases_of(key))}
         if found or not self._claims.keys().isdisjoint((*gone, *new)):
             kept = {key: self._claims[key] for key in self._claims.keys() - {*gone, *new}}
             self._claims = kept | found
             self._owners = _owners(self._claims)
             self._ever.update(self._owners)
-        self._stamps = stamps
+        self._seen = array("q", map(hash, stamps.items()))
 
     def _exists(self, key: str) -> bool:
         try:
             self._store.info(key)
         except NoSuchSession:
             return False
-        if len(self._sessions) >= REMEMBERED:
-            self._sessions.clear()
-        self._sessions.add(key)
         return True
 
     def _aliases_of(self, key: str) -> tuple[str, ...]:

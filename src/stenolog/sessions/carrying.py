@@ -118,7 +118,7 @@ class Carrying:
         info = self._store.info(self._key)
         said = [one.at for one in self.old.messages if one.at is not None]
         there = () if self.there is None else self.there.said
-        receipt = {
+        receipt: dict[str, Any] = {
             "from": self.old.layout,
             "file": name,
             "sha256": self._digest,
@@ -128,6 +128,8 @@ class Carrying:
             "updated": timestamp(max([self.old.updated, *said, *there])),
             "last_seq": info.last_seq,
         }
+        if self.old.layout == "stenolog-json" and self.old.messages:
+            *_, receipt[merging.SAID] = merging.digests(self.old.messages)
         kept = [*merging.receipts(info.meta), receipt][-RECEIPTS:]
         self._store.set_meta(self._key, importing=None, imported=kept)
 

@@ -20,16 +20,18 @@ CLI_DEFAULT: Final = "cli:default"
 """The session of a terminal, where none is named."""
 
 _ESCAPES: Final = {"%": "%25", ":": "%3A"}
+_NUMBER: Final = re.compile(r"-?[0-9]+")
 
 
 class Origin(Struct, frozen=True, kw_only=True):
     """Where a message came from, as its channel names things."""
 
     channel: str
-    sender: str
-    chat: str | None = None
+    sender: str | int
+    """A number, as many chat apps have, is taken as its digits."""
+    chat: str | int | None = None
     """The group it was said in; None where two talk alone."""
-    thread: str | None = None
+    thread: str | int | None = None
     """The thread or topic in that group; None outside of any."""
 
 
@@ -44,15 +46,26 @@ class Parts(Struct, frozen=True):
 
 def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
     """The key of the session that a message belongs to. Raises InvalidKey, UsageError."""
+    channel, sender = _text("channel", origin.channel), _text("sender", origin.sender)
+    chat = None if origin.chat is None else _text("chat", origin.chat)
+    thread = None if origin.thread is None else _text("thread", origin.thread)
     match scope:
         case "sender":
-            return join(Parts(origin.channel, origin.sender))
+            return join(Parts(channel, sender))
         case "thread":
-            return join(Parts(origin.channel, origin.sender, origin.thread))
+            return join(Parts(channel, sender, thread))
         case "group":
-            return join(Parts(origin.channel, origin.chat or origin.sender))
+            return join(Parts(channel, chat or sender))
         case _:
             raise UsageError(f"scope {scope!r}: one of {', '.join(get_args(Scope))} is wanted")
+
+
+def _text(name: str, part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, int) and not isinstance(part, bool):
+        return str(part)
+    raise InvalidKey(f"{name}={part!r}: text or a whole number is wanted")
 
 
 def join(parts: Parts) -> str:
@@ -77,13 +90,16 @@ def split(key: str) -> Parts | None:
 
 
 def from_reference_name(name: str) -> str | None:
-    """The key that zeroclaw's `channel_sender` or `channel_thread_sender` most likely stands for.
+    """The key that zeroclaw's `channel_sender` or `channel_thread_sender` stands for.
 
-    Its names do not tell a `_` of theirs from one of the sender's: with more than two of them
-    nobody can say, and the answer is None.
+    Its names do not tell a `_` of theirs from one of the sender's: `telegram_alice_b` may be all
+    that alice_b said alone, which b must not read. So what stands in the middle must be a number,
+    as threads and chats have; else nobody can say, and the answer is None.
     """
     parts = name.split("_")
     if len(parts) not in (2, 3) or not all(parts):
+        return None
+    if len(parts) == 3 and not _NUMBER.fullmatch(parts[1]):
         return None
     return join(Parts(parts[0], parts[-1], parts[1] if len(parts) == 3 else None))
 

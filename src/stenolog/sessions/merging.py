@@ -1,12 +1,14 @@
 """What an old session adds to one that is there: pure, and never old over newer.
 
-Messages with a token (our stand-in gives each one) are merged by it, wherever they belong. The
-others are compared: what is there must be a beginning of the old session, or the old session a
+Messages with a token (our stand-in gives each one) are merged by it, wherever they belong. A
+session forgets tokens in time, so the receipt of what a stand-in wrote says how far it was merged.
+The others are compared: what is there must be a beginning of the old session, or the old session a
 beginning of what is there; anything else is another conversation and gets a session of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final
 
 from msgspec import Struct
@@ -14,7 +16,10 @@ from msgspec import Struct
 from stenolog.codec import MAX_KEY_BYTES
 from stenolog.records import decode_object
 from stenolog.sessions.importers.old import OldSession
+from stenolog.stores.json_file import KeptMessage
 
+SAID: Final = "said_sha256"
+"""In a receipt of our stand-in: the messages and tokens that were merged, as `digests` has them."""
 TOKENS_KEPT: Final = 1_000
 """For so many of its newest messages a session surely knows the tokens."""
 MAX_NAMES: Final = 100
@@ -50,7 +55,10 @@ class Merge(Struct, frozen=True, kw_only=True):
     """What is to be done."""
 
     seqs: tuple[int, ...] = ()
-    """Where the first old messages stand that are there already."""
+    """Where the first old messages stand that are there already.
+
+    0 for one that was taken in earlier and stands elsewhere by now, or was purged.
+    """
     carry: bool = True
     """Whether the old summary and hidden part are taken over, too."""
 
@@ -58,7 +66,10 @@ class Merge(Struct, frozen=True, kw_only=True):
 def decide(old: OldSession, digest: str, there: There) -> Merge | None:
     """How the old session merges with what is there; None: it is another conversation."""
     given = [message.payload for message in old.messages]
-    plain = next((n for n, m in enumerate(old.messages) if m.once is not None), len(given))
+    merged = merged_before(old, there.meta)
+    tokened = (n for n, m in enumerate(old.messages) if m.once is not None)
+    # What was merged once is no other conversation, whatever became of it here.
+    plain = 0 if merged else next(tokened, len(given))
     common = _common(given, there.payloads)
     has_all = common == len(there.payloads)
     if common < plain and not has_all:
@@ -66,8 +77,11 @@ def decide(old: OldSession, digest: str, there: There) -> Merge | None:
     known = there.seqs[: min(common, plain)]
     if plain < len(given):
         known = max(known, _settled(given, there), key=len)
+    if merged > len(known):
+        known = (*there.seqs[: min(common, merged)], *[0] * (merged - common))
     begun = there.begun(digest)
-    carry = has_all and len(there.payloads) < len(given) if begun is None else begun.carry
+    saw_all = has_all and merged <= common and len(there.payloads) < len(given)
+    carry = saw_all if begun is None else begun.carry
     untouched = there.summary in ("", old.began_with, old.summary) and there.floor <= hidden_start(
         old
     )
@@ -83,6 +97,26 @@ def receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
 def is_taken_in(meta: Mapping[str, Any], digest: str) -> bool:
     """Whether exactly these bytes were taken in into a session, to the end."""
     return any(one.get("sha256") == digest for one in receipts(meta))
+
+
+def merged_before(old: OldSession, meta: Mapping[str, Any]) -> int:
+    """How many of its first messages a stand-in has given to this session already."""
+    if old.layout != "stenolog-json":
+        return 0
+    receipted = {one[SAID] for one in receipts(meta) if isinstance(one.get(SAID), str)}
+    if not receipted:
+        return 0
+    found = (n for n, digest in enumerate(digests(old.messages), 1) if digest in receipted)
+    return max(found, default=0)
+
+
+def digests(messages: Sequence[KeptMessage]) -> Iterator[str]:
+    """For each message: that of all from the first one to it, with their tokens."""
+    so_far = sha256()
+    for message in messages:
+        token = (message.once or "").encode("utf-8", "surrogatepass")
+        so_far.update(b"%d:%d:" % (len(token), len(message.payload)) + token + message.payload)
+        yield so_far.hexdigest()
 
 
 def hidden_start(old: OldSession) -> int:

@@ -31,15 +31,23 @@ from stenolog.records import SessionInfo
 from stenolog.sessions import merging
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.carrying import Carrying
-from stenolog.sessions.importers.folder import LOG_SUFFIX, Folder, Found, Source
+from stenolog.sessions.importers.folder import Folder, Found, Source
 from stenolog.sessions.importers.old import OldSession
+from stenolog.sessions.importers.pairs import LOG_SUFFIX
 from stenolog.sessions.merging import Merge, There
+from stenolog.sessions.migrated import Left, Migrated, Taken, report
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.stores.names import escaped
 
+__all__ = ["Left", "Migrated", "Progress", "Taken", "migrate_from_json", "report", "take_in"]
+
 PATIENCE: Final = 60.0
-"""How long another process is waited for that takes the same files in."""
+"""How long another process is waited for that takes the same files in.
+
+Longer than a call of a store waits for a lock: that process is at work as long as it holds the
+folder, and whoever goes on without the old sessions begins second ones of the same keys.
+"""
 MAX_ALIAS_BYTES: Final = 16 * 1024
 """All aliases of a session together: meta has room for more than them."""
 
@@ -47,56 +55,6 @@ Progress = Callable[[float], None]
 """Called with the number of bytes of old files that are done, again and again."""
 
 _logger = logging.getLogger("stenolog")
-
-
-class Taken(Struct, frozen=True, kw_only=True):
-    """An old session that is in the store now."""
-
-    file: str
-    layout: str
-    key: str
-    """The session that has it."""
-    messages: int
-    """How many there are in the file."""
-    added: int
-    """How many of them were not in the store before."""
-    known: bool
-    """Whether this very file had been taken in before; what was wrong with it was told then."""
-    dropped: int
-    """How many lines or messages of the file could not be carried."""
-    problems: tuple[str, ...]
-    """What could not be carried, and why, each as a sentence."""
-
-
-class Left(Struct, frozen=True):
-    """A file that was left alone."""
-
-    file: str
-    reason: str
-
-
-class Migrated(Struct, frozen=True, kw_only=True):
-    """What became of the old sessions."""
-
-    taken: tuple[Taken, ...] = ()
-    left: tuple[Left, ...] = ()
-    migrated: int = 0
-    """How many files there have the ending of those that were taken in, now or before."""
-
-    @property
-    def sessions(self) -> int:
-        """How many old sessions were taken in now, and not before."""
-        return sum(not one.known for one in self.taken)
-
-    @property
-    def messages(self) -> int:
-        """How many messages were added to the store."""
-        return sum(one.added for one in self.taken)
-
-    @property
-    def dropped(self) -> int:
-        """How many lines or messages could not be carried."""
-        return sum(one.dropped for one in self.taken)
 
 
 def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrated:
@@ -117,6 +75,7 @@ def take_in(
     only: str | None = None,
     thorough: bool = True,
     renaming: bool = True,
+    stand_ins: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Migrated:
@@ -124,7 +83,8 @@ def take_in(
 
     Without `thorough`, files that by their names are most likely our own logs are not looked at.
     Without `renaming` sessions are copied: nothing in the folder changes, and what was deleted
-    here is taken in again. A `dry_run` only looks. Raises what the store raised.
+    here is taken in again. Without `stand_ins`, what a SessionManager wrote is left to the store
+    that it stood in for. A `dry_run` only looks. Raises what the store raised.
     """
     try:
         folder = Folder(path, only=only, follow=not renaming)
@@ -133,7 +93,14 @@ def take_in(
     except OSError as error:
         return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
     with folder:
-        run = _Run(store, folder, renaming=renaming, dry_run=dry_run, progress=progress)
+        run = _Run(
+            store,
+            folder,
+            renaming=renaming,
+            stand_ins=stand_ins,
+            dry_run=dry_run,
+            progress=progress,
+        )
         try:
             if renaming and not dry_run:
                 folder.lock(PATIENCE)
@@ -162,12 +129,14 @@ class _Run:
         folder: Folder,
         *,
         renaming: bool,
+        stand_ins: bool,
         dry_run: bool,
         progress: Progress | None,
     ) -> None:
         self._store = store
         self._folder = folder
         self._renaming = renaming and not dry_run
+        self._stand_ins = stand_ins
         self._dry_run = dry_run
         self._progress = progress or (lambda _: None)
         self._owners: dict[str, str] | None = None
@@ -236,6 +205,10 @@ class _Run:
             found = self._folder.read(job.source)
         except OSError as error:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
+        if found.session.layout == "stenolog-json" and not self._stand_ins:
+            raise NotASession(
+                "the stand-in of another store wrote it, which merges it; `steno import` copies it"
+            )
         check_key(found.session.key)
         job.key = found.session.key
         job.taken = self._merge(job, found)
@@ -264,7 +237,9 @@ class _Run:
                 reason = f"{key!r} was deleted after this file was last written: it stays deleted"
                 return replace(taken, problems=(*old.problems, reason))
             if there is not None and merging.is_taken_in(there.meta, found.digest):
-                return replace(taken, key=target, dropped=0, problems=())
+                # A start-up has told what was wrong with it; whoever copies it is told each time.
+                told = replace(taken, dropped=0, problems=()) if self._renaming else taken
+                return replace(told, key=target)
             merge = Merge() if there is None else merging.decide(old, found.digest, there)
             if merge is not None:
                 plan = Carrying(self._store, target, old, found.digest, there, merge)
@@ -372,9 +347,10 @@ class _Run:
 
     # --- names of files ----------------------------------------------------------------------
 
-    def _put_back(self, jobs: Iterable[_Job]) -> None:
+    def _put_back(self, jobs: Sequence[_Job]) -> None:
         if self._renaming:
-            for job in jobs:
+            # Of two with one name the newest comes last, and is to have it.
+            for job in reversed(jobs):
                 try:
                     self._folder.put_back(job.source)
                 except OSError as error:
@@ -403,14 +379,3 @@ def _in_order(jobs: Sequence[_Job]) -> list[_Job]:
     """
     last = {job.key for job in jobs if job.source.name == escaped(job.key) + LOG_SUFFIX}
     return sorted(jobs, key=lambda job: (job.key in last, job.source.name.endswith(SUFFIX)))
-
-
-def report(migrated: Migrated) -> None:
-    """Tell in the log what became of old sessions, where there were any."""
-    if migrated.sessions:
-        _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
-    for one in migrated.taken:
-        for words in one.problems:
-            _logger.warning("%s: %s", one.file, words)
-    for file in migrated.left:
-        _logger.warning("%s is left as it is: %s", file.file, file.reason)

@@ -7,34 +7,17 @@ merges what was written there.
 
 import logging
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Final
-
-from msgspec import Struct
 
 from stenolog.errors import StenologError, UsageError
+from stenolog.sessions.folders import Place, find_place
 from stenolog.sessions.migration import report, take_in
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Store
+from stenolog.stores.json_folder import refusal
 from stenolog.stores.legacy_json import SessionManager
-from stenolog.stores.names import escaped
 from stenolog.stores.opening import open_store
 
-NAMESPACE: Final = "sessions"
-AGENTS: Final = "agents"
-"""The folder that holds a workspace for each agent that has a name."""
-
-_WITHOUT_FOLDER: Final = ("memory", "postgresql", "postgres")
 _logger = logging.getLogger("stenolog")
-
-
-class Place(Struct, frozen=True):
-    """Where the sessions of an agent are."""
-
-    open: Callable[[], Store]
-    old: Path | None
-    """The folder in which old sessions are looked for, and the stand-in writes."""
 
 
 def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) -> SessionStore:
@@ -43,19 +26,19 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     With a name, those of that agent: they share nothing with those of any other. Old sessions in
     the folder `sessions` there (picoclaw's, zeroclaw's, and what the stand-in wrote) are taken in
     first, and their files renamed to `.migrated`. If the store cannot be opened or written, the
-    answer is a SessionManager, and its `health()` says why. Raises UsageError where no engine
-    takes the place, and what the store raised where there is no folder to stand in.
+    answer is a SessionManager, and its `health()` says why, and whether that can write. Raises
+    UsageError where no engine takes the place, and what the store raised where there is no folder
+    to stand in.
     """
     place = find_place(where, agent)
     try:
-        store = place.open()
+        store = open_store(place.where, namespace=place.namespace)
     except UsageError:
         raise
     except StenologError as error:
         return _stand_in(place, error)
     try:
-        if place.old is not None:
-            report(take_in(place.old, store, thorough=False))
+        _take_all_in(place, store)
     except (StenologError, OSError) as error:
         _close(store)
         return _stand_in(place, error)
@@ -65,40 +48,31 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     return JSONLBackend(store)
 
 
-def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
-    """Which store it is, and which folder. Raises UsageError."""
-    if agent is not None and (not isinstance(agent, str) or not agent):
-        raise UsageError(f"agent {agent!r}: a name is wanted, or none")
-    namespace = NAMESPACE if agent is None else f"{AGENTS}.{escaped(agent)}"
-    scheme, colon, rest = where.partition(":") if isinstance(where, str) else ("", "", "")
-    if colon and scheme == "sqlite":
-        return Place(lambda: open_store(where, namespace=namespace), _beside_database(rest, agent))
-    if not where or (colon and (scheme in _WITHOUT_FOLDER or "://" in str(where))):
-        return Place(lambda: open_store(where, namespace=namespace), None)
-    folder = Path(rest) if colon and scheme == "jsonl" else Path(where).expanduser()
-    workspace = folder if agent is None else folder / AGENTS / escaped(agent)
-    return Place(lambda: open_store(workspace), workspace / NAMESPACE)
-
-
-def _beside_database(rest: str, agent: str | None) -> Path:
-    folder = Path(rest.partition("?")[0]).expanduser().parent
-    if agent is not None:
-        return folder / AGENTS / escaped(agent) / NAMESPACE
-    # A database may stand among the old sessions themselves, but a folder of all sorts is not
-    # looked through: what looks like a session there may be anything.
-    return folder if folder.name == NAMESPACE else folder / NAMESPACE
+def _take_all_in(place: Place, store: Store) -> None:
+    shares = place.old != place.stand_in
+    if place.old is not None:
+        report(take_in(place.old, store, thorough=False, stand_ins=not shares))
+    if place.stand_in is not None and shares:
+        report(take_in(place.stand_in, store, thorough=False))
 
 
 def _stand_in(place: Place, error: Exception) -> SessionStore:
-    if place.old is None:
+    if place.stand_in is None:
         raise error
     words = f"{type(error).__name__}: {error}"
-    _logger.error(
-        "the store cannot be used (%s); for this run sessions are kept as JSON files in %s",
-        words,
-        place.old,
-    )
-    return SessionManager(place.old, because=words)
+    old = None if place.old == place.stand_in else place.old
+    manager = SessionManager(place.stand_in, because=words, old=old)
+    cannot = refusal(place.stand_in)
+    if cannot is not None:
+        # A loop must be able to start all the same; each write answers that it failed.
+        _logger.error("nothing can be saved, neither in the store (%s) nor as %s", words, cannot)
+    else:
+        _logger.error(
+            "the store cannot be used (%s); for this run sessions are kept as JSON files in %s",
+            words,
+            place.stand_in,
+        )
+    return manager
 
 
 def _close(store: Store) -> None:

@@ -4,9 +4,9 @@ A loop must go on talking; so what failed is logged, counted and shown in `healt
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message
@@ -19,6 +19,7 @@ __all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
 WORTH_A_REWRITE: Final = 64 * 1024
 """Below this size of the live log, `save` leaves it alone."""
 
+_Found = TypeVar("_Found")
 _logger = logging.getLogger("stenolog")
 
 
@@ -127,7 +128,12 @@ class JSONLBackend:
         self._closing = Lock()
         self._closed = False
         self._failures = Failures()
-        self._own_key = Aliases(store).own_key
+        aliases = Aliases(store)
+        self._own_key = aliases.own_key
+        self._key_to_read = aliases.key_to_read
+
+    def __repr__(self) -> str:
+        return f"JSONLBackend({self._store!r})"
 
     @property
     def store(self) -> Store:
@@ -161,15 +167,21 @@ class JSONLBackend:
         return self._failures.read(
             "get_history",
             key,
-            lambda: self._store.get_history(self._own_key(key), last=last, after=after, full=full),
+            lambda: self._read(
+                key, lambda own: self._store.get_history(own, last=last, after=after, full=full)
+            ),
             otherwise=[],
         )
 
     def get_summary(self, key: str) -> str:
         """The summary. A failure gives an empty text and is logged and counted."""
         return self._failures.read(
-            "get_summary", key, lambda: self._store.get_summary(self._own_key(key)), otherwise=""
+            "get_summary", key, lambda: self._read(key, self._store.get_summary), otherwise=""
         )
+
+    def _read(self, key: str, get: Callable[[str], _Found]) -> _Found:
+        """What is read where this name leads; asked anew where that is nothing."""
+        return get(self._key_to_read(key)) or get(self._own_key(key))
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace the summary. A failure gives False and is logged and counted."""

@@ -2,12 +2,11 @@
 
 The five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`, `updated`) and
 one of ours, `stenolog`, which the reference ignores: the seq of the first message in `messages`, a
-token and a time for each of them, and the messages that are hidden. All of it is pure;
-stores/legacy_json.py reads and writes the files.
+token and a time for each of them, and the messages that are hidden. All of it is pure: the time
+and new tokens are given. stores/legacy_json.py reads and writes the files.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from json import loads
 from typing import Any, Final
@@ -184,7 +183,10 @@ def _placed(session: Kept, ours: Any) -> Kept:
     messages = [hidden.pop(seq) if seq in hidden else next(rest) for seq in range(1, total + 1)]
     if hidden or not isinstance(ours["began_with"], str):
         raise ValueError("a seq is there twice, or beyond the end")
-    return replace(session, messages=tuple(messages), began_with=ours["began_with"], ours=True)
+    placed = replace(session, messages=tuple(messages), began_with=ours["began_with"], ours=True)
+    if ours["first"] != placed.floor() + 1:
+        raise ValueError("the first message in sight stands at another seq")
+    return placed
 
 
 def _token(once: Any) -> str | None:
@@ -206,13 +208,19 @@ def _written(moment: datetime | None) -> str | None:
 # --- what an operation means -----------------------------------------------------------------
 
 
-def appended(session: Kept, payloads: Sequence[bytes], once: str | None = None) -> Kept:
+class Said(Struct, frozen=True, kw_only=True):
+    """What new messages get besides what they say."""
+
+    at: datetime
+    new_token: Callable[[], str]
+    """Gives one that no message has: only so can the next good start tell what is new."""
+
+
+def appended(
+    session: Kept, payloads: Sequence[bytes], said: Said, *, once: str | None = None
+) -> Kept:
     """The session with these messages at its end."""
-    # A token for each: only so can the next good start tell what it has already from what is new.
-    new = [
-        KeptMessage(payload, datetime.now(UTC), once or f"json:{os.urandom(10).hex()}")
-        for payload in payloads
-    ]
+    new = [KeptMessage(payload, said.at, once or said.new_token()) for payload in payloads]
     return replace(session, messages=(*session.messages, *new))
 
 
@@ -228,7 +236,7 @@ def hiding(session: Kept, seqs: Sequence[int] | range) -> Kept:
     )
 
 
-def added(session: Kept, payload: bytes, once: str | None) -> tuple[Kept, int]:
+def added(session: Kept, payload: bytes, said: Said, *, once: str | None) -> tuple[Kept, int]:
     """The session with one more message, unless it has the token; and the seq.
 
     Raises OnceConflict.
@@ -239,7 +247,7 @@ def added(session: Kept, payload: bytes, once: str | None) -> tuple[Kept, int]:
                 if message.payload != payload:
                     raise OnceConflict(session.key or "", once, seq)
                 return session, seq
-    return appended(session, [payload], once), len(session.messages) + 1
+    return appended(session, [payload], said, once=once), len(session.messages) + 1
 
 
 def truncated(session: Kept, keep_last: int) -> Kept:
@@ -248,7 +256,7 @@ def truncated(session: Kept, keep_last: int) -> Kept:
     return hiding(session, visible[: max(len(visible) - max(keep_last, 0), 0)])
 
 
-def replaced(session: Kept, payloads: Sequence[bytes]) -> Kept:
+def replaced(session: Kept, payloads: Sequence[bytes], said: Said) -> Kept:
     """The session with exactly these messages in sight; what they begin with alike stays."""
     visible = session.visible()
     same = 0
@@ -256,7 +264,7 @@ def replaced(session: Kept, payloads: Sequence[bytes]) -> Kept:
         if session.messages[seq - 1].payload != payload:
             break
         same += 1
-    return appended(hiding(session, visible[same:]), payloads[same:])
+    return appended(hiding(session, visible[same:]), payloads[same:], said)
 
 
 def checkpointed(session: Kept, summary: str, upto: int, expect_floor: int | None) -> Kept:

@@ -8,7 +8,6 @@ lock on the folder, and read what another one wrote before they add to it.
 """
 
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,37 +20,49 @@ from msgspec.structs import replace
 from stenolog.codec import check_key, check_once, encode_message
 from stenolog.errors import DamagedStore, StoreClosed, StoreUnavailable, UsageError
 from stenolog.records import Health, Message, timestamp
-from stenolog.stores import disk, json_file
+from stenolog.stores import disk, json_file, json_folder
 from stenolog.stores.failures import Failures, SessionHealth
 from stenolog.stores.json_file import Kept, file_name
 from stenolog.stores.locks import ThreadLock
 
 BUSY_TIMEOUT: Final = 5.0
 
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _Result = TypeVar("_Result")
 
-Mark = tuple[int, int, int]
-"""Tells one version of a file from another: inode, size, time of change."""
+Held = tuple[str, bool]
+"""The key of the session in a file, and whether this store wrote it."""
 
 
 class SessionManager:
     """The SessionStore over whole JSON files; sessions/session_store.py says what a call means.
 
-    `because`: why it stands in for another store; `health()` says so, and is not well.
+    `because`: why it stands in for another store; `health()` says so, and is not well. `old`: a
+    folder whose sessions of the reference it goes on with; nothing is ever written there.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, because: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        because: str | None = None,
+        old: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.directory = Path(directory)
         self._because = because
+        self._old = None if old is None else Path(old)
         self._failures = Failures()
         self._mutex = ThreadLock()
         self._closed = False
         self._sessions: dict[str, Kept] = {}
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, json_folder.Mark] = {}
         """Which version of each file is known, by name."""
+        self._held: dict[str, Held] = {}
+        """What that version holds."""
         self._unreadable: dict[str, str] = {}
         self._failures.read("opening", None, self._look_around, otherwise=None)
+
+    def __repr__(self) -> str:
+        return f"SessionManager({str(self.directory)!r})"
 
     @property
     def store(self) -> None:
@@ -87,7 +98,7 @@ class SessionManager:
             if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
                 raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}")
             payloads = [encode_message(message) for message in messages]
-            self._change(key, lambda old: (json_file.replaced(old, payloads), 0))
+            self._change(key, lambda old: (json_file.replaced(old, payloads, _said()), 0))
 
         return self._failures.change("set_history", key, change)
 
@@ -119,7 +130,7 @@ class SessionManager:
         check_key(key)
         with self._alone() as folder:
             session = self._current(folder, key)
-            if session.ours and _mark(folder, file_name(key)) is None:
+            if session.ours and json_folder.mark(folder, file_name(key)) is None:
                 self._write(folder, session)
 
     def _add(
@@ -128,7 +139,7 @@ class SessionManager:
         def add() -> int:
             check_once(once)
             payload = encode_message(message)
-            return self._change(key, lambda old: json_file.added(old, payload, once))
+            return self._change(key, lambda old: json_file.added(old, payload, _said(), once=once))
 
         return self._failures.write(call, key, add)
 
@@ -157,26 +168,30 @@ class SessionManager:
             )
         session = replace(session, updated=now)
         try:
-            self._keep_original(folder, name, key)
+            self._make_room(folder, name, key)
             disk.replace_file(folder, name, json_file.compose(session))
         except OSError as error:
             # Perhaps it was renamed and only the last sync failed: then the file is read anew.
             self._marks.pop(name, None)
             raise StoreUnavailable(f"writing {self.directory / name}: {error.strerror}") from error
         self._sessions[key] = session
-        self._marks[name] = _mark(folder, name) or (0, 0, 0)
+        self._marks[name] = json_folder.mark(folder, name) or (0, 0, 0)
+        self._held[name] = (key, True)
 
     def _began(self, key: str) -> str:
         known = self._sessions.get(key)
         return known.summary if known is not None else ""
 
-    def _keep_original(self, folder: int, name: str, key: str) -> None:
-        """A file of the reference under the very name of ours stays, under another one."""
-        known, original = self._sessions.get(key), f"{name}.original"
-        if known is None or known.ours or _mark(folder, name) is None:
+    def _make_room(self, folder: int, name: str, key: str) -> None:
+        """A file of the reference under the very name of ours stays, under another one.
+
+        What it holds is in ours, where it is the same session. Where it is another one, whose key
+        the reference writes so, the copy is still a session's file.
+        """
+        if json_folder.mark(folder, name) is None or self._held.get(name) == (key, True):
             return
-        if _mark(folder, original) is None:
-            disk.replace_file(folder, original, _read(folder, name))
+        is_same = self._held.get(name, (key,))[0] == key
+        json_folder.copy_apart(folder, name, ".original" if is_same else json_file.SUFFIX)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -230,7 +245,12 @@ class SessionManager:
     def _health(self) -> Health:
         problems = [f"{name}: {reason}" for name, reason in sorted(self._unreadable.items())]
         wrong = []
-        if self._because is not None:
+        cannot = json_folder.refusal(self.directory) if self._because is not None else None
+        if cannot is not None:
+            wrong.append(
+                f"nothing can be saved, neither in the store ({self._because}) nor as {cannot}"
+            )
+        elif self._because is not None:
             wrong.append(
                 f"sessions are kept as JSON files in {self.directory} for this run, and merged "
                 f"when the store can be used again: {self._because}"
@@ -254,6 +274,7 @@ class SessionManager:
             self._closed = True
             self._sessions.clear()
             self._marks.clear()
+            self._held.clear()
 
     # --- the files ---------------------------------------------------------------------------
 
@@ -275,15 +296,16 @@ class SessionManager:
                     disk.release_lock(folder)
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
-        """A descriptor of the folder. Raises FileNotFoundError, StoreUnavailable."""
+    def _opened(self, path: Path | None = None) -> Iterator[int]:
+        """A descriptor of a folder, ours or this. Raises FileNotFoundError, StoreUnavailable."""
         # Opened each time: a forked child that inherited it would share the lock.
+        path = path or self.directory
         try:
-            folder = os.open(self.directory, _READ | os.O_DIRECTORY)
+            folder = os.open(path, json_folder.READ | os.O_DIRECTORY)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StoreUnavailable(f"opening {self.directory}: {error.strerror}") from error
+            raise StoreUnavailable(f"opening {path}: {error.strerror}") from error
         try:
             yield folder
         finally:
@@ -314,42 +336,46 @@ class SessionManager:
         with self._mutex:
             self._check_open()
             with suppress(FileNotFoundError), self._opened() as folder:
-                with os.scandir(folder) as entries:
-                    names = [entry.name for entry in entries]
-                for name in sorted(filter(json_file.is_session_name, names)):
+                for name in json_folder.session_names(folder):
                     self._catch_up(folder, name)
+            if self._old is not None:
+                with suppress(FileNotFoundError), self._opened(self._old) as folder:
+                    for name in json_folder.session_names(folder):
+                        self._go_on_with(folder, name, str(self._old / name))
 
     def _catch_up(self, folder: int, name: str) -> None:
         """Load a file that is not as it was. Of two with one key, that under our name counts."""
-        mark = _mark(folder, name)
-        if mark is None or mark == self._marks.get(name):
+        session = self._changed(folder, name, name)
+        if session is None:
             return
-        self._marks[name] = mark
-        self._unreadable.pop(name, None)
+        key = session.key or ""
+        self._held[name] = (key, session.ours)
+        if file_name(key) == name or key not in self._sessions:
+            self._sessions[key] = session
+
+    def _go_on_with(self, folder: int, name: str, path: str) -> None:
+        """Load a file of the old folder. What a stand-in wrote there is another store's."""
+        session = self._changed(folder, name, path)
+        if session is not None and not session.ours:
+            self._sessions.setdefault(session.key or "", session)
+
+    def _changed(self, folder: int, name: str, known_as: str) -> Kept | None:
+        """The session in a file that is not as it was; None where it is, or there is none."""
+        mark = json_folder.mark(folder, name)
+        if mark is None or mark == self._marks.get(known_as):
+            return None
+        self._marks[known_as] = mark
+        self._held.pop(known_as, None)
+        self._unreadable.pop(known_as, None)
         try:
-            session = json_file.parse(_read(folder, name))
+            session = json_file.parse(json_folder.read(folder, name))
             key = session.key or name.removesuffix(json_file.SUFFIX)
             check_key(key)
         except (ValueError, UsageError, OSError) as error:
-            self._unreadable[name] = str(error)
-            return
-        if file_name(key) == name or key not in self._sessions:
-            self._sessions[key] = replace(session, key=key)
+            self._unreadable[known_as] = str(error)
+            return None
+        return replace(session, key=key)
 
 
-def _read(folder: int, name: str) -> bytes:
-    """All of a file that is one, and no link. Raises OSError."""
-    descriptor = os.open(name, _READ, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{name} is not a regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read()
-
-
-def _mark(folder: int, name: str) -> Mark | None:
-    try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
+def _said() -> json_file.Said:
+    return json_file.Said(at=datetime.now(UTC), new_token=lambda: f"json:{os.urandom(10).hex()}")

@@ -151,10 +151,13 @@ def test_all_samples_are_copied_and_twice_adds_nothing(
         assert first.exit_code == 3
 
         second = steno("import", layout, "-w", where)
-        # What could not be read in a file was told then; a file that cannot be read is told again.
-        assert second.exit_code == (3 if layout == "picoclaw-legacy" else 0)
+        # What could not be carried then is not here now either, and that is told again.
+        assert second.exit_code == 3
         assert "0 sessions taken in, 0 messages" in second.stderr
         assert f"{sessions} file{plural} had been taken in before" in second.stderr
+        if layout != "picoclaw-legacy":
+            assert "taken in before, and 1 message of them was never carried." in second.stderr
+            assert "is not JSON" in second.stderr
     with open_store(where) as store:
         assert len(store.list_sessions()) == 6
         assert sum(store.info(key).count for key in store.list_sessions()) == 52
@@ -243,7 +246,9 @@ def test_a_summary_that_is_too_long_does_not_keep_its_session_out(
     with open_store(where) as store:
         assert [m.content for m in store.get_history("k")] == ["b"]
         assert "importing" not in store.info("k").meta
-    assert steno("import", "old", "-w", where).exit_code == 0
+    again = steno("import", "old", "-w", where)
+    assert again.exit_code == 3
+    assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in again.stderr
 
 
 def test_another_conversation_of_that_key_is_told(steno: Steno, tmp_path: Path) -> None:
@@ -264,8 +269,22 @@ def test_where_there_is_no_session_it_says_so(
         (tmp_path / "old" / "x.json").write_text(content)
     result = steno("import", "old")
     assert result.exit_code == 1
-    assert "left out" in result.stderr if content else "There is no session in old" in result.stderr
+    none = (
+        "There is no session in old that picoclaw or zeroclaw wrote (.jsonl, or the older .json)."
+    )
+    assert "left out" in result.stderr if content else result.stderr == f"{none}\n"
     assert steno("import", "nowhere").exit_code == 2
+
+
+def test_folders_further_down_are_not_looked_at_and_that_is_said(
+    steno: Steno, tmp_path: Path
+) -> None:
+    shutil.copytree(SAMPLES, tmp_path / "old")
+    result = steno("import", "old")
+    assert result.exit_code == 1
+    folders = len([path for path in (tmp_path / "old").iterdir() if path.is_dir()])
+    told = f"The {folders} folders in it were not looked into; name one of them.\n"
+    assert result.stderr.endswith(told)
 
 
 def test_a_name_cannot_drive_the_terminal(steno: Steno, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Keys from channel, sender, thread and chat: readable, and no two of them alike."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,11 @@ from stenolog.errors import InvalidKey, UsageError
 from stenolog.sessions import keys
 from stenolog.sessions.importers.picoclaw import key_of_scope
 from stenolog.sessions.keys import Origin, Parts, Scope
+from stenolog.sessions.migration import migrate_from_json
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.in_memory import InMemoryStore
 
+_IN_A_GROUP = "slack:group%3AC1:u7"
 names = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(":%_"), min_size=1)
 parts = st.builds(
     Parts,
@@ -88,6 +93,9 @@ def test_another_scope_is_refused_by_name() -> None:
     [
         ("telegram_alice", "telegram:alice"),
         ("telegram_1001_alice", "telegram:1001:alice"),
+        ("telegram_-1001_alice", "telegram:-1001:alice"),
+        ("telegram_alice_b", None),
+        ("slack_C42_U7", None),
         ("telegram_1001_alice_b", None),
         ("gw", None),
         ("_alice", None),
@@ -105,7 +113,17 @@ def test_a_name_of_the_reference_is_understood_where_only_one_key_fits(
     ("scope", "key"),
     [
         ({"channel": "telegram", "values": {"chat": "direct:123"}}, "telegram:123"),
-        ({"channel": "slack", "values": {"chat": "group:C1", "sender": "u7"}}, "slack:C1:u7"),
+        ({"channel": "telegram", "values": {"chat": "group:-1001"}}, "telegram:-1001"),
+        ({"channel": "irc", "values": {"chat": "group:123"}}, "irc:group%3A123"),
+        ({"channel": "irc", "values": {"chat": "123"}}, None),
+        ({"channel": "irc", "values": {"chat": "direct:"}}, None),
+        ({"channel": "slack", "values": {"chat": "group:C1", "sender": "u7"}}, _IN_A_GROUP),
+        ({"channel": "slack", "values": {"chat": "direct:7", "sender": "7"}}, "slack:direct%3A7:7"),
+        ({"channel": "slack", "values": {"topic": "17.5", "sender": "u7"}}, "slack:17.5:u7"),
+        ({"channel": "slack", "values": {"chat": "group:C1", "topic": "5"}}, None),
+        ({"channel": "slack", "values": {"space": "T1", "sender": "u7"}}, None),
+        ({"channel": "slack", "values": {"topic": "5"}}, None),
+        ({"channel": "slack", "values": {"space": "T1"}}, None),
         ({"channel": "slack", "values": {"sender": "u:7"}}, "slack:u%3A7"),
         ({"channel": "slack", "values": {"space": "s", "chat": "c", "sender": "u"}}, None),
         ({"channel": "slack", "values": {}}, None),
@@ -117,3 +135,47 @@ def test_a_name_of_the_reference_is_understood_where_only_one_key_fits(
 )
 def test_the_scope_behind_an_opaque_key_of_picoclaw(scope: dict[str, Any], key: str | None) -> None:
     assert key_of_scope(scope) == key
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        # What its sender said alone, and what was said in a group: nobody else's.
+        {"telegram_alice_b.jsonl": '{"role":"user","content":"a secret"}\n'},
+        {
+            "sk_v1_x.jsonl": '{"role":"user","content":"a secret"}\n',
+            "sk_v1_x.meta.json": '{"key":"sk_v1_x","scope":{"channel":"telegram",'
+            '"values":{"chat":"group:123"}}}',
+        },
+    ],
+    ids=["zeroclaw", "picoclaw"],
+)
+def test_p6_no_sender_gets_into_an_old_session_of_others(
+    old: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
+    sessions = JSONLBackend(InMemoryStore())
+    assert migrate_from_json(tmp_path, sessions.store).messages == 1
+    for sender, chat, thread in (("b", "g", "alice"), ("123", None, None), ("alice", None, "b")):
+        said = Origin(channel="telegram", sender=sender, chat=chat, thread=thread)
+        for scope in get_args(Scope):
+            assert sessions.get_history(keys.key_for(said, scope=scope)) == []
+    sessions.close()
+
+
+def test_a_number_of_a_chat_app_is_taken_as_its_digits() -> None:
+    said = Origin(channel="telegram", sender=123, chat=-1001, thread=7)
+    assert keys.key_for(said) == "telegram:123"
+    assert keys.key_for(said, scope="thread") == "telegram:7:123"
+    assert keys.key_for(said, scope="group") == "telegram:-1001"
+
+
+@pytest.mark.parametrize("name", ["channel", "sender", "chat", "thread"])
+@pytest.mark.parametrize("wrong", [1.5, True, b"123", ["123"]])
+def test_what_is_no_text_and_no_number_is_named(name: str, wrong: Any) -> None:
+    said: dict[str, Any] = {"channel": "telegram", "sender": "1", name: wrong}
+    with pytest.raises(InvalidKey, match=f"^{name}=.*: text or a whole number is wanted$"):
+        keys.key_for(Origin(**said))
+    with pytest.raises(InvalidKey, match=r"^sender=None"):
+        keys.key_for(Origin(channel="telegram", sender=None))  # type: ignore[arg-type]

@@ -25,6 +25,15 @@ from stenolog.testing.strategies import messages, texts
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "picoclaw-legacy"
 
+OURS: dict[str, Any] = {
+    "first": 1,
+    "tokens": ["t"],
+    "times": [None],
+    "hidden": [],
+    "began_with": "",
+}
+"""Our field of a file with one message, as it is written."""
+
 _WRITER = """
 import sys
 from stenolog.stores.legacy_json import SessionManager
@@ -108,6 +117,55 @@ def test_a_file_of_the_reference_under_our_very_name_is_kept_beside(tmp_path: Pa
     assert SessionManager(tmp_path).list_sessions() == ["a"]
 
 
+def test_p4_every_file_of_the_reference_under_our_name_is_kept_and_each_once(
+    tmp_path: Path,
+) -> None:
+    texts = [f'{{"key":"a","messages":[],"extra":{number}}}'.encode() for number in range(3)]
+    for text in (*texts, texts[0]):
+        (tmp_path / "a.json").write_bytes(text)
+        sessions = SessionManager(tmp_path)
+        assert sessions.add_message("a", "user", "new") == 1
+        (tmp_path / "a.json").unlink()  # a good start took it in, and then the reference ran again
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    names = ("a.json.original", "a.json.original-2", "a.json.original-3")
+    assert kept == dict(zip(names, texts, strict=True))
+
+
+def test_p4_a_session_of_the_reference_whose_file_has_the_name_of_another_of_ours(
+    tmp_path: Path,
+) -> None:
+    """Its names are lossy: `telegram:1` stands where `telegram_1` would."""
+    text = '{"key":"telegram:1","messages":[{"role":"user","content":"old"}],"extra":1}'
+    (tmp_path / "telegram_1.json").write_text(text)
+    for sessions in (SessionManager(tmp_path), SessionManager(tmp_path)):
+        assert sessions.add_message("telegram_1", "user", "mine")
+        assert _contents(sessions, "telegram:1") == ["old"]
+    again = SessionManager(tmp_path)
+    assert again.list_sessions() == ["telegram:1", "telegram_1"]
+    assert _contents(again, "telegram_1") == ["mine", "mine"]
+    assert _contents(again, "telegram:1") == ["old"]
+    assert text in [path.read_text() for path in tmp_path.iterdir()]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_sessions_of_the_reference_in_another_folder_are_gone_on_with(tmp_path: Path) -> None:
+    place, old = tmp_path / "here", tmp_path / "old"
+    shutil.copytree(SAMPLES, old)
+    SessionManager(old).add_message("of another store", "user", "private")
+    before = {path.name: path.read_bytes() for path in old.iterdir()}
+    for seq in (6, 7):
+        sessions = SessionManager(place, old=old)
+        assert "of another store" not in sessions.list_sessions()
+        assert sessions.get_history("of another store") == []
+        assert sessions.add_message("telegram:91001", "user", "new") == seq
+        assert sessions.list_sessions() == ["discord:1001:77", "telegram:91001"]
+        assert sessions.get_summary("telegram:91001") == "An older talk."
+        assert any("broken.json" in problem for problem in sessions.health().problems)
+    assert {path.name: path.read_bytes() for path in old.iterdir()} == before
+    assert [path.name for path in place.iterdir()] == ["telegram%3A91001.json"]
+    assert SessionManager(place, old=tmp_path / "nowhere").list_sessions() == ["telegram:91001"]
+
+
 @pytest.mark.parametrize(
     "text", [b'{"key": "x", "messages": [', b"[]", b'{"key":"x"}', b"\xff", b""]
 )
@@ -173,11 +231,15 @@ def test_p10_what_is_composed_is_parsed_back(
     [
         7,
         {},
-        {"tokens": [], "times": [], "hidden": [], "began_with": ""},
-        {"tokens": ["t"], "times": [None], "hidden": [[5, None, None, {}]], "began_with": ""},
-        {"tokens": ["t"], "times": [None], "hidden": [[1, "", None, {}]], "began_with": ""},
-        {"tokens": [7], "times": [None], "hidden": [], "began_with": ""},
-        {"tokens": ["t"], "times": [None], "hidden": [], "began_with": None},
+        {"first": 1, "tokens": [], "times": [], "hidden": [], "began_with": ""},
+        OURS | {"hidden": [[5, None, None, {}]]},
+        OURS | {"first": 2, "hidden": [[1, "", None, {}]]},
+        OURS | {"tokens": [7]},
+        OURS | {"began_with": None},
+        OURS | {"first": 2},
+        OURS | {"first": "1"},
+        OURS | {"first": 1, "hidden": [[1, None, None, {}]]},
+        {name: value for name, value in OURS.items() if name != "first"},
     ],
 )
 def test_our_field_written_by_somebody_else_is_left_out_and_named(ours: Any) -> None:

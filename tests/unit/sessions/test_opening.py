@@ -16,11 +16,13 @@ import pytest
 import memory_disk
 import stenolog
 from stenolog.errors import StoreUnavailable, UsageError
-from stenolog.sessions.opening import find_place, open_sessions
+from stenolog.sessions.folders import find_place
+from stenolog.sessions.opening import open_sessions
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.legacy_json import SessionManager
+from stenolog.stores.names import escaped
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
@@ -124,6 +126,25 @@ def test_a_folder_is_named_in_any_of_the_usual_ways(
 
 
 @pytest.mark.parametrize(
+    ("where", "agent", "stand_in"),
+    [
+        ("w", None, "w/sessions"),
+        ("w", "ada", "w/agents/ada/sessions"),
+        ("sqlite:w/steno.db", None, "w/steno.db.sessions"),
+        ("sqlite:w/sessions/steno.db?cache_kb=9", None, "w/sessions/steno.db.sessions"),
+        ("sqlite:w/steno.db", "ada", "w/steno.db.agents/ada"),
+        ("sqlite:w/steno.db", "a" * 500, f"w/steno.db.agents/{escaped('a' * 500)}"),
+        ("memory:", None, None),
+    ],
+)
+def test_p6_each_store_has_a_folder_of_its_own_for_its_stand_in(
+    where: str, agent: str | None, stand_in: str | None
+) -> None:
+    found = find_place(where, agent).stand_in
+    assert (None if found is None else str(found)) == stand_in
+
+
+@pytest.mark.parametrize(
     ("where", "agent", "old"),
     [
         ("w", None, "w/sessions"),
@@ -197,6 +218,78 @@ def test_a_store_that_cannot_be_opened_is_stood_in_for(
     assert good.get_summary("telegram:91001") == "An older talk."
     assert good.health().ok
     good.close()
+
+
+def test_where_nothing_can_be_saved_that_is_what_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    sessions = open_sessions(tmp_path / "file")
+
+    told = f"neither in the store (DamagedStore: opening {tmp_path}/file/sessions: "
+    (error,) = [r.getMessage() for r in caplog.records if r.name == "stenolog"][-1:]
+    assert error.startswith(f"nothing can be saved, {told}")
+    assert error.endswith(f" nor as JSON files in {tmp_path}/file/sessions (Not a directory)")
+    assert "are kept as JSON files" not in caplog.text
+    assert sessions.add_message("cli:default", "user", "hello") is None
+    health = sessions.health()
+    assert not health.ok
+    assert health.problems[0] == error
+    sessions.close()
+
+
+class _Shut:
+    """Stores that cannot be opened for a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def talk(self, *places: tuple[str, str | None]) -> None:
+        """Say something to the stand-in of each."""
+
+        def refuse(*_: object, **__: object) -> stenolog.Store:
+            raise StoreUnavailable("the disk is away")
+
+        with self._monkeypatch.context() as patched:
+            patched.setattr("stenolog.sessions.opening.open_store", refuse)
+            for where, agent in places:
+                sessions = open_sessions(where, agent=agent)
+                assert isinstance(sessions, SessionManager)
+                assert sessions.add_message("telegram:1", "user", f"to {where} {agent}")
+                assert contents(sessions, "telegram:1")[-1] == f"to {where} {agent}"
+                sessions.close()
+
+
+def test_p6_what_one_stand_in_was_told_goes_to_its_own_store_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schemes = ("{}", "sqlite:{}/a.db", "sqlite:{}/b.db", "sqlite:{}/sessions/c.db")
+    places = [
+        (scheme.format(tmp_path), agent) for scheme in schemes for agent in (None, "ada", "eve")
+    ]
+    for where, agent in places:
+        sessions = open_sessions(where, agent=agent)
+        assert sessions.add_message("telegram:1", "user", f"first {where} {agent}") == 1
+        sessions.close()
+    _Shut(monkeypatch).talk(*places)
+    for where, agent in reversed(places):
+        sessions = open_sessions(where, agent=agent)
+        assert contents(sessions, "telegram:1") == [f"first {where} {agent}", f"to {where} {agent}"]
+        sessions.close()
+
+
+def test_a_stand_in_beside_a_database_leaves_that_of_the_files_alone_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _Shut(monkeypatch).talk((str(tmp_path), None))
+    caplog.clear()
+    sessions = open_sessions(f"sqlite:{tmp_path}/steno.db")
+    assert sessions.list_sessions() == []
+    assert "telegram%3A1.json is left as it is: the stand-in of another store" in caplog.text
+    assert "steno import" in caplog.text
+    sessions.close()
+    assert (tmp_path / "sessions" / "telegram%3A1.json").exists()
 
 
 # In a process of its own: the limit on the size of files holds for all of it.

@@ -2,10 +2,11 @@
 
 Once taken in, a file gets the ending `.migrated`. While it is being taken in it may have the
 ending `.importing`: a log of another program can stand under the very name that ours needs
-(docs/decisions/0005). Nothing is ever deleted or overwritten here, and no file that is a link
-is followed.
+(docs/decisions/0005). Nothing is ever deleted or overwritten here, no rename replaces a file, and
+no file that is a link is followed.
 """
 
+import errno
 import os
 import re
 import stat
@@ -22,18 +23,25 @@ from msgspec.structs import replace
 from stenolog.codec import parse_line
 from stenolog.sessions.importers import legacy, picoclaw, zeroclaw
 from stenolog.sessions.importers.old import OldSession, lines, with_summary_that_fits
+from stenolog.sessions.importers.pairs import (
+    LOG_SUFFIX,
+    MIGRATED,
+    ending,
+    endings,
+    is_aside,
+    pairs,
+    plain,
+)
 from stenolog.stores import disk, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl import names
 from stenolog.stores.jsonl.scan import looks_torn
 
-LOG_SUFFIX: Final = ".jsonl"
-IMPORTING: Final = ".importing"
-MIGRATED: Final = ".migrated"
-
 _TAKEN_IN: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OURS: Final = b'{"kind":"state",'
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What a file system says that knows no second name for a file."""
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -51,7 +59,7 @@ class Source(Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """The files that are this session's alone: the meta first, as it is renamed first."""
         found = [name for name in (self.meta, self.body) if name is not None]
-        return tuple(name for name in found if not name.endswith(MIGRATED))
+        return tuple(name for name in found if _TAKEN_IN.search(name) is None)
 
 
 class Found(Struct, frozen=True):
@@ -87,6 +95,14 @@ class Folder:
         with suppress(OSError):
             what = f"the folder {self.path}"
             disk.wait_for_lock(self._descriptor, seconds=seconds, what=what, poll=0.01)
+        self._mend()
+
+    def _mend(self) -> None:
+        """Who was killed while giving a file its name back left two names of one file."""
+        with suppress(OSError):
+            for name in filter(is_aside, self._names()):
+                if self._is_same(name, plain(name)):
+                    os.unlink(name, dir_fd=self._descriptor)
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -96,8 +112,7 @@ class Folder:
         Without `thorough`, a name that spells out one of our keys with escapes is taken for one of
         our logs without a look inside, so that starting costs nothing for them.
         """
-        with os.scandir(self._descriptor) as entries:
-            names = {entry.name for entry in entries if not entry.name.startswith(".")}
+        names = self._names()
         logs = list(self._logs(names, thorough=thorough))
         whole = [
             Source(name=name, body=name)
@@ -106,22 +121,18 @@ class Folder:
         chosen = [source for source in (*logs, *whole) if self._only in (None, source.name)]
         return [replace(source, bytes=self._size(source)) for source in chosen]
 
+    def _names(self) -> set[str]:
+        with os.scandir(self._descriptor) as entries:
+            return {entry.name for entry in entries if not entry.name.startswith(".")}
+
     def _logs(self, names: set[str], *, thorough: bool) -> Iterator[Source]:
-        stems: dict[str, None] = {}
-        for name in sorted(names):
-            plain = name.removesuffix(IMPORTING)
-            for suffix in (META_SUFFIX, LOG_SUFFIX):
-                if plain.endswith(suffix):
-                    stems[plain.removesuffix(suffix)] = None
-        for stem in stems:
-            states = [end for end in (IMPORTING, "") if stem + LOG_SUFFIX + end in names]
-            for end in states:
-                log, meta = stem + LOG_SUFFIX + end, _meta_beside(stem, end, names)
-                if end or not self._is_ours(log, thorough=thorough, beside_meta=meta is not None):
-                    yield Source(name=stem + LOG_SUFFIX, body=log, meta=meta)
-            if not states:
-                meta = next(m for m in _metas(stem) if m in names)
-                yield Source(name=stem + LOG_SUFFIX, body=None, meta=meta)
+        for pair in pairs(names):
+            source = Source(name=pair.stem + LOG_SUFFIX, body=pair.log, meta=pair.meta)
+            has_meta = pair.meta is not None
+            if source.body != source.name or not self._is_ours(
+                source.name, thorough=thorough, beside_meta=has_meta
+            ):
+                yield source
 
     def _is_ours(self, name: str, *, thorough: bool, beside_meta: bool) -> bool:
         """Whether this is a log of stenolog, or what is left of one."""
@@ -198,27 +209,36 @@ class Folder:
 
     def set_aside(self, source: Source) -> Source:
         """Give a log the ending that keeps it out of the way, and its meta. Raises OSError."""
-        meta, body = source.meta, source.body
         if not source.name.endswith(LOG_SUFFIX):
             return source
-        if meta is not None and not meta.endswith((IMPORTING, MIGRATED)):
-            meta = self._rename(meta, meta + IMPORTING)
-        if body is not None and not body.endswith(IMPORTING):
-            body = self._rename(body, body + IMPORTING)
+        end = self._ending(source)
+        meta, body = source.meta, source.body
+        if meta is not None and meta in source.files and not is_aside(meta):
+            meta = self._rename(meta, meta + end)
+        if body is not None and not is_aside(body):
+            body = self._rename(body, body + end)
         return replace(source, meta=meta, body=body)
+
+    def _ending(self, source: Source) -> str:
+        """The one that half of the pair has already, else one that is free for both."""
+        begun = next(filter(None, map(ending, source.files)), "")
+        meta = source.name.removesuffix(LOG_SUFFIX) + META_SUFFIX
+        both = (source.name, meta)
+        free = (end for end in endings() if not any(self._stat(name + end) for name in both))
+        return begun or next(free)
 
     def put_back(self, source: Source) -> None:
         """Give its files their own names again, where those are free. Raises OSError."""
         for name in reversed(source.files):
-            plain = name.removesuffix(IMPORTING)
-            if plain != name and self._stat(plain) is None:
-                self._rename(name, plain)
+            if is_aside(name) and self._stat(plain(name)) is None:
+                with suppress(FileExistsError):
+                    self._rename_beside_others(name, plain(name))
 
     def finish(self, source: Source) -> None:
         """Give its files the ending that says they were taken in. Raises OSError."""
         for name in source.files:
             self._make_private(name)
-            self._rename(name, self._free(name.removesuffix(IMPORTING) + MIGRATED))
+            self._rename(name, self._free(plain(name) + MIGRATED))
 
     def sync(self) -> None:
         """Return only when the new names are on the disk. Raises OSError."""
@@ -241,8 +261,28 @@ class Folder:
         return free
 
     def _rename(self, name: str, to: str) -> str:
+        """To a name that only we give, under the lock. Raises OSError, FileExistsError."""
+        if self._stat(to) is not None:
+            raise FileExistsError(errno.EEXIST, "there is a file of that name", to)
         os.rename(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         return to
+
+    def _rename_beside_others(self, name: str, to: str) -> None:
+        """To a name that another program may take at any moment. Raises OSError."""
+        # A rename would replace what has come meanwhile; a second name is refused then.
+        at = self._descriptor
+        try:
+            os.link(name, to, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._rename(name, to)
+        else:
+            os.unlink(name, dir_fd=at)
+
+    def _is_same(self, name: str, other: str) -> bool:
+        one, two = self._stat(name), self._stat(other)
+        return one is not None and two is not None and os.path.samestat(one, two)
 
 
 def _session(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> OldSession:
@@ -258,22 +298,6 @@ def _session(source: Source, body: bytes, meta: bytes | None, changed: datetime)
     raise NotASession(
         next((line.problem for line in found if line.problem), "its layout is unknown")
     )
-
-
-def _metas(stem: str) -> tuple[str, ...]:
-    return tuple(stem + META_SUFFIX + end for end in ("", IMPORTING, MIGRATED))
-
-
-def _meta_beside(stem: str, end: str, names: set[str]) -> str | None:
-    """The meta that belongs to a log; who was killed while renaming leaves the two unlike."""
-    own = stem + META_SUFFIX + end
-    if own in names:
-        return own
-    other = IMPORTING if not end else ""
-    if stem + LOG_SUFFIX + other not in names and stem + META_SUFFIX + other in names:
-        return stem + META_SUFFIX + other
-    migrated = stem + META_SUFFIX + MIGRATED
-    return migrated if migrated in names else None
 
 
 def _mark(found: os.stat_result | None) -> tuple[int, int, int]:

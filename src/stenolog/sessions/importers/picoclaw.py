@@ -1,5 +1,6 @@
 """picoclaw's logs: one message a line, and a `.meta.json` beside with key, summary and skip."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from json import loads
@@ -27,6 +28,10 @@ FIELDS: Final = frozenset(
     }
 )
 """What its messages are made of: how a log is known whose `.meta.json` is missing."""
+DIMENSIONS: Final = ("space", "chat", "topic", "sender")
+"""By which it tells conversations apart."""
+
+_GROUP: Final = re.compile(r"-[0-9]+")
 
 
 class Meta(Struct, frozen=True, kw_only=True):
@@ -110,20 +115,28 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
     """Our key for the scope behind an opaque `sk_v1_…`; None where it has none.
 
     `{"channel": "telegram", "dimensions": ["chat"], "values": {"chat": "direct:123"}}` is
-    `telegram:123` here.
+    `telegram:123` here. A group keeps its kind, `irc:group%3A123`, so that it is never what a
+    sender of that id has; but for a negative number, which no sender has.
     """
     channel, values = _text(scope.get("channel")), scope.get("values")
     if channel is None or not isinstance(values, dict):
         return None
-    ids = [
-        value.partition(":")[2] or value if name == "chat" else value
-        for name in ("space", "chat", "topic", "sender")
-        if isinstance(value := values.get(name), str) and value
-    ]
-    if len(ids) not in (1, 2):
-        return None
+    given = {name: value for name in DIMENSIONS if (value := _text(values.get(name))) is not None}
+    sender, chat = given.get("sender"), given.get("chat", "")
+    kind, _, id_ = chat.partition(":")
+    match tuple(given):
+        case ("sender",):
+            who, thread = sender, None
+        case ("topic", "sender"):
+            who, thread = sender, given["topic"]
+        case ("chat", "sender") if id_:
+            who, thread = sender, chat
+        case ("chat",) if id_:
+            who, thread = (id_ if kind == "direct" or _GROUP.fullmatch(id_) else chat), None
+        case _:
+            return None
     try:
-        return keys.join(keys.Parts(channel, ids[-1], ids[0] if len(ids) == 2 else None))
+        return keys.join(keys.Parts(channel, who or "", thread))
     except InvalidKey:
         return None
 

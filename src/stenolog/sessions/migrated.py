@@ -1,0 +1,68 @@
+"""What became of old sessions that were to be taken in, and telling it in the log."""
+
+import logging
+
+from msgspec import Struct
+
+_logger = logging.getLogger("stenolog")
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """An old session that is in the store now."""
+
+    file: str
+    layout: str
+    key: str
+    """The session that has it."""
+    messages: int
+    """How many there are in the file."""
+    added: int
+    """How many of them were not in the store before."""
+    known: bool
+    """Whether this very file had been taken in before."""
+    dropped: int
+    """How many lines or messages of the file could not be carried."""
+    problems: tuple[str, ...]
+    """What could not be carried, and why, each as a sentence."""
+
+
+class Left(Struct, frozen=True):
+    """A file that was left alone."""
+
+    file: str
+    reason: str
+
+
+class Migrated(Struct, frozen=True, kw_only=True):
+    """What became of the old sessions."""
+
+    taken: tuple[Taken, ...] = ()
+    left: tuple[Left, ...] = ()
+    migrated: int = 0
+    """How many files there have the ending of those that were taken in, now or before."""
+
+    @property
+    def sessions(self) -> int:
+        """How many old sessions were taken in now, and not before."""
+        return sum(not one.known for one in self.taken)
+
+    @property
+    def messages(self) -> int:
+        """How many messages were added to the store."""
+        return sum(one.added for one in self.taken)
+
+    @property
+    def dropped(self) -> int:
+        """How many lines or messages could not be carried."""
+        return sum(one.dropped for one in self.taken)
+
+
+def report(migrated: Migrated) -> None:
+    """Tell in the log what became of old sessions, where there were any."""
+    if migrated.sessions:
+        _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
+    for one in migrated.taken:
+        for words in one.problems:
+            _logger.warning("%s: %s", one.file, words)
+    for file in migrated.left:
+        _logger.warning("%s is left as it is: %s", file.file, file.reason)

@@ -1,0 +1,165 @@
+"""Which session a name opens: always the one that is right now, whatever was right before."""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+import memory_disk
+from stenolog.sessions import alias_marks
+from stenolog.sessions.aliases import REMEMBERED, Aliases
+from stenolog.sessions.migration import migrate_from_json
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import open_store
+
+KEYS: Final = 100_000
+WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
+
+Opened = Callable[[], Store]
+
+
+@pytest.fixture(params=WHERE)
+def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    with memory_disk.folder() as path:
+        yield lambda: open_store(WHERE[request.param].format(path))
+
+
+def give(store: Store, key: str, *names: str) -> None:
+    """Aliases, as a session gets them that is taken in."""
+    alias_marks.prepare(store)
+    store.set_meta(key, aliases=list(names))
+    alias_marks.change(store)
+
+
+def contents(sessions: JSONLBackend, key: str) -> list[Any]:
+    return [message.content for message in sessions.get_history(key)]
+
+
+@pytest.mark.parametrize("looked", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize("given", ["before", "after"])
+def test_a_name_opens_the_owner_again_once_the_session_of_that_key_is_deleted(
+    opened: Opened, looked: bool, given: str
+) -> None:
+    with opened() as beside:
+        beside.add_message("old", "user", "a")
+        if given == "before":
+            give(beside, "old", "name")
+        sessions = JSONLBackend(opened())
+        if looked:
+            assert sessions.get_history("something else") == []
+        beside.add_message("name", "user", "for a while")
+        assert contents(sessions, "name") == ["for a while"]
+        assert sessions.add_message("name", "user", "too") == 2
+        if given == "after":
+            give(beside, "old", "name")
+            assert contents(sessions, "name") == ["for a while", "too"]
+        beside.delete("name")
+
+        assert contents(sessions, "name") == ["a"]
+        assert sessions.add_message("name", "user", "b") == 2
+        assert sessions.set_summary("name", "both")
+        assert (sessions.get_summary("name"), beside.get_summary("old")) == ("both", "both")
+        assert sessions.list_sessions() == ["old"]
+        sessions.close()
+
+
+def test_p7_aliases_of_each_session_that_is_taken_in_elsewhere_are_found(opened: Opened) -> None:
+    with opened() as beside, memory_disk.folder() as old:
+        sessions = JSONLBackend(opened())
+        for number in range(3):
+            text = json.dumps({"key": f"k:{number}", "messages": [{"role": "user"}]})
+            (old / f"name_{number}.json").write_text(text)
+            assert migrate_from_json(old, beside).sessions == 1
+            assert sessions.add_message(f"name_{number}", "user", "x") == 2
+            assert sessions.get_history(f"nobody:{number}") == []
+        assert sessions.list_sessions() == ["k:0", "k:1", "k:2"]
+        sessions.close()
+
+
+def test_a_summary_is_read_from_the_owner_too(opened: Opened) -> None:
+    with opened() as beside:
+        beside.set_summary("name", "of the session")
+        sessions = JSONLBackend(opened())
+        assert sessions.get_summary("name") == "of the session"
+        beside.set_summary("old", "of the owner")
+        give(beside, "old", "name")
+        beside.delete("name")
+        assert sessions.get_summary("name") == "of the owner"
+        sessions.close()
+
+
+def test_without_marks_every_name_is_looked_up() -> None:
+    """A store of somebody else's need not have them."""
+
+    class Unmarked(InMemoryStore):
+        mark = None  # type: ignore[assignment]
+        change_mark = None  # type: ignore[assignment]
+
+    store = Unmarked()
+    assert alias_marks.current(store) is None
+    store.set_meta("old", aliases=["name"])
+    aliases = Aliases(store)
+    assert aliases.own_key("name") == "old"
+    store.add_message("name", "user", "x")
+    assert aliases.own_key("name") == aliases.key_to_read("name") == "name"
+    store.delete("name")
+    assert aliases.own_key("name") == "old"
+
+
+class Many(InMemoryStore):
+    """A store with so many sessions, of which none is in memory."""
+
+    def stamps(self) -> dict[str, str]:
+        return super().stamps() | {f"user:{number}": f"stamp {number}" for number in range(KEYS)}
+
+
+def _held(names: Aliases) -> list[object]:
+    """All that hangs on it, but for its store."""
+    found: list[object] = [value for name, value in vars(names).items() if name != "_store"]
+    seen: dict[int, object] = {}
+    while found:
+        one = found.pop()
+        if id(one) not in seen and not isinstance(one, type):
+            seen[id(one)] = one
+            found += gc.get_referents(one)
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("aliases", [False, True])
+def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
+    store = Many()
+    store.add_message("old", "user", "a")
+    if aliases:
+        give(store, "old", "name")
+    names = Aliases(store)
+    for number in range(KEYS):
+        assert names.key_to_read(f"user:{number}") == f"user:{number}"
+    held = _held(names)
+    # The names that need no second look, and eight bytes for each session of the store.
+    assert len(held) < REMEMBERED + 100
+    big = [sys.getsizeof(one) for one in held if sys.getsizeof(one) > 1_000]
+    assert sum(big) < 100 * REMEMBERED + 9 * KEYS
+    assert names.own_key("name") == ("old" if aliases else "name")
+
+
+def test_p9_only_sessions_that_changed_are_looked_at_again() -> None:
+    store = InMemoryStore()
+    for number in range(50):
+        store.add_message(f"user:{number}", "user", "x")
+    give(store, "user:7", "name")
+    names = Aliases(store)
+    assert names.own_key("name") == "user:7"
+    looked: list[str] = []
+    info = store.info
+    store.info = lambda key: looked.append(key) or info(key)  # type: ignore[method-assign, func-returns-value]
+    give(store, "user:9", "other")
+    assert names.own_key("other") == "user:9"
+    assert sorted(set(looked)) == ["other", "user:9"]
+    assert names.own_key("name") == "user:7"
+    store.delete("user:7")
+    assert names.own_key("name") == "name"
