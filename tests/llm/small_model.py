@@ -29,7 +29,8 @@ def weights() -> Path:
 class SmallModel:
     """An `Ask` by a real model, held to a schema where one is given; it repeats itself exactly."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, longest: int = 512) -> None:
+        """From these weights; no answer has more than `longest` tokens, where it rambles on."""
         import xllamacpp  # type: ignore[import-not-found,unused-ignore]  # only where installed
 
         params = xllamacpp.CommonParams()
@@ -41,6 +42,7 @@ class SmallModel:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.port = 0
         self._server = xllamacpp.Server(params)
+        self._longest = longest
         self.calls = 0
         self.reported = (0, 0)
         """Tokens of the last prompt and of its answer, as the server counted them."""
@@ -55,7 +57,7 @@ class SmallModel:
         """The answer. Raises HTTPError with the server's own words in its reason."""
         asked: dict[str, Any] = {
             "messages": [dict(message) for message in messages],
-            "max_tokens": max_tokens or 512,
+            "max_tokens": min(max_tokens or self._longest, self._longest),
             "temperature": 0,
         }
         if schema is not None:

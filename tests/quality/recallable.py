@@ -177,8 +177,8 @@ def _by_the_small_model(count: int) -> dict[str, Any]:
         print(f"\r{number} of {count} turns, {time.monotonic() - begun:.0f} s", end="", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        # It loses its way where it is asked about several turns at once.
-        model = SmallModel(weights())
+        # It loses its way where it is asked about several turns at once, and goes on inventing.
+        model = SmallModel(weights(), longest=200)
         found = measure(Path(folder), model, count=count, most_turns=1, progress=progress)
     print()
     return found
