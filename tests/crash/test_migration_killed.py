@@ -62,6 +62,20 @@ def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
     return found
 
 
+def _copy(source: Path, target: Path) -> None:
+    """All as a kill left it: a file that has two names is one file there, too."""
+    copies: dict[int, str] = {}
+
+    def copy(one: str, other: str) -> None:
+        inode = Path(one).stat().st_ino
+        if inode in copies:
+            Path(other).hardlink_to(copies[inode])
+        else:
+            copies[inode] = shutil.copy2(one, other)
+
+    shutil.copytree(source, target, copy_function=copy)
+
+
 class _Trial:
     """One scenario on one engine."""
 
@@ -100,11 +114,11 @@ class _Trial:
             self._runner.run(earlier, where)
         workspace.rename(before)
         for first in self._watched(before, workspace, program):
-            shutil.copytree(before, workspace)
+            _copy(before, workspace)
             assert self._runner.run(program, where, kill_at=first) == 0
             workspace.rename(killed)
             for second in self._watched(killed, workspace, program):
-                shutil.copytree(killed, workspace)
+                _copy(killed, workspace)
                 assert self._runner.run(program, where, kill_at=second) == 0
                 for later in self._programs[number:]:
                     self._runner.run(later, where)
@@ -114,7 +128,7 @@ class _Trial:
         shutil.rmtree(before)
 
     def _watched(self, source: Path, workspace: Path, program: str) -> list[int]:
-        shutil.copytree(source, workspace)
+        _copy(source, workspace)
         steps = self._runner.watch(program, self._where.format(workspace), workspace)
         shutil.rmtree(workspace)
         return steps

@@ -42,7 +42,7 @@ class Memory:
         ask: Ask | None = None,
         consolidation: bool = True,
         half_life_days: float = HALF_LIFE_DAYS,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] | None = None,
         closes: Sequence[Store] = (),
     ) -> None:
         """Over two open stores; `closes`: those of them that close with it."""
@@ -51,9 +51,9 @@ class Memory:
         """All notes, of all scopes."""
         self._sessions = sessions
         self._half_life_days = half_life_days
-        self._clock = clock
+        self._clock = clock or (lambda: datetime.now(UTC))
         self._consolidation = (
-            Consolidation(sessions, self.notes, ask, agent=agent, clock=clock)
+            Consolidation(sessions, self.notes, ask, agent=agent, clock=self._clock)
             if consolidation
             else None
         )
