@@ -26,7 +26,10 @@ def test_all_is_sorted_and_lists_what_is_visible() -> None:
 
 
 def test_names_and_signatures_are_as_released() -> None:
-    described = "".join(f"{line}\n" for line in _describe_package())
+    # Of a function that is a default, the name; not where it lies.
+    described = re.sub(
+        r"<function (\w+) at 0x\w+>", r"\1", "".join(f"{line}\n" for line in _describe_package())
+    )
     if os.environ.get("STENO_UPDATE"):
         SNAPSHOT.write_text(described)
     assert described == SNAPSHOT.read_text(), "if you meant this change, run make fix"
