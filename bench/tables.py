@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rows import rows
+
 ROOT = Path(__file__).resolve().parent.parent
 LATEST = ROOT / "bench" / "results" / "latest.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -28,6 +30,9 @@ def main() -> None:
     before = asked.page.read_text()
     after = renew(before, json.loads(asked.results.read_text()))
     if asked.check:
+        measured = {row["name"] for row in json.loads(asked.results.read_text())["rows"]}
+        if missing := [row.name for row in rows(Path()) if row.name not in measured]:
+            sys.exit(f"never measured: {', '.join(missing)}; run `make bench`")
         if before != after:
             sys.exit(f"{asked.page.name} is out of date: run `python bench/tables.py`")
     else:
