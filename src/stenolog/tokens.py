@@ -10,7 +10,7 @@ in use. Time is linear in the length of the text, whatever is in it.
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -55,14 +55,12 @@ def message_tokens(
 ) -> int:
     """About how many tokens a message takes in a request; any JSON object will do.
 
-    Content, name, calls of tools, their ids and results, reasoning. Fields that are not sent to
-    a model (times, ids of our own) are not counted; of an object with no field that we know,
-    all of it is.
+    All of it is counted, a field that we do not know as its JSON. What will not be sent is to be
+    taken out before, as `arrange` does.
     """
     fields = message.to_dict() if isinstance(message, Message) else message
-    if fields and not any(name in fields for name in _SENT):
-        return MESSAGE + count(_json(fields))
-    return MESSAGE + sum(_field(name, fields[name], count) for name in _SENT if name in fields)
+    known = [_field(name, fields[name], count) for name in _KNOWN & fields.keys()]
+    return MESSAGE + sum(known) + _further(fields, _KNOWN, count)
 
 
 def tools_tokens(
@@ -281,7 +279,9 @@ def _other(piece: str) -> float:
 
 # --- the parts of a message ------------------------------------------------------------------
 
-_SENT: Final = (
+_FREE: Final = frozenset({"role", "type", "signature", "cache_control"})
+"""Counted with the overhead, or not the model's to read."""
+_KNOWN: Final = _FREE | {
     "content",
     "name",
     "tool_calls",
@@ -294,14 +294,18 @@ _SENT: Final = (
     "reasoning_content",
     "reasoning",
     "thinking",
-)
+}
 _TEXTS: Final = ("text", "thinking", "refusal", "reasoning")
-"""Where a part of a content has its text; a signature beside it is not the model's to read."""
+"""Where a part of a content has its text."""
+_OF_CALL: Final = _FREE | {"id", "name", "arguments", "input", "function"}
+_OF_RESULT: Final = _FREE | {"tool_use_id", "content"}
 _IMAGES: Final = ("image_url", "input_image", "image")
 _DEEPEST: Final = 8
 
 
 def _field(name: str, value: Any, count: Callable[[str], int]) -> int:
+    if name in _FREE:
+        return 0
     match name:
         case "content" | "output":
             return _content(value, count)
@@ -311,6 +315,11 @@ def _field(name: str, value: Any, count: Callable[[str], int]) -> int:
         case "function_call":
             return _call(value, count) if value else 0
     return _plain_value(value, count)
+
+
+def _further(fields: Mapping[str, Any], known: Set[str], count: Callable[[str], int]) -> int:
+    """The fields besides those that were counted."""
+    return sum([count(_json({name: fields[name]})) for name in fields.keys() - known])
 
 
 def _plain_value(value: Any, count: Callable[[str], int]) -> int:
@@ -327,7 +336,10 @@ def _call(call: Any, count: Callable[[str], int]) -> int:
     function = inner if isinstance(inner, Mapping) else call
     arguments = function.get("arguments", function.get("input"))
     said = (function.get("name"), arguments, call.get("id"))
-    return CALL + sum(_plain_value(value, count) for value in said)
+    further = _further(function, _OF_CALL, count)
+    if function is not call:
+        further += _further(call, _OF_CALL, count)
+    return CALL + sum(_plain_value(value, count) for value in said) + further
 
 
 def _content(content: Any, count: Callable[[str], int], *, depth: int = 0) -> int:
@@ -346,11 +358,14 @@ def _part(part: Any, count: Callable[[str], int], *, depth: int) -> int:
         return _call(part, count)
     if kind == "tool_result":
         said = _content(part.get("content"), count, depth=depth)
-        return CALL + said + _plain_value(part.get("tool_use_id"), count)
+        said += _plain_value(part.get("tool_use_id"), count)
+        return CALL + said + _further(part, _OF_RESULT, count)
     for name in _TEXTS:
         if isinstance(text := part.get(name), str):
-            return count(text)
-    return _attached(part) or count(_json(part))
+            return count(text) + _further(part, _FREE | {name}, count)
+    # Thoughts that only the provider can read are many for their length, and no file.
+    attached = 0 if kind == "redacted_thinking" else _attached(part)
+    return attached or count(_json(part))
 
 
 def _image(part: Mapping[str, Any]) -> int:

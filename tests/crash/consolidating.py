@@ -85,7 +85,9 @@ def consolidate_otherwise(where: str) -> None:
 
 def _consolidate(where: str, tone: str, *, most_turns: int) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as notes:
-        consolidation = Consolidation(sessions, Notes(notes), _clerk(tone), most_turns=most_turns)
+        consolidation = Consolidation(
+            sessions, Notes(notes), _clerk(tone), threads=True, most_turns=most_turns
+        )
         for key in KEYS:
             found: Consolidated = consolidation.run(key)
             assert not found.problems, found.problems

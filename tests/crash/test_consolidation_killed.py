@@ -24,7 +24,7 @@ def _check(where: str, told: str) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as store:
         notes = Notes(store)
         for who in ("telegram:1", "telegram:2"):
-            keys = [key for key in KEYS if scope_of(key).who == who]
+            keys = [key for key in KEYS if scope_of(key, threads=True).who == who]
             uids = {key: sessions.info(key).uid for key in keys}
             found = notes.list(scope_of(who), full=True)
             daily = Counter((note.uid, note.seqs) for note in found if note.kind == "daily")

@@ -60,8 +60,12 @@ def test_consolidation_by_a_real_model_tells_every_turn_and_invents_no_fact(
         for note in notes:
             print(f"    {note.kind}: {note.text!r}" + (f" <- {note.quote!r}" * bool(note.quote)))
     assert memory.consolidate(KEY).turns == 0
-    recalled = memory.recall("Where does my sister Ingrid go?", key="telegram:7")
-    assert recalled.tokens <= 1_500
+    # Its notes and the user's own words: the latter are found whatever the model made of them.
+    asked, scope = "When does my sister Ingrid visit?", memory.scope(key=KEY)
+    recalled = memory.recall(asked, scope=scope)
+    assert TALK[2][0] in recalled.block
+    assert 0 < recalled.tokens <= 1_500
+    assert 0 < memory.recall(asked, scope=scope, budget=100).tokens <= 100 < recalled.tokens
 
 
 def test_a_real_summary_is_carried_on_and_the_window_fits(
@@ -95,8 +99,11 @@ def test_a_schema_holds_the_real_model_to_its_shape(model: SmallModel) -> None:
 
     asked = [{"role": "user", "content": "user: I moved to Porto. We chose the blue tiles."}]
     found = read_object(model(asked, schema=SCHEMA, max_tokens=300))
-    assert found is not None
+    # An answer that ran on may be cut off at its end; at least it has begun as it was asked to.
+    assert found
     assert set(found) <= {*SECTIONS, "last_state", "outdated"}
+    for name, told in found.items():
+        assert isinstance(told, str if name == "last_state" else list)
 
 
 def test_a_request_that_is_too_long_is_known_as_such(model: SmallModel, tmp_path: Path) -> None:

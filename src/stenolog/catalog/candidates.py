@@ -1,11 +1,12 @@
-"""What recall may choose from: messages of one owner that share words with a question.
+"""What recall may choose from: messages of one session or sender that share words with a question.
 
 Each word is asked for by itself, the newest messages first, so that a word that stands everywhere
 costs no more than a rare one. Those with the most and the rarest words are taken, and the messages
 beside them: an answer often shares no word with the question it answers.
 
-Everything is asked for inside of what one owner has. What a session hides below its first visible
-message was compacted or cleared, and is found; what it hides further on was taken back, and is not.
+Everything is asked for inside of what that one has. What a session hides below its first visible
+message was compacted or cleared, and is found; what it hides further on was taken back, and is not,
+nor is it after a compaction has passed over it.
 """
 
 import json
@@ -43,6 +44,9 @@ class Asked(Struct, frozen=True, kw_only=True):
     """What is looked for, and where."""
 
     owner: str
+    """The key of the session that is looked at."""
+    threads: bool
+    """All that has this owner is looked at instead (owners.py)."""
     stems: Sequence[str]
     """The words of the question in their common form."""
     agent: str | None
@@ -62,6 +66,7 @@ class _Session(Struct, frozen=True):
     count: int
     visible: int
     sight: str
+    withdrawn: str
 
 
 Newest = Callable[[str, int], list[int]]
@@ -81,16 +86,17 @@ class _Gathering:
         self._sql = sql
         self._asked = asked
         self._stems = list(dict.fromkeys(asked.stems))[:_MOST_WORDS]
-        rows = transaction.execute(sql["owned"], (asked.owner,))
+        rows = transaction.execute(sql["owned" if asked.threads else "own"], (asked.owner,))
         self._sessions = {row[0]: _Session(*row) for row in rows}
         self._current = next(
             (one for one in self._sessions.values() if one.key == asked.in_sight_of), None
         )
         barred = [one.id for one in self._sessions.values() if not self._may_tell(one)]
         self._none = len(barred) == len(self._sessions)
-        self._where = f'"{owner_mark(asked.owner)}"'
+        marks = [owner_mark(asked.owner)] if asked.threads else map(session_mark, self._sessions)
+        self._where = _any(marks)
         self._but = f" NOT ({_any(map(session_mark, barred))})" if barred else ""
-        self._sights: dict[int, list[Span]] = {}
+        self._sights: dict[int, _Sight] = {}
         self._seen = self._seen_ids()
         self._containing: dict[str, int] = {}
 
@@ -120,10 +126,10 @@ class _Gathering:
             and not (session is self._current and session.visible >= session.count)
         )
 
-    def _sight(self, session: int) -> list[Span]:
+    def _sight(self, session: int) -> "_Sight":
         if session not in self._sights:
-            text = self._sessions[session].sight
-            self._sights[session] = msgspec.json.decode(text, type=list[Span])
+            known = self._sessions[session]
+            self._sights[session] = _Sight(_spans(known.sight), _spans(known.withdrawn))
         return self._sights[session]
 
     def _seen_ids(self) -> set[int]:
@@ -132,7 +138,7 @@ class _Gathering:
             return set()
         return {
             id_
-            for span in self._sight(self._current.id)
+            for span in self._sight(self._current.id).seqs
             for (id_,) in self._transaction.execute(self._sql["seen"], (self._current.id, *span))
         }
 
@@ -196,7 +202,7 @@ class _Gathering:
         places = {id_: (session, seq) for id_, session, seq in rows}
         for id_ in ids:
             session, seq = places.get(id_, (0, 0))
-            if session in self._sessions and _is_findable(seq, self._sight(session)):
+            if session in self._sessions and self._sight(session).may_tell(seq):
                 yield session, seq
 
     # --- what --------------------------------------------------------------------------------
@@ -210,19 +216,31 @@ class _Gathering:
         for session, seq in places:
             sight = self._sight(session)
             is_current = self._current is not None and session == self._current.id
-            in_sight = is_current and spans.contains(sight, seq)
-            if _is_findable(seq, sight) and not in_sight:
+            in_sight = is_current and spans.contains(sight.seqs, seq)
+            if sight.may_tell(seq) and not in_sight:
                 wanted.append((session, seq))
-        values = (LONGEST_TEXT, json.dumps(wanted), self._asked.owner)
+        values = (LONGEST_TEXT, json.dumps(wanted))
         for key, uid, seq, role, at, text in self._transaction.execute(
             self._sql["said_at"], values
         ):
             yield Candidate(key=key, uid=uid, seq=seq, role=role, at=moment(at), text=text)
 
 
-def _is_findable(seq: int, sight: Sequence[Span]) -> bool:
-    """Whether it is visible, or hidden below all that is."""
-    return not sight or seq < sight[0][0] or spans.contains(sight, seq)
+class _Sight(Struct, frozen=True):
+    """What is visible of a session, and what was taken back below that."""
+
+    seqs: list[Span]
+    withdrawn: list[Span]
+
+    def may_tell(self, seq: int) -> bool:
+        """Whether it is visible, or hidden below all that is and was not taken back before."""
+        if self.seqs and seq >= self.seqs[0][0]:
+            return spans.contains(self.seqs, seq)
+        return not spans.contains(self.withdrawn, seq)
+
+
+def _spans(text: str) -> list[Span]:
+    return msgspec.json.decode(text, type=list[Span])
 
 
 def _any(marks: Iterable[str]) -> str:

@@ -163,16 +163,18 @@ class Catalog:
         stems: Sequence[str],
         *,
         owner: str,
+        threads: bool = False,
         agent: str | None = None,
         in_sight_of: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 200,
     ) -> Candidates:
-        """What recall may choose from: messages of one owner (owners.py), and of nobody else.
+        """What recall may choose from: messages of the session `owner`, and of no other.
 
         Those with the most and the rarest of the words, which are given as stemming.stem makes
-        them, and the messages beside those. `agent`: not of sessions that name another one.
+        them, and the messages beside those. `threads`: of all sessions that have this owner, as
+        owners.py says. `agent`: not of sessions that name another one.
         `in_sight_of`: not what is visible in this session. With `since` and `until`, those of that
         time come first. Raises UsageError for a limit that is none, and for a time without a zone.
         """
@@ -183,6 +185,7 @@ class Catalog:
         _check_times(since=since, until=until)
         asked = Asked(
             owner=clean(owner),
+            threads=threads,
             stems=[clean(stem) for stem in stems],
             agent=None if agent is None else clean(agent),
             in_sight_of=None if in_sight_of is None else clean(in_sight_of),

@@ -1,8 +1,8 @@
-"""Whose a session is, by its key alone. Pure.
+"""Whose a session is where the threads of a sender are joined, by its key alone. Pure.
 
 What is said in a thread (`channel:thread:sender`) is its sender's, whatever the thread; every other
-key is a scope of its own. The scopes of memory follow the same rule, and a test holds the two
-together: the index must never give out what belongs to another scope.
+key is its own. Keys of other programs may have three parts as well and mean something else by them,
+so that this holds only for who asks for it.
 """
 
 import re

@@ -50,8 +50,8 @@ WHERE id = ?;
 -- name: settle_row
 UPDATE catalog_session
 SET version = version + 1, stamp = ?, listed = ?, uid = ?, generation = ?, archived = ?,
-    indexed = ?, count = count + ?, visible = ?, tokens = ?, sight = ?, state = ?, title = ?,
-    prompt = ?, created = ?, updated = ?, agent = ?, channel = ?, lost = ?, damaged = ?,
+    indexed = ?, count = count + ?, visible = ?, tokens = ?, sight = ?, withdrawn = ?, state = ?,
+    title = ?, prompt = ?, created = ?, updated = ?, agent = ?, channel = ?, lost = ?, damaged = ?,
     problem = ?
 WHERE id = ?;
 
@@ -155,9 +155,14 @@ JOIN catalog_said USING (id)
 JOIN catalog_session ON catalog_session.id = catalog_message.session
 WHERE catalog_message.id = ? AND listed;
 
+-- name: own
+SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM catalog_session
+WHERE key = ?;
+
 -- name: owned
--- The sessions of an owner.
-SELECT id, key, agent, listed, count, visible, sight FROM catalog_session WHERE owner = ?;
+-- The same of all sessions of an owner.
+SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM catalog_session
+WHERE owner = ?;
 
 -- name: seen
 SELECT id FROM catalog_message WHERE session = ? AND seq BETWEEN ? AND ?;
@@ -177,14 +182,14 @@ SELECT id, session, seq FROM catalog_message
 WHERE id IN (SELECT value FROM json_each(?)) AND role NOT IN ('system', 'developer');
 
 -- name: said_at
--- Named by session and seq, and told only where the session is that owner's.
+-- Named by session and seq.
 SELECT catalog_session.key, uid, seq, role, at, substr(text, 1, ?)
 FROM json_each(?) AS place
 CROSS JOIN catalog_message
 ON session = json_extract(place.value, '$[0]') AND seq = json_extract(place.value, '$[1]')
 JOIN catalog_said ON catalog_said.id = catalog_message.id
 JOIN catalog_session ON catalog_session.id = session
-WHERE owner = ? AND role NOT IN ('system', 'developer');
+WHERE role NOT IN ('system', 'developer');
 
 -- name: calibration
 SELECT ratio, weight FROM catalog_calibration WHERE model = ?;

@@ -22,6 +22,7 @@ from stenolog.cli.notes import (
 from stenolog.cli.text import one_line, printable, sentence
 from stenolog.cli.workspace import workspace_option
 from stenolog.memory.hand_edits import Edits, export_notes, import_notes
+from stenolog.memory.markdown import from_markdown
 from stenolog.memory.notes import Kind, Note, Notes
 from stenolog.memory.scopes import Scope
 
@@ -261,16 +262,24 @@ def import_command(
     Exit code: 0 all is in, 1 it could not be done, 2 wrong usage, 3 a note was another one by now,
     and its change was left out; stderr says which.
     """
-    scope = None if who is None else Scope(agent=agent or "main", who=who)
     try:
         text = file.read()
     except UnicodeDecodeError as error:
         raise click.ClickException(f"{file.name} is no UTF-8 text: {error}.") from error
+    scope = _scope_asked(text, who=who, agent=agent)
     with notes_to_write(workspace, create=not dry_run) as store:
         edits = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
     for words in _in_words(edits, dry_run=dry_run):
         click.echo(words, err=True)
     ctx.exit(NOT_ALL if edits.conflicts else 0)
+
+
+def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | None:
+    """Whose notes are meant; of an agent alone, those of the user that the page names."""
+    if agent is not None and who is None:
+        named = from_markdown(page).scope
+        who = None if named is None else named.who
+    return None if who is None else Scope(agent=agent or "main", who=who)
 
 
 def _in_words(edits: Edits, *, dry_run: bool) -> Iterator[str]:

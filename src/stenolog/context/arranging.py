@@ -26,14 +26,16 @@ from stenolog.context.shapes import (
     seq_of,
     speaks,
 )
-from stenolog.context.turns import Turn, find_turns
+from stenolog.context.turns import Turn, turns_of
 from stenolog.records import Message
 
 INTERRUPTED: Final = "[interrupted]"
 """The result of a call that never got one."""
 EMPTY: Final = "[no text]"
-"""Where a user sent nothing: providers refuse a message without content."""
+"""Where a user or a tool said nothing: providers refuse a message without content."""
 GOES_ON: Final = "[the conversation goes on]"
+_FIRST: Final = ("system", "developer")
+"""Whose messages stand before the talk."""
 
 
 class Needs(Struct, frozen=True, kw_only=True):
@@ -53,10 +55,16 @@ class Entry(Struct, frozen=True, kw_only=True):
     """A message as it will be sent, and where it comes from."""
 
     body: Body
-    seq: int | None
-    """None where it is not stored, or was never said by anybody."""
+    seqs: tuple[int | None, ...]
+    """Where it stands in the log; of results in one message, where each of them does. None for
+    what is not stored, or was never said by anybody."""
     turn: int
     """Which turn of the history it belongs to."""
+
+    @property
+    def seq(self) -> int | None:
+        """Where it stands in the log, or the first of it."""
+        return self.seqs[0]
 
 
 def arrange(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Body]:
@@ -79,7 +87,7 @@ def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:
             finished[-1] = _merged(before, body)
         else:
             finished.append(body)
-    talk = next((at for at, body in enumerate(finished) if body["role"] != "system"), None)
+    talk = next((at for at, body in enumerate(finished) if body["role"] not in _FIRST), None)
     if needs.user_first and talk is not None and finished[talk]["role"] != "user":
         finished.insert(talk, {"role": "user", "content": GOES_ON})
     return finished
@@ -98,7 +106,7 @@ class _Arrangement:
         self._fields = frozenset(needs.keep_fields)
 
     def entries(self) -> list[Entry]:
-        turns = find_turns(self._bodies)
+        turns = turns_of(self._bodies, self._answers)
         found: list[Entry] = []
         for number, turn in enumerate(turns):
             keep = self._needs.reasoning == "all" or (
@@ -115,7 +123,7 @@ class _Arrangement:
             ids = [self._free(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)]
             made = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
             if made is not None:
-                found.append(Entry(body=made, seq=self._seqs[index], turn=number))
+                found.append(Entry(body=made, seqs=(self._seqs[index],), turn=number))
             found += self._results(index, calls, ids, number)
         return found
 
@@ -142,20 +150,22 @@ class _Arrangement:
                 # Such a provider wants all results of one message in one message.
                 both = [*found[-1].body["content"], *body["content"]]
                 found[-1] = Entry(
-                    body={"role": "user", "content": both}, seq=found[-1].seq, turn=number
+                    body={"role": "user", "content": both},
+                    seqs=(*found[-1].seqs, seq),
+                    turn=number,
                 )
             else:
-                found.append(Entry(body=body, seq=seq, turn=number))
+                found.append(Entry(body=body, seqs=(seq,), turn=number))
         return found
 
     def _result(self, call: Call, id: str, result: Result | None) -> Body:
-        content = INTERRUPTED if result is None else _content(result.content)
+        content = INTERRUPTED if result is None else _content(result.content) or EMPTY
         if call.in_content:
-            part: Body = {"type": "tool_result", "tool_use_id": id, "content": content or ""}
+            part: Body = {"type": "tool_result", "tool_use_id": id, "content": content}
             if result is not None and result.part.get("is_error") is True:
                 part["is_error"] = True
             return _sendable({"role": "user", "content": [part]})
-        body: Body = {"role": "tool", "tool_call_id": id, "content": content or ""}
+        body: Body = {"role": "tool", "tool_call_id": id, "content": content}
         if result is not None and not result.in_content:
             body |= self._further(result.part)
         return _sendable(body)
@@ -178,7 +188,7 @@ class _Arrangement:
         made: Body = {"role": role, "content": content}
         if role == "assistant":
             if content is None and isinstance(body.get("refusal"), str):
-                made["content"] = body["refusal"]
+                made["content"] = _content(body["refusal"])
             made |= _called(made["content"], calls, ids)
             if keep_reasoning:
                 made |= {name: body[name] for name in REASONING if body.get(name)}
@@ -241,36 +251,40 @@ def _listed(call: Call, id: str) -> Body:
     return {**call.part, "id": id, "type": "function", "function": given}
 
 
-def _arguments(value: Any) -> Any:
-    """Arguments that are a JSON object: servers that read them fail on any others, for ever."""
-    if isinstance(value, Mapping):
-        return value
-    if not isinstance(value, str):
-        return "{}" if value is None else as_json({"unreadable": value})
+def _arguments(value: Any) -> str:
+    """The text of a JSON object: servers that read arguments fail on any others, for ever."""
+    text = "" if value is None else value if isinstance(value, str) else as_json(value)
+    if not text.strip():
+        return "{}"
     try:
-        whole = isinstance(msgspec.json.decode(value), dict)
+        whole = isinstance(msgspec.json.decode(text), dict)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         whole = False
-    if whole:
-        return value
-    return as_json({"unreadable": value}) if value.strip() else "{}"
+    return text if whole else as_json({"unreadable": text})
 
 
 def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
     """Text, a list of parts, or None where there is nothing."""
     if value is None or isinstance(value, str):
-        return value
+        return value if value and value.strip() else None
     if not isinstance(value, list):
         return as_json(value)
     parts: list[Mapping[str, Any]] = []
     for part in value:
         if isinstance(part, Mapping) and isinstance(part.get("type"), str):
-            if part["type"] not in without:
+            if part["type"] not in without and not _is_blank(part):
                 parts.append(part)
         elif part:
             text = part if isinstance(part, str) else as_json(part)
-            parts.append({"type": "text", "text": text})
+            if text.strip():
+                parts.append({"type": "text", "text": text})
     return parts or None
+
+
+def _is_blank(part: Mapping[str, Any]) -> bool:
+    """Whether it is a text that says nothing, which strict providers refuse."""
+    text = part.get("text", "" if part["type"] == "text" else None)
+    return isinstance(text, str) and not text.strip()
 
 
 def _merged(first: Body, second: Body) -> Body:

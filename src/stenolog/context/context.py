@@ -1,5 +1,6 @@
 """Everything of this room behind one object: for who has a loop of their own."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ from stenolog.context.shapes import Body
 from stenolog.context.window import Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.providers.base import Ask
+from stenolog.stores import reports
 from stenolog.stores.base import Store
 from stenolog.tokens import Calibration, Tokens
 
@@ -31,9 +33,10 @@ Event = Callable[[Compaction], None]
 class Context:
     """What a model is sent of the sessions in a store, and their compaction.
 
-    `ask`: the model that writes summaries; without one they are made of the messages' own words.
-    `on_event` is called after each compaction. With a `catalog`, what a provider reports of the
-    `model` of this name is kept there, for the next run. It may be used by several threads at once.
+    `ask`: the model that writes summaries, and `ask_limits` what it takes, where that is not what
+    the other model does; without one they are made of the messages' own words. `on_event` is called
+    after each compaction; what it raises is logged. With a `catalog`, what a provider reports of
+    the `model` of this name is kept there, for the next run. Several threads may use it at once.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Context:
         store: Store,
         ask: Ask | None = None,
         *,
+        ask_limits: Limits | None = None,
         limits: Limits | None = None,
         needs: Needs | None = None,
         tokens: Tokens | None = None,
@@ -58,6 +62,8 @@ class Context:
         self._model = model
         self._catalog = catalog
         self._ask = ask
+        self._ask_limits = ask_limits
+        self._learning = threading.Lock()
         self._needs = needs or Needs()
         self._tokens = tokens or Tokens()
         self._system = system
@@ -91,10 +97,11 @@ class Context:
 
         Compacts before the call where that is due, and where the provider says that the request is
         too long; then it asks again, at most twice. `usage`: from an answer, the tokens that the
-        provider counted in the request. Raises ContextTooSmall, and all else that the model raises.
+        provider counted in the request; what it raises is logged. Raises ContextTooSmall, and all
+        else that the model raises.
         """
         limits = self.limits
-        named = limits.max_context_tokens
+        named: int | None = None
         window = self._prepared(key, memory, unsaved, limits)
         for tries_left in range(RETRIES, -1, -1):
             try:
@@ -104,19 +111,17 @@ class Context:
                 if overflow is None:
                     raise
                 if tries_left == 0:
-                    raise self._given_up(window, overflow) from error
+                    raise _given_up(window, overflow, RETRIES) from error
                 limits = _shorter(limits, window, overflow)
                 if overflow.limit is not None:
-                    named = min(named, int(overflow.limit * _NAMED))
+                    named = min(int(overflow.limit * _NAMED), named or overflow.limit)
                 self._compact(key, "overflow", limits, memory)
                 try:
                     window = self._window(look(self.store, key), memory, unsaved, limits)
-                except ContextTooSmall:
-                    raise self._given_up(window, overflow) from error
+                except ContextTooSmall as least:
+                    raise _cannot_be_less(window, overflow, least) from error
             else:
-                # A limit that was named and that helped is true of the next request, too.
-                self.limits = self.limits.at_most(named)
-                self._learn(window, answer, usage)
+                self._learn(window, answer, usage, named)
                 return answer
         raise AssertionError("the last try returns or raises")
 
@@ -130,13 +135,14 @@ class Context:
 
     def reported(self, *, estimated: int, reported: int) -> Calibration:
         """Take in what a provider counted for a window that was estimated; the new calibration."""
-        plain = round(estimated / self.calibration.ratio)
-        if self._catalog is None:
-            self.calibration = self.calibration.after(estimated=plain, reported=reported)
-        else:
-            kept = self._catalog.calibrate(self._model, estimated=plain, reported=reported)
-            self.calibration = kept
-        return self.calibration
+        with self._learning:
+            plain = round(estimated / self.calibration.ratio)
+            if self._catalog is None:
+                self.calibration = self.calibration.after(estimated=plain, reported=reported)
+            else:
+                kept = self._catalog.calibrate(self._model, estimated=plain, reported=reported)
+                self.calibration = kept
+            return self.calibration
 
     def _prepared(
         self, key: str, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
@@ -145,6 +151,9 @@ class Context:
         seen = look(self.store, key)
         window = self._window(seen, memory, unsaved, limits)
         overfull = bool(window.left_out)
+        cramped = overfull or window.elided or window.memory_left_out
+        if not cramped and len(seen.history) <= limits.max_history_messages:
+            return window
         if self._compact(key, "auto", limits, memory, overfull=overfull, seen=seen) is None:
             return window
         return self._window(look(self.store, key), memory, unsaved, limits)
@@ -182,6 +191,7 @@ class Context:
             uid=seen.uid,
             fixed=self._fixed(memory, tokens),
             limits=limits,
+            needs=self._needs,
             tokens=tokens,
             asked=asked,
             undone=seen.undone,
@@ -189,30 +199,64 @@ class Context:
         )
         if plan is None:
             return None
-        done = compact_context(self.store, key, plan, ask=self._ask, limits=limits, tokens=tokens)
+        takes = self._ask_limits or limits
+        done = compact_context(self.store, key, plan, ask=self._ask, limits=takes, tokens=tokens)
         if done is not None and self._on_event is not None:
-            self._on_event(done)
+            try:
+                self._on_event(done)
+            except Exception as error:  # noqa: BLE001 - it is stored, and the caller is to know it
+                reports.warning("on_event failed after a compaction of %r: %r", key, error)
         return done
 
     def _fixed(self, memory: str, tokens: Tokens) -> int:
         head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
         return tokens.tools(self._tools) + tokens.message(head)
 
-    def _given_up(self, window: Window, overflow: Overflow) -> ContextTooSmall:
-        takes = overflow.limit or window.tokens
-        named = "" if overflow.limit is None else f"; it says that it takes {takes:,}"
-        return ContextTooSmall(
-            f"the model found about {window.tokens:,} tokens too long, after "
-            f"{RETRIES} shorter tries{named}; set max_context_tokens to less than "
-            f"{takes:,}, give the model a larger context, or shorten system prompt and tools",
-            needed=window.tokens,
-            limit=takes,
-        )
+    def _learn(
+        self,
+        window: Window,
+        answer: T,
+        usage: Callable[[T], int | None] | None,
+        named: int | None,
+    ) -> None:
+        """Take in what an answer says of the model; it is paid for, so nothing is raised."""
+        if named is not None:
+            # A limit that was named and that helped is true of the next request, too.
+            with self._learning:
+                self.limits = self.limits.at_most(named)
+        try:
+            reported = usage(answer) if usage is not None else None
+            if reported:
+                self.reported(estimated=window.tokens, reported=reported)
+        except Exception as error:  # noqa: BLE001 - the answer is worth more
+            reports.warning("what the model counted could not be taken in: %r", error)
 
-    def _learn(self, window: Window, answer: T, usage: Callable[[T], int | None] | None) -> None:
-        reported = usage(answer) if usage is not None else None
-        if reported:
-            self.reported(estimated=window.tokens, reported=reported)
+
+def _given_up(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
+    """The error where the last try was too long for the provider, too."""
+    takes = min(overflow.limit or window.tokens, window.tokens)
+    return ContextTooSmall(
+        f"the model found about {window.tokens:,} tokens too long{_says(overflow)}, after "
+        f"{tries} shorter tries; set max_context_tokens to less than {takes:,}, or give the model "
+        "a larger context",
+        needed=window.tokens,
+        limit=takes,
+    )
+
+
+def _cannot_be_less(window: Window, overflow: Overflow, least: ContextTooSmall) -> ContextTooSmall:
+    """The error where nothing shorter can be sent: a smaller limit would be of no use."""
+    return ContextTooSmall(
+        f"the model found about {window.tokens:,} tokens too long{_says(overflow)}, and not less "
+        f"can be sent; give the model a context of at least {least.needed:,}, or shorten the "
+        "system prompt, the tools or the newest message",
+        needed=least.needed,
+        limit=overflow.limit or window.tokens,
+    )
+
+
+def _says(overflow: Overflow) -> str:
+    return "" if overflow.limit is None else f" (it says that it takes {overflow.limit:,})"
 
 
 def _shorter(limits: Limits, window: Window, overflow: Overflow) -> Limits:

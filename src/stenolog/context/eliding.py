@@ -10,8 +10,16 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.context.arranging import Entry
-from stenolog.context.shapes import Body, as_json, calls_of, results_of, text_of
+from stenolog.context.arranging import INTERRUPTED, Entry
+from stenolog.context.shapes import (
+    REASONING,
+    THINKING_PARTS,
+    Body,
+    as_json,
+    calls_of,
+    results_of,
+    text_of,
+)
 from stenolog.tokens import Tokens
 
 
@@ -72,6 +80,7 @@ class _Shortening:
             partial(self._share, news, budget, least=0),
             partial(self._said, news, budget),
             partial(self._leave_out, budget),
+            partial(self._thoughts, budget),
         ]
         for step in steps:
             if self.fits(budget):
@@ -125,6 +134,14 @@ class _Shortening:
         for at in gone:
             self.costs[at] = 0
 
+    def _thoughts(self, budget: int) -> None:
+        """Leave out what the model thought, the oldest first: no pointer would stand for it."""
+        for at in range(len(self.entries)):
+            if self.fits(budget):
+                return
+            if at not in self.left_out:
+                self._replace(at, _without_thoughts(self.entries[at].body))
+
     def _replace(self, at: int, body: Body) -> None:
         cost = self.tokens.message(body)
         if cost < self.costs[at]:
@@ -175,14 +192,22 @@ def _elided_results(entry: Entry, keep: int, tokens: Tokens) -> Body:
     body = entry.body
     if body["role"] == "tool":
         return {**body, "content": _short(body["content"], entry.seq, keep, tokens)}
-    parts = list(body["content"])
+    each = keep // len(entry.seqs)
     return {
         **body,
         "content": [
-            {**part, "content": _short(part["content"], entry.seq, keep // len(parts), tokens)}
-            for part in parts
+            {**part, "content": _short(part["content"], seq, each, tokens)}
+            for part, seq in zip(body["content"], entry.seqs, strict=True)
         ],
     }
+
+
+def _without_thoughts(body: Body) -> Body:
+    made = {name: value for name, value in body.items() if name not in REASONING}
+    if isinstance(content := made["content"], list):
+        said = [part for part in content if part.get("type") not in THINKING_PARTS]
+        made["content"] = said or content
+    return made
 
 
 def _elided_speech(entry: Entry, tokens: Tokens) -> Body:
@@ -213,8 +238,7 @@ def _elided_call(call: Body, seq: int | None, tokens: Tokens) -> Body:
     short = _elided_arguments(function.get("arguments"), seq, tokens)
     if short is None:
         return call
-    given = as_json(short) if isinstance(function.get("arguments"), str) else short
-    return {**call, "function": {**function, "arguments": given}}
+    return {**call, "function": {**function, "arguments": as_json(short)}}
 
 
 def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body | None:
@@ -224,10 +248,20 @@ def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body |
     return short if tokens.text(as_json(short)) < tokens.text(text) else None
 
 
-def _short(content: Any, seq: int | None, keep: int, tokens: Tokens) -> str:
+def _short(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
+    """A result in so many tokens, or a pointer; as it is where that would not be shorter."""
     text = text_of(content)
+    taken = _taken(content, tokens)
+    if text == INTERRUPTED or taken <= keep:
+        return content
     mark = pointer(text, seq, tokens)
-    return cut(text, keep, tokens, mark=mark) if keep > 0 else mark
+    short = cut(text, keep, tokens, mark=mark) if keep > 0 else mark
+    return short if _taken(short, tokens) < taken else content
+
+
+def _taken(content: Any, tokens: Tokens) -> int:
+    """What a content takes, with all that is not text in it."""
+    return tokens.message({"content": content}) - tokens.message({})
 
 
 def _shorter(text: str, seq: int | None, tokens: Tokens) -> str:

@@ -1,13 +1,15 @@
 """When a conversation is compacted and how far: a decision made of values alone."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
 
+from stenolog.context.arranging import Needs, entries_of
 from stenolog.context.budget import Limits
 from stenolog.context.shapes import body_of
-from stenolog.context.turns import find_turns
+from stenolog.context.turns import Turn, find_turns
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 
@@ -48,6 +50,7 @@ def plan_compaction(
     uid: str = "",
     fixed: int = 0,
     limits: Limits | None = None,
+    needs: Needs | None = None,
     tokens: Tokens | None = None,
     asked: Asked = "auto",
     undone: bool = False,
@@ -55,16 +58,18 @@ def plan_compaction(
 ) -> Plan | None:
     """What to compact now; None where nothing is due, or nothing would be hidden.
 
-    `fixed`: tokens of system prompt, tools and memory. `undone`: a compaction was taken back, so
-    that the number of messages alone is no reason for another. `overfull`: the window had to leave
-    something out, so that tokens are a reason whatever their sum.
+    Messages count as they would be sent. `fixed`: tokens of system prompt, tools and memory.
+    `undone`: a compaction was taken back, so that the number of messages alone is no reason for
+    another. `overfull`: the window had to leave something out, so that tokens are a reason
+    whatever their sum.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
-    bodies = [body_of(message) for message in history]
-    costs = [tokens.message(body) for body in bodies]
-    told = tokens.text(summary)
+    costs: Counter[int] = Counter()
+    for entry in entries_of(history, needs or Needs()):
+        costs[entry.turn] += tokens.message(entry.body)
+    taken, told = costs.total(), tokens.text(summary)
     room = limits.history(fixed)
-    over = overfull or sum(costs) + told > room
+    over = overfull or taken + told > room
     many = len(history) > limits.max_history_messages and not undone
     why = _reason(asked, over=over, many=many)
     if why is None:
@@ -72,13 +77,14 @@ def plan_compaction(
 
     goal_tokens, goal_count = room // 2, limits.max_history_messages // 2
     if asked != "auto":
-        goal_tokens = min(goal_tokens, (sum(costs) + told) // 2)
+        goal_tokens = min(goal_tokens, (taken + told) // 2)
         goal_count = min(goal_count, len(history) // 2)
-    begins = [turn.first for turn in find_turns(bodies)]
+    turns = find_turns([body_of(message) for message in history])
     # The new summary may grow up to its limit; the half holds with it, too.
-    cut = _cut(begins, costs, goal_tokens - limits.summary(fixed), goal_count)
-    if cut == 0:
+    gone = _gone(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
+    if gone == 0:
         return None
+    cut = turns[gone].first
     return Plan(
         why=why,
         messages=tuple(history[:cut]),
@@ -88,8 +94,8 @@ def plan_compaction(
         summary=summary,
         summary_tokens=limits.summary(fixed),
         kept=len(history) - cut,
-        tokens_before=fixed + told + sum(costs),
-        tokens_after=fixed + sum(costs[cut:]),
+        tokens_before=fixed + told + taken,
+        tokens_after=fixed + sum(costs[number] for number in range(gone, len(turns))),
     )
 
 
@@ -101,14 +107,12 @@ def _reason(asked: Asked, *, over: bool, many: bool) -> Why | None:
     return "count" if many else None
 
 
-def _cut(begins: Sequence[int], costs: Sequence[int], tokens: int, count: int) -> int:
-    """How many messages go: up to the first turn from which the rest is small enough."""
-    left = sum(costs)
-    before = 0
-    for begin in begins:
-        left -= sum(costs[before:begin])
-        before = begin
-        if len(costs) - begin <= count and left <= tokens:
-            return begin
+def _gone(turns: Sequence[Turn], costs: Counter[int], tokens: int, count: int) -> int:
+    """How many turns go: up to the first from which the rest is small enough."""
+    left = costs.total()
+    for number, turn in enumerate(turns):
+        if turns[-1].end - turn.first <= count and left <= tokens:
+            return number
+        left -= costs[number]
     # The newest turn stays, however long it is: the window shortens it from inside.
-    return begins[-1] if begins else 0
+    return max(len(turns) - 1, 0)

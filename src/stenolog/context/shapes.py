@@ -4,6 +4,7 @@ Two shapes are read: OpenAI's (`tool_calls`, role `tool`) and Anthropic's (`tool
 `tool_result` parts of the content). Any other object is read as having neither; nothing raises.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
 """Fields in which providers hand over what a model thought."""
 THINKING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
+_NOT_WORDS: Final = THINKING_PARTS | {"tool_use", "tool_result"}
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -124,11 +126,26 @@ def text_of(content: Any) -> str:
     return as_json(content)
 
 
+def words_of(body: Mapping[str, Any]) -> str:
+    """What is said in a message: no calls, no results, no thoughts."""
+    if role_of(body) == "tool":
+        return ""
+    content = body.get("content")
+    if isinstance(content, list):
+        content = [part for part in content if _kind(part) not in _NOT_WORDS]
+    return text_of(content)
+
+
 def as_json(value: Any) -> str:
     """The value as JSON text, or as Python shows it where JSON cannot hold it."""
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        pass
+    # The fast codec takes no lone surrogates and no integers beyond 64 bits.
+    try:
+        return json.dumps(value, default=repr)
+    except (TypeError, ValueError, RecursionError):
         return repr(value)
 
 
@@ -182,8 +199,12 @@ def _part_text(part: Any) -> str:
             return value
         if isinstance(value, list):
             return text_of(value)
-    kind = part.get("type")
-    return f"[{kind if isinstance(kind, str) else 'part'}]"
+    return f"[{_kind(part) or 'part'}]"
+
+
+def _kind(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def _items(value: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from stenolog.context.shapes import (
     results_of,
     role_of,
     text_of,
+    words_of,
 )
 from stenolog.context.summary import QUOTED, SCHEMA, Summary, bounded, parse, render, update
 from stenolog.providers.answers import read_object
@@ -53,6 +54,8 @@ class Summarised(Struct, frozen=True, kw_only=True):
     """How many times the model was asked."""
     fallback: str
     """Why some of it was made without the model; empty where it was not."""
+    given_up: int
+    """How many lines, old or new, had no room in it."""
 
 
 def summarise(
@@ -77,6 +80,7 @@ class _Work:
         self._tokens = tokens
         self._size = limits.room
         self._asked = 0
+        self._given_up = 0
         self._fallback = "" if ask is not None else "there is no model to ask"
 
     def run(self, messages: Sequence[Message], previous: str) -> Summarised:
@@ -100,19 +104,29 @@ class _Work:
                     self._fallback = "the model's answer could not be used"
                 summary = self._extracted(summary, waiting[:taken])
             else:
-                summary = bounded(updated, self._most, self._tokens)
+                summary = self._bounded(updated)
             del waiting[:taken]
-        return Summarised(text=render(summary), asked=self._asked, fallback=self._fallback)
+        return Summarised(
+            text=render(summary),
+            asked=self._asked,
+            fallback=self._fallback,
+            given_up=self._given_up,
+        )
 
     def _extracted(self, summary: Summary, messages: Sequence[Message]) -> Summary:
-        updated = update(summary, extract(messages)) or summary
-        return bounded(updated, self._most, self._tokens)
+        return self._bounded(update(summary, extract(messages)) or summary)
+
+    def _bounded(self, summary: Summary) -> Summary:
+        short = bounded(summary, self._most, self._tokens)
+        self._given_up += summary.count - short.count
+        return short
 
     def _unread(self, messages: Sequence[Message]) -> int:
         """How many of the oldest messages a model is not asked about; nearly always none."""
         left = MOST_QUESTIONS * self._size // 2
-        for index in range(len(messages) - 1, -1, -1):
-            left -= min(self._tokens.message(messages[index]), self._size // 4)
+        texts = list(transcript(messages, self._size // 4, self._tokens))
+        for index in range(len(texts) - 1, -1, -1):
+            left -= self._tokens.text(texts[index])
             if left < 0:
                 return index + 1
         return 0
@@ -164,11 +178,12 @@ def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterat
     bodies = [body_of(message) for message in messages]
     asked_by = _asked_by(bodies)
     for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
-        said = [text_of(body.get("content"))] if not results_of(body) else []
-        said += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
+        said = []
         for place, result in enumerate(results_of(body)):
             call = asked_by.get((index, place))
             said.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
+        said.append(words_of(body))
+        said += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
         text = "\n".join(filter(None, said))
         if tokens.text(text) > most:
             text = cut(text, most, tokens, mark=pointer(text, message.seq, tokens))
@@ -187,7 +202,7 @@ def extract(messages: Sequence[Message]) -> dict[str, Any]:
             call = asked_by.get((index, place))
             made = f"{call.name}({_clip(_arguments(call), 80)})" if call else "a tool"
             outcomes.append(f"{made}: {_clip(text_of(result.content), 120)}")
-        text = "" if results_of(body) else _clip(text_of(body.get("content")), _QUOTE)
+        text = _clip(words_of(body), _QUOTE)
         if text and role_of(body) == "user":
             facts.append(QUOTED + text)
         if text and role_of(body) in ("user", "assistant"):

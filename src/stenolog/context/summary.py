@@ -4,6 +4,7 @@ It is never rewritten as a whole. A model says what is new and what is out of da
 stays by construction: nothing that was known is lost because a model forgot to repeat it.
 """
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -38,6 +39,8 @@ SCHEMA: Final[Mapping[str, Any]] = {
 }
 """What a model answers: new lines for each section, and the labels of lines to take out."""
 
+_MARKS: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
+"""What makes a line a heading or an item; a sign without a space behind it is part of a word."""
 # What is given up first where a summary grows too long.
 _GIVEN_UP: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 
@@ -64,6 +67,11 @@ class Summary(Struct, frozen=True, kw_only=True):
             for name, title in SECTIONS.items()
             for number, line in enumerate(self.lines(name), start=1)
         }
+
+    @property
+    def count(self) -> int:
+        """How many lines there are in the sections."""
+        return sum(len(self.lines(name)) for name in SECTIONS)
 
 
 def render(summary: Summary, *, labelled: bool = False) -> str:
@@ -163,7 +171,9 @@ def _given(value: Any) -> list[str]:
 
 def _line(text: str) -> str:
     """One line of bounded length, that can be no heading."""
-    words = " ".join(text.encode("utf-8", "replace").decode().split()).lstrip("#- ")
+    words = " ".join(text.encode("utf-8", "replace").decode().split())
+    if marks := _MARKS.match(words):
+        words = words[marks.end() :]
     return words if len(words) <= LONGEST_LINE else words[: LONGEST_LINE - 1] + "…"
 
 

@@ -27,10 +27,15 @@ def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[Turn]:
     the call was interrupted, and one lost result must not make everything after it one turn. What
     stands before the first user message is a turn of its own.
     """
+    return turns_of(bodies, pair(bodies))
+
+
+def turns_of(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[Turn]:
+    """The same, where it is known already which result answers which call."""
     if not bodies:
         return []
     begins = [0]
-    open_until = _open_until(bodies, pair(bodies))
+    open_until = _open_until(bodies, answers)
     for index, body in enumerate(bodies):
         if index > 0 and index > open_until[index] and speaks(body):
             begins.append(index)

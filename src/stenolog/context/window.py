@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.arranging import Entry, Needs, entries_of, finish
+from stenolog.context.arranging import GOES_ON, Entry, Needs, entries_of, finish
 from stenolog.context.budget import Limits, Parts, too_small
 from stenolog.context.eliding import cut, shorten_turn, skeleton
 from stenolog.context.shapes import Body
@@ -167,12 +167,14 @@ class _Request(Struct, frozen=True, kw_only=True):
         if left_out:
             texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")
         texts.append(memory)
-        said = "\n\n".join(filter(None, texts))
+        said = "\n\n".join(text for text in texts if text.strip())
         return [{"role": "system", "content": said}] if said else []
 
     def _parts(self, entries: Sequence[Entry], tools: int) -> Parts:
         last = [entry for entry in entries if entry.turn == entries[-1].turn]
         newest, rest = skeleton(last, self.tokens)
+        if self.needs.user_first:
+            rest += self._cost([{"role": "user", "content": GOES_ON}], ())
         note = len(entries) if entries else 0
         system = self._cost(self._head("", "", left_out=note), ())
         return Parts(system=system, tools=tools, newest=newest, skeleton=rest)

@@ -20,17 +20,17 @@ A model that fails is asked again later, at growing distances, and nothing is wr
 tokens would keep a poor entry for good. The count of attempts is durable. After the last one the
 oldest turn gets a daily entry without a model and the next one is tried. An answer that cannot be
 read is not asked for again: the turns of it are asked about one by one, and what still cannot be
-read gets such an entry at once.
+read gets such an entry at once. A run asks so many times at the most, and says what is left.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
 
-from stenolog.errors import NoSuchSession
+from stenolog.errors import DamagedStore, NoSuchSession, UsageError
 from stenolog.memory import extraction, facts
 from stenolog.memory.extraction import Heard
 from stenolog.memory.facts import Fact
@@ -41,12 +41,15 @@ from stenolog.memory.scopes import Scope, scope_of
 from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
 from stenolog.providers.base import Ask
 from stenolog.records import Message, SessionInfo
-from stenolog.stores.base import Store
+from stenolog.stores.base import FORKED_AT, Store
+from stenolog.tokens import Tokens
 
 BUDGET: Final = 6_000
 """Tokens of turns that a model is asked about at once."""
 
 MOST_TURNS: Final = 20
+MOST_CALLS: Final = 10
+"""How often a model is asked in one run."""
 MOST_ATTEMPTS: Final = 8
 _FIRST_WAIT: Final = timedelta(minutes=1)
 _LONGEST_WAIT: Final = timedelta(hours=6)
@@ -84,37 +87,69 @@ class Consolidation:
         ask: Ask | None,
         *,
         agent: str = "main",
+        threads: bool = False,
         budget: int = BUDGET,
         most_turns: int = MOST_TURNS,
         most_attempts: int = MOST_ATTEMPTS,
+        tokens: Tokens | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Read the sessions here and write the notes there; `budget` in tokens per question."""
+        """Read the sessions here and write the notes there; `budget` in tokens per question.
+
+        `threads`: as in `scope_of`. `tokens`: the counter of the model that is asked.
+        """
         self._store = store
         self._notes = notes
         self._ask = ask
         self._agent = agent
+        self._threads = threads
         self._budget = budget
         self._most_turns = most_turns
         self._most_attempts = most_attempts
+        self._tokens = tokens or Tokens()
         self._clock = clock
         self._progress = Progress(notes.store, agent=agent)
         # Two threads on one session would pay for every question twice.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def run(self, key: str) -> Consolidated:
-        """Make notes of all finished turns behind the mark, and move it.
+    def run(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
+        """Make notes of the finished turns behind the mark, and move it.
 
-        What the model does wrong is told by the result; what a store raises is raised, and then a
-        later run goes on where this one stopped. An unknown session gives nothing.
+        Once the model was asked so many times, the rest waits for the next run. What the model does
+        wrong is told by the result, and what waits; what a store raises is raised, and then a later
+        run goes on where this one stopped. An unknown session gives nothing.
         """
+        if most_calls < 1:
+            raise UsageError(
+                f"most_calls={most_calls}: how often the model may be asked, 1 or more"
+            )
         with self._locks[hash(key) % _LOCKS]:
-            work = self._read(key)
+            most = None if self._ask is None else most_calls * self._most_turns
+            work = self._read(key, most=most)
             if work is None:
                 return Consolidated()
             tally = _Tally()
-            self._settle(work, tally)
+            self._settle(work, tally, most_calls)
             return tally.result()
+
+    def waiting(self) -> list[str]:
+        """The sessions that have finished turns behind their mark, by key.
+
+        Of a session that is consolidated only what is known of it is looked at. One that cannot be
+        read for its damage is left out.
+        """
+        found = []
+        for key in self._store.list_sessions():
+            try:
+                info = self._store.info(key)
+                mark = self._progress.read(info.uid)
+                if info.last_seq > mark.seq and finished(
+                    self._store.get_history(key, after=mark.seq, full=True)
+                ):
+                    found.append(key)
+            except (NoSuchSession, DamagedStore):
+                continue
+        return found
 
     def skip(self, key: str) -> None:
         """Move the mark behind all that was said so far: none of it will be consolidated."""
@@ -125,37 +160,46 @@ class Consolidation:
                 return
             self._progress.move(info.uid, info.last_seq, session=key)
 
-    def _read(self, key: str) -> "_Work | None":
-        """The finished turns behind the mark; None where there is no such session."""
+    def _read(
+        self, key: str, *, most: int | None = None, upto: int | None = None
+    ) -> "_Work | None":
+        """The first finished turns behind the mark; None where there is no such session."""
         try:
             before = self._store.info(key)
             mark = self._progress.read(before.uid)
             # To follow is to have it synced before it is acted upon; get_history does not do that.
             messages = list(self._store.follow(key, after=mark.seq, timeout=0))
+            messages = [one for one in messages if upto is None or one.seq <= upto]
             info = self._store.info(key)
         except NoSuchSession:
             return None
         if info.uid != before.uid:
             return None  # deleted and made again while it was read: the next run sees to that
         cut = finished(messages)
-        told = [as_turn(turn, info) for turn in cut if not _is_of_origin(turn, info)]
+        now = cut[:most]
+        told = [as_turn(turn, info) for turn in now if not _is_of_origin(turn, info)]
         return _Work(
             info=info,
             mark=mark,
-            scope=scope_of(key, agent=self._agent),
+            scope=scope_of(key, agent=self._agent, threads=self._threads),
             turns=[turn for turn in told if turn is not None],
-            end=cut[-1][-1].seq if cut else mark.seq,
+            end=now[-1][-1].seq if now else mark.seq,
+            later=len(cut) - len(now),
         )
 
-    def _settle(self, work: "_Work", tally: "_Tally") -> None:
+    def _settle(self, work: "_Work", tally: "_Tally", most_calls: int) -> None:
         """Ask, write and move the mark, one run of turns after the other."""
         uid, attempts, turns = work.info.uid, work.mark.attempts, work.turns
+        alone = 0  # so many are asked about one by one: an answer on all of them was of no use
+        tally.waiting = len(turns) + work.later
         if self._is_too_early(work, tally):
             return
         while turns:
+            if tally.calls >= most_calls:
+                return
             # What failed is tried with the oldest turn alone: maybe there were too many.
-            most = 1 if attempts else self._most_turns
-            batch = next(batches(turns, budget=self._budget, most=most))
+            most = 1 if attempts or alone else self._most_turns
+            batch = next(self._batches(turns, most))
             try:
                 heard = self._hear(batch, work.scope, tally)
             except _ModelFailed as failure:
@@ -166,13 +210,21 @@ class Consolidation:
                     self._progress.failed(
                         uid, attempts=attempts, retry_at=retry_at, session=work.info.key
                     )
-                    tally.waiting = len(turns)
                     return
                 batch, heard = batch[:1], {}
-            self._write(work, batch, heard, tally)
+            if heard is None:
+                alone = len(batch)
+                continue
+            left = self._left(work, batch)
+            if left is None:
+                tally.waiting = 0
+                return
+            self._write(work, batch, heard, left, tally)
             self._progress.move(uid, batch[-1].last, session=work.info.key)
-            tally.turns += len(batch)
+            tally.turns += len(left)
             attempts, turns = 0, turns[len(batch) :]
+            alone = max(alone - 1, 0)
+            tally.waiting = len(turns) + work.later
         # Turns of which nothing was left to tell may stand at the end.
         self._progress.move(uid, work.end, session=work.info.key)
 
@@ -181,7 +233,6 @@ class Consolidation:
         retry_at = work.mark.retry_at
         if self._ask is None or retry_at is None or self._clock() >= retry_at:
             return False
-        tally.waiting = len(work.turns)
         tally.problems.append(
             f"the model failed {work.mark.attempts} times; it is asked again from "
             f"{retry_at:%Y-%m-%d %H:%M} UTC on"
@@ -190,19 +241,25 @@ class Consolidation:
 
     # --- asking ------------------------------------------------------------------------------
 
-    def _hear(self, batch: Sequence[Turn], scope: Scope, tally: "_Tally") -> dict[int, Heard]:
-        """What the model tells of each turn, by number from 1. Raises _ModelFailed."""
+    def _hear(
+        self, batch: Sequence[Turn], scope: Scope, tally: "_Tally"
+    ) -> dict[int, Heard] | None:
+        """What the model tells of each turn, by number from 1. Raises _ModelFailed.
+
+        None where the answer on several turns is of no use: each is to be asked about alone.
+        """
         if self._ask is None:
             return {}
         names = [note.about for note in self._notes.list(scope, kind="core")]
+        tally.calls += 1
         heard = self._answer(batch, extraction.subjects_of(names), self._ask)
-        if heard is not None:
-            return heard
-        if len(batch) == 1:
+        if heard is None and len(batch) == 1:
             tally.problems.append(f"the model's answer on the turn at {batch[0].last} is no JSON")
             return {}
-        found = {n: self._hear([turn], scope, tally) for n, turn in enumerate(batch, 1)}
-        return {number: heard[1] for number, heard in found.items() if 1 in heard}
+        return heard
+
+    def _batches(self, turns: Sequence[Turn], most: int) -> Iterator[list[Turn]]:
+        return batches(turns, budget=self._budget, most=most, count=self._tokens.text)
 
     def _answer(
         self, batch: Sequence[Turn], subjects: Sequence[str], ask: Ask
@@ -210,7 +267,9 @@ class Consolidation:
         count = len(batch)
         try:
             text = ask(
-                extraction.question(batch, subjects=subjects, budget=self._budget),
+                extraction.question(
+                    batch, subjects=subjects, budget=self._budget, count=self._tokens.text
+                ),
                 schema=extraction.schema(count),
                 max_tokens=extraction.answer_tokens(count),
             )
@@ -222,15 +281,34 @@ class Consolidation:
 
     # --- writing -----------------------------------------------------------------------------
 
+    def _left(self, work: "_Work", batch: Sequence[Turn]) -> dict[int, Turn] | None:
+        """The turns of a batch as they are now, by the seq they end at; None without the session.
+
+        A model takes its time, and nobody wants noted what was deleted or skipped meanwhile.
+        """
+        if self._ask is None:
+            return {turn.last: turn for turn in batch}
+        now = self._read(work.info.key, upto=batch[-1].last)
+        if now is None or now.info.uid != work.info.uid:
+            return None
+        return {turn.last: turn for turn in now.turns}
+
     def _write(
-        self, work: "_Work", batch: Sequence[Turn], heard: dict[int, Heard], tally: "_Tally"
+        self,
+        work: "_Work",
+        batch: Sequence[Turn],
+        heard: dict[int, Heard],
+        left: Mapping[int, Turn],
+        tally: "_Tally",
     ) -> None:
-        """Both phases of each turn."""
+        """Both phases of each turn that is left; of one that changed the model knows too much."""
         # Read after the model was asked: that takes a while, and others write as well.
         told = any(one.facts for one in heard.values())
         known = self._notes.list(work.scope, kind="core") if told else []
-        for number, turn in enumerate(batch, 1):
-            one = heard.get(number, Heard())
+        for number, asked in enumerate(batch, 1):
+            if (turn := left.get(asked.last)) is None:
+                continue
+            one = heard.get(number, Heard()) if turn == asked else Heard()
             tally.redacted += turn.redacted
             self._write_daily(work, turn, one, tally)
             known = self._write_core(work, turn, one, known, tally)
@@ -282,7 +360,9 @@ class _Work(Struct, frozen=True, kw_only=True):
     turns: list[Turn]
     """Those behind the mark of which something is to be told."""
     end: int
-    """Where the last finished turn ends."""
+    """Where the last of the turns ends that were looked at."""
+    later: int
+    """How many finished turns follow them."""
 
 
 class _Tally(Struct, kw_only=True):
@@ -294,6 +374,8 @@ class _Tally(Struct, kw_only=True):
     rejected: int = 0
     redacted: int = 0
     waiting: int = 0
+    calls: int = 0
+    """How often the model was asked."""
     problems: list[str] = []
 
     def clean(self, text: str) -> str:
@@ -333,7 +415,12 @@ def _wait(attempts: int) -> timedelta:
 
 def _is_of_origin(turn: Sequence[Message], info: SessionInfo) -> bool:
     """Whether a turn of a fork came with it: then it is consolidated where it was said."""
-    return info.forked_from is not None and turn[-1].at <= info.created
+    if info.forked_from is None:
+        return False
+    forked_at = info.meta.get(FORKED_AT)
+    if isinstance(forked_at, int):
+        return turn[-1].seq <= forked_at
+    return turn[-1].at <= info.created  # a fork of before that was noted
 
 
 def _cleaned(fact: Fact, tally: _Tally) -> Fact:

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from stenolog.memory.facts import Fact
 from stenolog.memory.quotes import words
-from stenolog.memory.transcript import Turn, shown
+from stenolog.memory.transcript import Count, Turn, shown
 from stenolog.providers.answers import read_object
+from stenolog.tokens import estimate
 
 MOST_FACTS: Final = 8
 """Facts that are taken of one turn."""
@@ -80,13 +81,17 @@ def answer_tokens(turns: int) -> int:
 
 
 def question(
-    turns: Sequence[Turn], *, subjects: Sequence[str] = (), budget: int
+    turns: Sequence[Turn],
+    *,
+    subjects: Sequence[str] = (),
+    budget: int,
+    count: Count = estimate,
 ) -> list[dict[str, str]]:
     """The messages that ask about these turns, which are shown within so many tokens.
 
     `subjects`: what is noted already, by name only; what the notes say must not come back as new.
     """
-    texts = [shown(turn, number=n, budget=budget) for n, turn in enumerate(turns, 1)]
+    texts = [shown(turn, number=n, budget=budget, count=count) for n, turn in enumerate(turns, 1)]
     known = ", ".join(dict.fromkeys(name for name in subjects if name))
     hint = f'Names already in use for "about": {known}.\n\n' if known else ""
     return [

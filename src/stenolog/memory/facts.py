@@ -36,9 +36,8 @@ def subject(about: str) -> str:
 
 def is_backed(fact: Fact, spoken: Sequence[str]) -> bool:
     """Whether the user said what the fact rests on, and the fact can follow from it."""
-    return quotes.said(fact.quote, spoken) and quotes.follows(
-        f"{fact.text} {fact.about}", fact.quote
-    )
+    # What it is about does not count: a model gives that name itself.
+    return quotes.said(fact.quote, spoken) and quotes.follows(fact.text, fact.quote)
 
 
 def about_the_same(about: str, known: Sequence[Note]) -> list[Note]:

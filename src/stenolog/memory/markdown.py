@@ -150,7 +150,7 @@ class _Reader:
 
     def take(self, number: int, line: str) -> None:
         if self._comment is not None or line.startswith("<!--"):
-            self._take_comment(line)
+            self._take_comment(number, line)
         elif not line:
             self._blank += 1
         elif line.startswith("#"):
@@ -168,11 +168,19 @@ class _Reader:
                 "spaces to go on with the one above; nothing was changed"
             )
 
-    def _take_comment(self, line: str) -> None:
-        self._comment = [*(self._comment or []), line]
+    def _take_comment(self, number: int, line: str) -> None:
+        if self._comment is None:
+            self._comment = []
+        self._comment.append(line)
         self._open = False
-        if not line.endswith("-->"):
+        _, ended, behind = line.partition("-->")
+        if not ended:
             return
+        if behind:
+            raise UsageError(
+                f"line {number}: text behind the end of a comment, `-->`, belongs to no note; put "
+                "it on a line of its own; nothing was changed"
+            )
         first, *rest = self._comment
         if head := _HEAD.match(first):
             self._scope, self._export = _scope_named(head[1]), head[2]

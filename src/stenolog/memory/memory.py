@@ -2,23 +2,25 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self, overload
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
-from stenolog.memory.consolidation import Consolidated, Consolidation
+from stenolog.memory.consolidation import MOST_CALLS, Consolidated, Consolidation
 from stenolog.memory.facts import about_the_same, subject
-from stenolog.memory.notes import Draft, Kind, Note, Notes
+from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
 from stenolog.memory.recall import Recalled, recall
 from stenolog.memory.redaction import redact
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.providers.base import Ask
+from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES, find_place
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
+from stenolog.tokens import Tokens
 
 AGENT: Final = "main"
 """The agent of a workspace in which none has a name."""
@@ -30,7 +32,10 @@ RECALL_TOKENS: Final = 1_500
 class Memory:
     """What an agent remembers of its users. A context manager; may be used by several threads.
 
-    Whose memory is meant is said by `key`, a session's, or by `scope`.
+    Whose memory is meant is said by `key`, a session's or an alias of one, or by `scope`. Each
+    session has a memory of its own. `threads`: keys of three parts are `channel:thread:sender`, as
+    `key_for` makes them, and a sender's threads share one memory. Say so only where all keys are
+    made like that: with keys such as `app:USER:1` all users would share one.
     """
 
     def __init__(
@@ -39,42 +44,72 @@ class Memory:
         notes: Store,
         *,
         agent: str = AGENT,
+        threads: bool = False,
         ask: Ask | None = None,
         consolidation: bool = True,
         half_life_days: float = HALF_LIFE_DAYS,
+        tokens: Tokens | None = None,
+        zone: tzinfo = UTC,
         clock: Callable[[], datetime] | None = None,
-        closes: Sequence[Store] = (),
     ) -> None:
-        """Over two open stores; `closes`: those of them that close with it."""
+        """Over two open stores, which are not closed with it.
+
+        `tokens`: the counter of the model in use. `zone`: that of the users, for dates and for
+        words such as "yesterday".
+        """
         self.agent = agent
         self.notes = Notes(notes)
         """All notes, of all scopes."""
         self._sessions = sessions
+        self._aliases = Aliases(sessions)
+        self._threads = threads
+        self._tokens = tokens
+        self._zone = zone
         self._half_life_days = half_life_days
         self._clock = clock or (lambda: datetime.now(UTC))
         self._consolidation = (
-            Consolidation(sessions, self.notes, ask, agent=agent, clock=self._clock)
+            Consolidation(
+                sessions,
+                self.notes,
+                ask,
+                agent=agent,
+                threads=threads,
+                tokens=tokens,
+                clock=self._clock,
+            )
             if consolidation
             else None
         )
         self._mutex = threading.Lock()
         self._catalog: Catalog | None = None
         self._closed = False
-        self._closes = tuple(closes)
+        self._closes: tuple[Store, ...] = ()
+        """The stores that were opened with it, and are closed with it."""
 
-    def consolidate(self, key: str) -> Consolidated:
+    def consolidate(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
         """Make notes of the finished turns of a session that were not consolidated yet.
 
-        It asks the model, so that a loop calls it after a turn, in a thread. Where consolidation is
-        switched off it does nothing, and what was said meanwhile waits for the day it is on again.
-        Raises what the stores raise, and nothing else.
+        It asks the model, so that a loop calls it after a turn, in a thread; at most so many times,
+        and then `waiting` in the result says how many turns are left for the next call. Where
+        consolidation is switched off it does nothing, and what was said meanwhile waits for the day
+        it is on again. Raises what the stores raise, and UsageError for less than one call.
         """
-        return Consolidated() if self._consolidation is None else self._consolidation.run(key)
+        if self._consolidation is None:
+            return Consolidated()
+        return self._consolidation.run(self._aliases.own_key(key), most_calls=most_calls)
+
+    def waiting(self) -> list[str]:
+        """The sessions that have finished turns which were not consolidated yet, by key.
+
+        None where consolidation is switched off. A session that is up to date costs one look at
+        what is known of it, so that a loop asks when it starts, and now and then.
+        """
+        return [] if self._consolidation is None else self._consolidation.waiting()
 
     def skip(self, key: str) -> None:
         """Leave all that was said in a session so far out of consolidation, for good."""
         if self._consolidation is not None:
-            self._consolidation.skip(key)
+            self._consolidation.skip(self._aliases.own_key(key))
 
     def recall(
         self,
@@ -95,8 +130,10 @@ class Memory:
             catalog=self._index(),
             budget=budget,
             half_life_days=self._half_life_days,
-            now=self._clock(),
-            exclude_session=key,
+            now=self._clock().astimezone(self._zone),
+            exclude_session=None if key is None else self._aliases.own_key(key),
+            threads=self._threads,
+            tokens=self._tokens,
         )
 
     def remember(
@@ -124,6 +161,26 @@ class Memory:
         [note] = self.notes.add(whose, [draft])
         return note
 
+    @overload
+    def forget(
+        self,
+        id: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        purge: Literal[False] = False,
+    ) -> Note: ...
+
+    @overload
+    def forget(
+        self,
+        id: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        purge: Literal[True],
+    ) -> PurgedNote: ...
+
     def forget(
         self,
         id: str,
@@ -131,9 +188,13 @@ class Memory:
         key: str | None = None,
         scope: Scope | None = None,
         purge: bool = False,
-    ) -> Note:
-        """Take a note out of sight; `purge`: delete its text for good. Raises NoSuchNote."""
-        return self.notes.forget(self.scope(key=key, scope=scope), id, purge=purge)
+    ) -> Note | PurgedNote:
+        """Take a note out of sight. Raises NoSuchNote.
+
+        `purge`: delete its text for good; what is returned then says what may still tell of it.
+        """
+        whose = self.scope(key=key, scope=scope)
+        return self.notes.purge(whose, id) if purge else self.notes.forget(whose, id)
 
     def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
         """Whose memory it is. Raises UsageError unless one of the two is given."""
@@ -141,7 +202,7 @@ class Memory:
             return scope
         if key is None:
             raise UsageError("whose memory? give the key of a session, or a scope")
-        own = scope_of(key, agent=self.agent)
+        own = scope_of(self._aliases.own_key(key), agent=self.agent, threads=self._threads)
         if scope is not None and scope != own:
             raise UsageError(f"the session {key!r} is of {own.who!r}, not of {scope.who!r}")
         return own
@@ -180,17 +241,20 @@ def open_memory(
     where: str | os.PathLike[str],
     *,
     agent: str = AGENT,
+    threads: bool = False,
     ask: Ask | None = None,
     consolidation: bool = True,
     half_life_days: float = HALF_LIFE_DAYS,
+    tokens: Tokens | None = None,
+    zone: tzinfo = UTC,
     sessions: Store | None = None,
 ) -> Memory:
     """The memory of an agent at a place: what `open_store` takes is taken here.
 
     `sessions`: the store in which they are, where it is open already; it is not closed. Otherwise
     it is that of the agent of this name, and for "main" the one without a name. `ask`: the model
-    that consolidates, a small one will do. `consolidation`: False switches it off. Raises what
-    `open_store` raises.
+    that consolidates, a small one will do. `consolidation`: False switches it off. The other
+    options are those of `Memory`. Raises what `open_store` raises.
     """
     opened: list[Store] = []
     try:
@@ -204,12 +268,16 @@ def open_memory(
         for store in opened:
             store.close()
         raise
-    return Memory(
+    memory = Memory(
         sessions,
         notes,
         agent=agent,
+        threads=threads,
         ask=ask,
         consolidation=consolidation,
         half_life_days=half_life_days,
-        closes=opened,
+        tokens=tokens,
+        zone=zone,
     )
+    memory._closes = tuple(opened)
+    return memory

@@ -28,12 +28,21 @@ def _key(name: str, hint: str, pattern: str) -> Secret:
     return Secret(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), hint)
 
 
+_LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
+"""Longer than words are, as nothing in `sk-learn-compatible-api`."""
+
+
 def _is_random(found: re.Match[str]) -> bool:
-    """Whether a part of it is longer than words are, as in no `sk-learn-compatible-api`."""
-    return any(len(part) >= 16 for part in re.split("[-_]", found[0]))
+    return _LONG_RUN.search(found[0]) is not None
 
 
-_PRIVATE_KEY: Final = Secret(
+def _is_credential(found: re.Match[str]) -> bool:
+    """Whether what stands behind `bearer` is no word of the sentence."""
+    value = found["value"]
+    return any(map(str.isdigit, value)) or _LONG_RUN.search(value) is not None
+
+
+PRIVATE_KEY: Final = Secret(
     "private key",
     # One that is cut off goes up to the end of the text.
     re.compile(
@@ -66,8 +75,8 @@ _KEYS: Final = (
     _key("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
     _key("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
     _key("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
-    # A bot of Telegram's.
-    _key("token", ":", r"[0-9]{8,10}:[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    # A bot of Telegram's; in addresses `bot` stands before it.
+    _key("token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"),
     # A JSON web token: a header and a body that are both JSON objects.
     _key("token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"),
 )
@@ -75,18 +84,22 @@ _KEYS: Final = (
 _HEADERS: Final = (
     Secret(
         "token",
-        re.compile(r"(?i)\bbearer[ \t]{1,4}(?P<value>(?=[a-z_.~+/=-]*+[0-9])[\w.~+/=-]{16,}+)"),
+        re.compile(r"(?i)\bbearer[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)"),
         "bearer",
+        _is_credential,
     ),
     Secret(
         "password",
         re.compile(r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)"),
         "basic",
     ),
-    # Of an address: scheme://user:password@host
+    # Of an address: scheme://user:password@host. The password may have an @ or a slash in it, so
+    # that it goes up to the last @; what begins with the number of a port is none.
     Secret(
         "password",
-        re.compile(r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted)[^\s/@]{1,256}+)@"),
+        re.compile(
+            r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@"
+        ),
         "://",
     ),
 )
@@ -98,16 +111,22 @@ _VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P
 _SAID: Final = re.compile(
     r"(?i)(?:password|passwd|passphrase|passcode|pwd)[\"'`]?"
     r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
-    r"(?P<sep>\s{0,4}(?:=>|:=|=|:)\s{0,4}|\s{1,4}(?:is|was|to)\s{1,4}(?:now\s{1,4})?)"
+    r"(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}"
+    r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
 _ASSIGNED: Final = re.compile(
     r"(?i)(?:secret|(?:api|access|private|secret|signing|encryption)[_ -]?key"
-    r"|(?:access|auth|refresh|api|bot|session|id)[_ -]?token|(?:pass|kenn)wort|contrase[nñ]a"
-    r"|mot de passe|senha|пароль|密码|パスワード)[\"'`]?"
-    rf"(?P<sep>\s{{0,4}}(?:=>|:=|=|:|\uff1a)\s{{0,4}}|\s{{1,4}}is\s{{1,4}}){_VALUE}"
+    r"|(?:access|auth|refresh|api|bot|session|id)[_ -]?token|(?P<password>(?:pass|kenn)wort"
+    r"|contrase[nñ]a|mot de passe|senha|пароль|密码|パスワード))[\"'`]?"
+    rf"(?P<sep>\s{{0,4}}(?:=>|:=|=|:|\uff1a)\s{{0,4}}|\s{{1,4}}(?:is|ist|es|est)\s{{1,4}}){_VALUE}"
 )
-_PIN: Final = re.compile(r"(?i)\bpin(?: code| number)?\s{1,4}is\s{1,4}(?P<value>[0-9]{4,8})\b")
+_PIN: Final = re.compile(
+    r"(?i)(?<![^\W_])pin(?:[ _-](?:code|number))?[\"'`]?"
+    r"(?:\s{0,4}[=:]\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
+)
+
+_ASSIGNS: Final = ("=", ":", ":=", "=>")
 
 _NO_VALUE: Final = re.compile(
     # Where it comes from, or that it is left out, and not what it is.
@@ -151,11 +170,13 @@ def _is_password(found: re.Match[str]) -> bool:
 
 
 def _is_assigned(found: re.Match[str]) -> bool:
-    """Whether what stands behind `api key` or the like is one: long, and with digits in it."""
+    """Whether what stands behind `api key` or the like is one: long, and no word."""
     value = _plain(found)
-    if len(value) < 8 or _NO_VALUE.match(value):
+    if len(value) < (4 if found["password"] else 8) or _NO_VALUE.match(value):
         return False
-    return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
+    if any(map(str.isdigit, value)):
+        return any(map(str.isalpha, value))
+    return found["sep"].strip() in _ASSIGNS and _LONG_RUN.search(value) is not None
 
 
 def _plain(found: re.Match[str]) -> str:
@@ -164,9 +185,11 @@ def _plain(found: re.Match[str]) -> str:
 
 # --- cards -----------------------------------------------------------------------------------
 
+_BETWEEN: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
+"""What stands between the groups of a card's number: spaces, hyphens or dashes, or dots."""
 _CARD: Final = re.compile(
-    r"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{14,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{4}"
-    r"|3[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})(?!\w|\.[0-9]|-\w)"
+    rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_BETWEEN})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
+    rf"|3[0-9]{{3}}({_BETWEEN})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
 )
 _ISSUED: Final = re.compile(
     r"4[0-9]{15}|(?:5[1-5]|2[2-7])[0-9]{14}|3[47][0-9]{13}|3(?:0[0-5]|[68][0-9])[0-9]{11}"
@@ -176,7 +199,7 @@ _ISSUED: Final = re.compile(
 
 def _is_card(found: re.Match[str]) -> bool:
     """Whether somebody issues cards with such numbers, and its check digit fits (Luhn)."""
-    digits = re.sub("[ -]", "", found[0])
+    digits = re.sub("[^0-9]", "", found[0])
     if not _ISSUED.fullmatch(digits):
         return False
     doubled = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
@@ -184,7 +207,7 @@ def _is_card(found: re.Match[str]) -> bool:
 
 
 SECRETS: Final = (
-    _PRIVATE_KEY,
+    PRIVATE_KEY,
     *_KEYS,
     *_HEADERS,
     Secret("password", _SAID, "", _is_password),

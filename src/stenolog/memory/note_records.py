@@ -1,12 +1,8 @@
-"""Notes as values, and as the messages that they are in a store: which of them are in force.
-
-A note is superseded by a later one that names its id. Nothing of the older one is touched, so that
-it is in force again as soon as the later one is out of sight. All of it is pure.
-"""
+"""Notes as values, and as the messages that they are in a store. Pure."""
 
 import os
 from base64 import b32encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final, Literal, cast, get_args
@@ -148,43 +144,28 @@ def message_of(draft: Draft, id: str) -> dict[str, Any]:
 
 
 class Standing(Struct, frozen=True):
-    """One note with the message that it is now, the last of its id."""
+    """What one message says of one note."""
 
-    message: Message
-    stored: _Stored
-    forgotten: bool
+    seq: int
+    note: Note
+    """As if none had taken its place."""
     purged: bool
+    listed: bool
+    """Whether it is a note to show: not purged, nor of a kind that only a later version knows."""
 
 
-def standings(messages: Iterable[Message]) -> dict[str, Standing]:
-    """What stands for each id, in the order of seqs: the last message, but a purge is for good."""
-    found: dict[str, Standing] = {}
-    for message in messages:
-        stored = _stored(message)
-        if stored is None:
-            continue
-        purged = stored.kind == PURGED
-        before = found.pop(stored.id, None)
-        if before is not None and before.purged and not purged:
-            found[stored.id] = before
-        else:
-            hidden = message.hidden or stored.forgotten
-            found[stored.id] = Standing(message, stored, hidden, purged)
-    return found
-
-
-def notes_of(scope: Scope, found: Mapping[str, Standing]) -> list[Note]:
-    """Every note that is not purged, by the time it was made, with what became of it."""
-    newer: dict[str, list[str]] = {}
-    for id, standing in found.items():
-        for older in standing.stored.supersedes:
-            newer.setdefault(older, []).append(id)
-    notes = [
-        _note(scope, standing, _successor(id, newer, found))
-        for id, standing in found.items()
-        if not standing.purged and standing.stored.kind in get_args(Kind)
-    ]
-    return sorted(notes, key=in_order)
+def standing_of(scope: Scope, message: Message) -> Standing | None:
+    """What a message says of a note; None where it is no note."""
+    stored = _stored(message)
+    if stored is None:
+        return None
+    hidden = message.hidden or stored.forgotten
+    return Standing(
+        seq=message.seq,
+        note=_note(scope, message, stored, forgotten=hidden),
+        purged=stored.kind == PURGED,
+        listed=stored.kind in get_args(Kind),
+    )
 
 
 def in_order(note: Note) -> tuple[datetime, str, int]:
@@ -193,29 +174,11 @@ def in_order(note: Note) -> tuple[datetime, str, int]:
     return note.at, batch, int(number) if number.isdecimal() else 0
 
 
-def _successor(
-    id: str, newer: Mapping[str, list[str]], found: Mapping[str, Standing]
-) -> Standing | None:
-    """The first note in sight that took the place of this one, or of one that did."""
-    seen = {id}
-    level = newer.get(id, [])
-    while level:
-        here = [found[name] for name in level if name not in seen]
-        alive = [standing for standing in here if not standing.forgotten and not standing.purged]
-        if alive:
-            return min(alive, key=lambda standing: (standing.message.at, standing.stored.id))
-        seen.update(level)
-        # What took the place of a forgotten one has taken that of all before it.
-        level = [name for up in level for name in newer.get(up, []) if name not in seen]
-    return None
-
-
-def _note(scope: Scope, standing: Standing, successor: Standing | None) -> Note:
-    stored = standing.stored
+def _note(scope: Scope, message: Message, stored: _Stored, *, forgotten: bool) -> Note:
     return Note(
         id=stored.id,
         scope=scope,
-        at=standing.message.at,
+        at=message.at,
         kind=cast(Kind, stored.was or stored.kind),
         text=stored.content,
         about=stored.about,
@@ -225,9 +188,7 @@ def _note(scope: Scope, standing: Standing, successor: Standing | None) -> Note:
         seqs=stored.seqs,
         confidence=stored.confidence,
         supersedes=stored.supersedes,
-        superseded=None if successor is None else successor.message.at,
-        superseded_by="" if successor is None else successor.stored.id,
-        forgotten=standing.forgotten,
+        forgotten=forgotten,
     )
 
 
@@ -268,7 +229,7 @@ def plan_purge(
     if not own:
         return None
     message, one = (texts or own)[-1]
-    note = _note(scope, Standing(message, one, forgotten=True, purged=True), None)
+    note = _note(scope, message, one, forgotten=True)
     if not texts:
         return PurgePlan((), (), 0, note)
     if own[-1][1].kind == PURGED:

@@ -22,6 +22,7 @@ from stenolog.errors import (
     OnceConflict,
     UsageError,
 )
+from stenolog.memory.kept_notes import KeptNotes
 from stenolog.memory.note_records import (
     Draft,
     Kind,
@@ -31,19 +32,19 @@ from stenolog.memory.note_records import (
     check_drafts,
     ids_in,
     message_of,
-    notes_of,
     plan_purge,
-    standings,
 )
+from stenolog.memory.noted import Noted
 from stenolog.memory.scopes import Scope, agent_prefix, scope_of_key
 from stenolog.memory.searching import has_all
+from stenolog.memory.time_words import Period
 from stenolog.records import Undone
-from stenolog.stores.base import Store
+from stenolog.stores.base import Lease, Store
 
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
-_TTL: Final = 60.0
-"""How long one who forgets may take before another one is let in."""
+_TTL: Final = 10.0
+"""Seconds for each step of one who forgets. Where the store learns of no kill, the next one waits."""
 
 
 class PurgedNote(Struct, frozen=True, kw_only=True):
@@ -58,12 +59,14 @@ class PurgedNote(Struct, frozen=True, kw_only=True):
 class Notes:
     """The notes of all scopes in one store. Every call names its scope and sees no other.
 
-    A list costs what the scope has ever noted, and so do get, search and forget.
+    The scopes that were used last are kept in memory: of these only what is new is read, unless
+    something was forgotten or brought back since. May be used by several threads.
     """
 
     def __init__(self, store: Store) -> None:
         """Keep them in this store, opened in the namespace `notes`; who opened it closes it."""
         self._store = store
+        self._kept = KeptNotes(store)
 
     @property
     def store(self) -> Store:
@@ -93,21 +96,20 @@ class Notes:
             first = self._store.add_messages(scope.key, messages, once=once, at=at)[0]
         except OnceConflict as known_token:
             first = known_token.seq
-        return _of_batch(batch, self._read(scope, after=first - 1))
+        added = self._store.get_history(scope.key, after=first - 1, full=True)
+        return _of_batch(batch, Noted(scope).after(added))
 
     def list(
         self, scope: Scope, *, kind: Kind | None = None, full: bool = False
     ) -> builtins.list[Note]:
         """The notes in force, the oldest first; `full`: superseded and forgotten ones too."""
-        return [
-            note
-            for note in self._read(scope)
-            if kind in (None, note.kind) and (full or note.in_force)
-        ]
+        noted = self._kept.read(scope).noted
+        found = noted.notes if full else noted.in_force.values()
+        return [note for note in found if kind is None or note.kind == kind]
 
     def get(self, scope: Scope, id: str) -> Note:
         """The note of this id, forgotten or not. Raises NoSuchNote."""
-        for note in self._read(scope):
+        for note in self._kept.read(scope).noted.notes:
             if note.id == id:
                 return note
         raise NoSuchNote(id)
@@ -128,6 +130,32 @@ class Notes:
         ]
         return found[::-1]
 
+    def candidates(
+        self,
+        stems: Sequence[str],
+        *,
+        scope: Scope,
+        period: Period | None = None,
+        limit: int = 200,
+    ) -> builtins.list[Note]:
+        """What recall may choose from: the notes in force that share words with a question.
+
+        Those of the period first, then those with the most and the rarest words, which are given as
+        stemming.stem makes them, then the newest. Without any words, only those of the period.
+        """
+        kept = self._kept.read(scope)
+        known = kept.noted.in_force
+        found = list(reversed(known))
+        if stems:
+            shared = kept.words.shared(dict.fromkeys(stems), known)
+            found = [id for id in found if id in shared]
+            found.sort(key=shared.__getitem__, reverse=True)
+        if period is not None:
+            inside = [id for id in found if period.holds(known[id].at)]
+            outside = [id for id in found if not period.holds(known[id].at)] if stems else []
+            found = inside + outside
+        return [known[id] for id in found[:limit]]
+
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
         """Every scope that ever had notes, of one agent or of all."""
         prefix = "" if agent is None else agent_prefix(agent)
@@ -139,27 +167,25 @@ class Notes:
                 continue  # no session of ours
         return found
 
-    def forget(self, scope: Scope, id: str, *, purge: bool = False) -> Note:
+    def forget(self, scope: Scope, id: str) -> Note:
         """Take the note out of sight; what it superseded is in force again. Raises NoSuchNote.
 
-        `purge`: delete its text for good, as the method of that name does.
+        Where a thousand runs of notes are out of sight, no undo brings back the next one.
         """
-        if purge:
-            return self.purge(scope, id).note
-        with self._alone(scope, otherwise=NoSuchNote(id)) as store:
-            standing = standings(store.get_history(scope.key, full=True)).get(id)
+        with self._alone(scope, otherwise=NoSuchNote(id)) as lease:
+            standing = self._kept.read(scope).noted.standing(id)
             if standing is None or standing.purged:
                 raise NoSuchNote(id)
-            if not standing.forgotten:
-                store.hide(scope.key, standing.message.seq, standing.message.seq)
+            if not standing.note.forgotten:
+                _hide(lease.store, scope, standing.seq)
         return self.get(scope, id)
 
     def undo(self, scope: Scope) -> Undone:
         """Take back the last forget. Eight deep, and none before a purge. Raises NothingToUndo."""
         nothing = NothingToUndo(f"no note of {scope.who!r} was forgotten that could come back")
-        with self._alone(scope, otherwise=nothing) as store:
+        with self._alone(scope, otherwise=nothing) as lease:
             try:
-                return store.undo(scope.key)
+                return lease.store.undo(scope.key)
             except NothingToUndo:
                 raise nothing from None
 
@@ -170,27 +196,30 @@ class Notes:
         first, under their own ids and times: who follows the store sees them again. What was
         forgotten before stays forgotten, and no undo brings it back any more.
         """
-        with self._alone(scope, otherwise=NoSuchNote(id)) as store:
+        with self._alone(scope, otherwise=NoSuchNote(id)) as lease:
+            store = lease.store
             messages = store.get_history(scope.key, full=True)
             plan = plan_purge(scope, messages, id, now=datetime.now(UTC))
             if plan is None:
                 raise NoSuchNote(id)
+            lease.renew()
             if plan.append:
                 store.add_messages(scope.key, plan.append, at=plan.at)
+                lease.renew()
             left = store.purge(scope.key, before=plan.before).not_reached if plan.before else ()
         told = _also_told(plan.note, self.list(scope, full=True))
         gone = replace(plan.note, text="", about="", quote="")
         return PurgedNote(note=gone, not_reached=(*left, *told))
 
     @contextmanager
-    def _alone(self, scope: Scope, *, otherwise: UsageError) -> Iterator[Store]:
-        """The store, while nobody else forgets in this scope; raises `otherwise` without one."""
+    def _alone(self, scope: Scope, *, otherwise: UsageError) -> Iterator[Lease]:
+        """The turn in which nobody else forgets in this scope; raises `otherwise` without one."""
         try:
             lease = self._store.lease(scope.key, ttl=_TTL)
         except NoSuchSession:
             raise otherwise from None
         with lease:
-            yield lease.store
+            yield lease
 
     def _carried(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
         """What is left of a batch that was here before a purge; None where it was not.
@@ -203,19 +232,26 @@ class Notes:
             return None
         if info.count >= info.last_seq:
             return None
-        found = standings(self._store.get_history(scope.key, full=True))
-        if not any(batch_of(id) == batch for id in found):
+        noted = self._kept.read(scope).noted
+        if not any(batch_of(id) == batch for id in noted.ids()):
             return None
-        return _of_batch(batch, notes_of(scope, found))
-
-    def _read(self, scope: Scope, *, after: int = 0) -> builtins.list[Note]:
-        """Every note in the messages past a seq, in order, with what became of it."""
-        messages = self._store.get_history(scope.key, after=after, full=True)
-        return notes_of(scope, standings(messages))
+        return _of_batch(batch, noted)
 
 
-def _of_batch(batch: str, notes: Sequence[Note]) -> list[Note]:
-    return [note for note in notes if batch_of(note.id) == batch]
+def _hide(store: Store, scope: Scope, seq: int) -> None:
+    """Take the message of a note out of sight, or where the store hides no more, say that it is."""
+    try:
+        store.hide(scope.key, seq, seq)
+    except UsageError as refused:
+        if type(refused) is not UsageError:
+            raise
+        # A thousand runs of messages are hidden already. The last message of an id counts.
+        message = store.get_history(scope.key, after=seq - 1, full=True)[0]
+        store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
+
+
+def _of_batch(batch: str, noted: Noted) -> list[Note]:
+    return [note for note in noted.notes if batch_of(note.id) == batch]
 
 
 def _also_told(purged: Note, left: Sequence[Note]) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """Whether the user said it: the check that keeps what a model made up out of memory. Pure.
 
 A quote counts if its words stand one after the other in one message of the user, whatever their
-case, spacing and punctuation. That alone would let a model hang anything on a true quote, so a
-fact must also follow from it as far as words can tell.
+case, spacing and punctuation; but an end of a sentence that stands between them must stand in the
+quote as well: "Fish? No. Meat!" does not say "no meat". That alone would let a model hang anything
+on a true quote, so a fact must also have a word of it that says something: a name, a number, or a
+form of the same word.
 """
 
 import re
@@ -12,9 +14,6 @@ from typing import Final
 
 SHORTEST_WORD: Final = 3
 """Letters that a quote of a single word must have: "no" and "ok" stand everywhere."""
-
-LONG_QUOTE: Final = 3
-"""Words with meaning from which on a quote may share none with its fact: it is told otherwise."""
 
 _SAME_BEGINNING: Final = 4
 """Letters that two forms of one word have in common, or all that the shorter one has."""
@@ -27,6 +26,7 @@ _WORD: Final = re.compile(
 _APOSTROPHE: Final = re.compile(
     "(?<=\\w)['\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}](?=\\w)"
 )
+_END: Final = re.compile(r"[.?!\n…\N{FULLWIDTH QUESTION MARK}\N{FULLWIDTH EXCLAMATION MARK}。؟।]")
 _LEFT_OUT: Final = re.compile(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
 # Neither negations nor times of verbs are among them: "does not eat", "was" say something else.
@@ -39,11 +39,16 @@ _SMALL: Final = (
 _EMPTY: Final = frozenset(_SMALL.split())
 
 _COMMON: Final = (
-    "all been being can could did do does had how id ill like no not over should want was were "
-    "what when will would yes"
+    "all been being can come comes could did do does get gets give gives go goes going got had how "
+    "id ill know knows let lets like likes make makes need needs no not now over put puts say says "
+    "see sees should take takes tell tells thing things think thinks today tomorrow try use uses "
+    "want wants was were what when will would yes 我 你 他 她 它 们 的 是 了 在 有 不 也 很 都 和 "
+    "就 这 那 一 个"
 )
 _SAYS_LITTLE: Final = _EMPTY | frozenset(_COMMON.split())
 """Words that stand in any two sentences."""
+_HIRAGANA: Final = re.compile("[\u3040-\u309f]$")
+"""A single sign of it is an ending or a particle."""
 
 
 def words(text: str) -> list[str]:
@@ -60,27 +65,40 @@ def content_words(text: str) -> tuple[str, ...]:
 def said(quote: str, texts: Iterable[str]) -> bool:
     """Whether one of these texts has the quote, word for word.
 
-    Where the quote leaves something out ("…"), its parts must stand in one text, in their order.
+    Where the quote leaves something out ("…"), its parts must stand in one sentence, in order.
     """
-    parts = [found for part in _LEFT_OUT.split(quote) if (found := words(part))]
+    parts = [found for part in _LEFT_OUT.split(quote) if (found := _with_ends(part))]
     if not parts or any(not _long_enough(part) for part in parts):
         return False
-    return any(_has_in_order(words(text), parts) for text in texts)
+    # The dots may be the user's own.
+    spoken, whole = list(texts), _with_ends(quote)
+    if any(_has_in_order(_with_ends(text), [whole]) for text in spoken):
+        return True
+    sentences = (words(one) for text in spoken for one in _END.split(text))
+    return len(parts) > 1 and any(_has_in_order(one, parts) for one in sentences)
 
 
 def follows(fact: str, quote: str) -> bool:
-    """Whether a fact can have been learnt from a quote: a word in common, or a quote long enough.
+    """Whether a fact can have been learnt from a quote: whether they have a telling word in common.
 
-    It is no proof. It refuses a fact that is merely hung on a "yes" or on two words.
+    It is no proof. It refuses a fact that is merely hung on words that say nothing of it; and one
+    that is true and told in quite other words, or in another language.
     """
     heard = _telling(quote)
-    if len(heard) >= LONG_QUOTE:
-        return True
     return any(_akin(one, other) for one in _telling(fact) for other in heard)
 
 
 def _telling(text: str) -> set[str]:
-    return {word for word in words(text) if word not in _SAYS_LITTLE}
+    return {word for word in words(text) if word not in _SAYS_LITTLE and not _HIRAGANA.match(word)}
+
+
+def _with_ends(text: str) -> list[str]:
+    """The words, with a point between the sentences."""
+    found: list[str] = []
+    for sentence in _END.split(text):
+        if spoken := words(sentence):
+            found += [".", *spoken] if found else spoken
+    return found
 
 
 def _long_enough(part: Sequence[str]) -> bool:

@@ -5,12 +5,11 @@ what the asking session has in sight anyway. What was recalled earlier is taken 
 before they are looked at, so that nothing is found because it was found before.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from stenolog.catalog import Catalog
-from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
 from stenolog.memory.asking import Question, understood
 from stenolog.memory.blocks import strip_blocks
@@ -18,7 +17,7 @@ from stenolog.memory.notes import Note, Notes
 from stenolog.memory.ranking import Candidate, Commonness, Ranked, rank
 from stenolog.memory.scopes import Scope
 from stenolog.memory.telling import Found, Recalled, tell
-from stenolog.tokens import estimate
+from stenolog.tokens import Tokens
 
 __all__ = ["Found", "Recalled", "recall"]
 
@@ -41,29 +40,31 @@ def recall(
     half_life_days: float = 30.0,
     now: datetime | None = None,
     exclude_session: str | None = None,
+    threads: bool = False,
     unasked: bool = True,
-    count: Callable[[str], int] = estimate,
+    tokens: Tokens | None = None,
 ) -> Recalled:
     """What one scope knows about a question, within a budget of tokens.
 
     `unasked`: where room is left, the newest core facts are told as well: what a question shares no
-    word with may still be what it is about.
+    word with may still be what it is about. `now`: dates, and words such as "yesterday", are those
+    of its zone. `tokens`: the counter of the model that gets the block.
 
     `exclude_session`: the session that asks; what it has in sight is not told again, what was
     compacted away is. `half_life_days`: after so long half of what age can take from a score is
-    gone; 0: age takes nothing. Raises UsageError for a time without a zone, and what the stores
-    raise.
+    gone; 0: age takes nothing. `threads`: as in `scope_of`, by which the scope was found. Raises
+    UsageError for a time without a zone, and what the stores raise.
     """
     moment = datetime.now(UTC) if now is None else now
+    count = (tokens or Tokens()).text
     if moment.tzinfo is None:
         raise UsageError(f"now={moment.isoformat()}: a time with its zone is wanted")
     asked = understood(question, now=moment)
-    known = [] if notes is None else notes.list(scope)
-    more = _newest_facts(known) if unasked else []
+    more = _newest_facts(notes, scope) if unasked and notes is not None else []
     if asked.empty:
         return tell([], asked, more=more, budget=budget, count=count, zone=moment.tzinfo)
-    noted = _notes(asked, known)
-    said, commonness = _messages(asked, catalog, scope, exclude_session)
+    noted = [] if notes is None else _notes(asked, notes, scope)
+    said, commonness = _messages(asked, catalog, scope, exclude_session, threads=threads)
     ranked = rank(
         asked, [*noted, *said], now=moment, half_life_days=half_life_days, commonness=commonness
     )
@@ -71,13 +72,9 @@ def recall(
     return tell(worthy, asked, more=more, budget=budget, count=count, zone=moment.tzinfo)
 
 
-def _newest_facts(notes: Iterable[Note]) -> list[Ranked]:
-    facts = sorted((note for note in notes if note.kind == "core"), key=_age, reverse=True)
-    return [Ranked(candidate=_candidate(note), score=0.0) for note in facts[:_MOST_TOLD]]
-
-
-def _age(note: Note) -> tuple[datetime, str]:
-    return note.at, note.id
+def _newest_facts(notes: Notes, scope: Scope) -> list[Ranked]:
+    facts = notes.list(scope, kind="core")[: -_MOST_TOLD - 1 : -1]
+    return [Ranked(candidate=_candidate(note), score=0.0) for note in facts]
 
 
 def _candidate(note: Note) -> Candidate:
@@ -85,21 +82,19 @@ def _candidate(note: Note) -> Candidate:
     return Candidate(kind=note.kind, source=note.id, at=note.at, text=note.text, hints=hints)
 
 
-def _notes(question: Question, notes: Iterable[Note]) -> list[Candidate]:
-    """The notes that share words with the question, or all where it only names a time."""
-    wanted = set(question.stems)
-    found: list[tuple[int, datetime, Candidate]] = []
-    for note in notes:
-        one = _candidate(note)
-        shared = len(wanted.intersection(stems(f"{one.text}\n{one.hints}")))
-        if shared or not wanted:
-            found.append((shared, note.at, one))
-    found.sort(key=lambda one: (one[0], one[1], one[2].source), reverse=True)
-    return [candidate for _, _, candidate in found[:CANDIDATES]]
+def _notes(question: Question, notes: Notes, scope: Scope) -> list[Candidate]:
+    """The notes that share words with the question, or those of the time that it names."""
+    found = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
+    return [_candidate(note) for note in found]
 
 
 def _messages(
-    question: Question, catalog: Catalog | None, scope: Scope, session: str | None
+    question: Question,
+    catalog: Catalog | None,
+    scope: Scope,
+    session: str | None,
+    *,
+    threads: bool,
 ) -> tuple[list[Candidate], Commonness]:
     """The messages of the scope that may have to do with the question."""
     if catalog is None:
@@ -108,6 +103,7 @@ def _messages(
     found = catalog.candidates(
         question.stems,
         owner=scope.who,
+        threads=threads,
         agent=scope.agent,
         in_sight_of=session,
         since=None if period is None else period.since,

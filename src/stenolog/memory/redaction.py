@@ -1,14 +1,16 @@
 """Secrets out of a text, before it is kept as a note."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
 
-from stenolog.memory.named_secrets import SECRETS, Secret
+from stenolog.memory.named_secrets import PRIVATE_KEY, SECRETS, Secret
 
 _RUN: Final = re.compile(r"\S*")
+_MARGIN: Final = 1_000
+"""Characters; no secret with a space in it is as long, but for a private key."""
 
 
 class Redacted(Struct, frozen=True):
@@ -25,9 +27,31 @@ def redact(text: str) -> Redacted:
     Where there is none it is the same text, and count is 0. Only what is known to be secret by
     its form is found: a secret in plain words stays.
     """
+    return _redacted(text, SECRETS)
+
+
+def redact_ends(text: str, *, most: int) -> Redacted:
+    """The same for a text of which about so many characters of each end are wanted.
+
+    A longer one is cut in its middle, and what a cut went through is not shown as a half.
+    """
+    if len(text) <= 2 * most:
+        return redact(text)
+    # Only these are so long that one end may tell nothing of how they began.
+    keys = _redacted(text, [PRIVATE_KEY])
+    # What is long and has no space in it may have lost what it would be known by.
+    words = keys.text[: most + _MARGIN].rsplit(None, 1)
+    head = redact(words[0] if len(words) == 2 else "")
+    tail = redact(_RUN.sub("", keys.text[-most - _MARGIN :], count=1))
+    return Redacted(
+        f"{head.text[:-_MARGIN]}\n…\n{tail.text[_MARGIN:]}", keys.count + head.count + tail.count
+    )
+
+
+def _redacted(text: str, secrets: Iterable[Secret]) -> Redacted:
     count = 0
     small = text.lower()
-    for secret in SECRETS:
+    for secret in secrets:
         if secret.hint in small:
             found = list(_found(text, secret))
             text = _without(text, found, f"[redacted: {secret.name}]")

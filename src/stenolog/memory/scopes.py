@@ -1,13 +1,13 @@
-"""Whose notes are whose: a scope is one agent and one user, or one agent and one group chat.
+"""Whose notes are whose: a scope is one agent and one session, or all threads of one sender.
 
 Each scope is a session of its own in the notes store, so that a read of one cannot see another.
 """
 
 from msgspec import Struct
 
+from stenolog.catalog.owners import owner_of
 from stenolog.codec import check_key
 from stenolog.errors import InvalidKey
-from stenolog.sessions import keys
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -28,16 +28,13 @@ class Scope(Struct, frozen=True, kw_only=True):
         return key
 
 
-def scope_of(key: str, *, agent: str = "main") -> Scope:
-    """The scope that a session's notes belong to.
+def scope_of(key: str, *, agent: str = "main", threads: bool = False) -> Scope:
+    """The scope that a session's notes belong to: its own, so that no two sessions share one.
 
-    What is said in a thread belongs to its sender, whatever the thread. A chat that shares one
-    session is a scope of its own, and so is a key that is not of our making.
+    `threads`: keys of three parts are `channel:thread:sender`, as `key_for` makes them, and all
+    threads of a sender share the scope of `channel:sender`.
     """
-    parts = keys.split(key)
-    if parts is None or parts.thread is None:
-        return Scope(agent=agent, who=key)
-    return Scope(agent=agent, who=keys.join(keys.Parts(parts.channel, parts.who)))
+    return Scope(agent=agent, who=owner_of(key) if threads else key)
 
 
 def scope_of_key(notes_key: str) -> Scope:

@@ -6,6 +6,7 @@ or a weekday without more is the last one that has begun. Pure.
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -66,6 +67,9 @@ _NUMBERS: Final = {
     )
     for name in names.split()
 }
+_DOTS: Final = str.maketrans(
+    {"\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}": "i", "\N{LATIN SMALL LETTER DOTLESS I}": "i"}
+)
 _UNITS: Final = {"day": "day", "tag": "day", "wee": "week", "woc": "week", "mon": "month"}
 
 _MONTH: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
@@ -188,8 +192,13 @@ def _this(found: re.Match[str], now: datetime) -> Period:
 
 
 def _weekday(found: re.Match[str], now: datetime) -> Period:
-    back = (now.weekday() - _WEEKDAYS[found["weekday"].lower()]) % 7 or 7
+    back = (now.weekday() - _WEEKDAYS[_small(found["weekday"])]) % 7
     return _days(now - timedelta(days=back))
+
+
+def _last_weekday(found: re.Match[str], now: datetime) -> Period:
+    """Not today: on a Monday, last Monday is a week ago."""
+    return _weekday(found, now - timedelta(days=1))
 
 
 def _weekend(_found: re.Match[str], now: datetime) -> Period:
@@ -198,16 +207,24 @@ def _weekend(_found: re.Match[str], now: datetime) -> Period:
 
 def _named(found: re.Match[str], now: datetime) -> Period:
     """A month, of the year that is named, else the last one that has begun; or a day of it."""
-    month = _MONTHS[found["month"].lower()]
+    month = _MONTHS[_small(found["month"])]
     parts = found.groupdict()
-    year = int(parts["year"]) if parts.get("year") else now.year - (month > now.month)
-    day = parts.get("day")
+    year, day = parts.get("year"), parts.get("day")
     if day is None:
-        return _month(year, month, now)
-    named = _midnight(now).replace(year=year, month=month, day=int(day))
-    if named > now and not parts.get("year"):
-        named = named.replace(year=year - 1)
-    return _days(named)
+        return _month(int(year) if year else now.year - (month > now.month), month, now)
+    if year:
+        return _days(_midnight(now).replace(year=int(year), month=month, day=int(day)))
+    return _days(_last_such_day(month, int(day), now))
+
+
+def _last_such_day(month: int, day: int, now: datetime) -> datetime:
+    # Eight years may lie between two leap days.
+    for year in range(now.year, now.year - 9, -1):
+        with suppress(ValueError):
+            named = _midnight(now).replace(year=year, month=month, day=day)
+            if named <= now:
+                return named
+    raise ValueError(f"no month {month} has a day {day}")
 
 
 def _in_year(found: re.Match[str], now: datetime) -> Period:
@@ -215,7 +232,12 @@ def _in_year(found: re.Match[str], now: datetime) -> Period:
 
 
 def _many(text: str) -> int:
-    return int(text) if text.isdigit() else _NUMBERS[text.lower()]
+    return int(text) if text.isdigit() else _NUMBERS[_small(text)]
+
+
+def _small(name: str) -> str:
+    """The name as it stands in the tables: patterns that ignore case take a dotless i for an i."""
+    return name.translate(_DOTS).casefold()
 
 
 def _unit(text: str) -> str:
@@ -242,7 +264,8 @@ _RULES: Final = [
         (rf"{_LAST} (?:weekend|wochenende)|am wochenende", _weekend),
         (rf"(?:in (?:der |dem )?|im )?{_LAST} {_UNIT}", _last),
         (rf"(?:in (?:der |dem )?)?{_THIS} {_UNIT}", _this),
-        (rf"(?:on |am |{_LAST} ){_WEEKDAY}", _weekday),
+        (rf"{_LAST} {_WEEKDAY}", _last_weekday),
+        (rf"(?:on |am ){_WEEKDAY}", _weekday),
         (rf"(?:on |am )?(?:the )?{_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?", _named),
         (rf"(?:on )?{_MONTH} {_DAY}(?:,? {_YEAR})?", _named),
         (rf"(?:in |im |since |seit |during |{_LAST} |{_THIS} )?{_MONTH},? {_YEAR}", _named),

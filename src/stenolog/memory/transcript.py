@@ -11,7 +11,7 @@ word in brackets, long texts are cut in their middle, and secrets are gone befor
 done with a text.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,8 +19,10 @@ from msgspec import Struct
 
 from stenolog.context.shapes import as_json, calls_of, results_of, role_of, speaks, text_of
 from stenolog.memory.blocks import strip_blocks
-from stenolog.memory.redaction import redact
+from stenolog.memory.redaction import redact_ends
 from stenolog.records import Message, SessionInfo
+from stenolog.stores import spans
+from stenolog.stores.withdrawn import withdrawn
 from stenolog.tokens import estimate
 
 _LOOKED_AT: Final = 100_000
@@ -28,6 +30,9 @@ _LOOKED_AT: Final = 100_000
 
 _SHOWN: Final = {"user": 4_000, "assistant": 2_000, "tool": 600, "call": 300}
 """Characters that are shown of what each says, and of the calls of tools."""
+
+Count = Callable[[str], int]
+"""Tokens of a text."""
 
 _GIST: Final = 160
 _TEXTS: Final = ("text", "input_text", "output_text")
@@ -99,9 +104,13 @@ def is_taken_back(message: Message, info: SessionInfo) -> bool:
     """Whether somebody took the message out of the conversation, rather than out of the context.
 
     Hidden at or below the floor, with a summary in its place, it was compacted and still counts.
-    Hidden in any other way (popped, hidden, replaced, cleared) it does not.
+    Hidden in any other way (popped, hidden, replaced, cleared, truncated) it does not, nor where
+    that was done before the compaction.
     """
-    return message.hidden and not (message.seq <= info.floor and info.summary)
+    if not message.hidden:
+        return False
+    compacted = message.seq <= info.floor and bool(info.summary)
+    return not compacted or spans.contains(withdrawn(info.meta), message.seq)
 
 
 def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
@@ -121,8 +130,8 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
         left = left or speaks(fields)
         seqs.append(message.seq)
         for line in _said(fields):
-            # Before it is cut anywhere: half a secret would not be known as one.
-            clean = redact(strip_blocks(_sound(_ends(line.text))))
+            # Half a block, or half a secret, would not be known as one: all this before any cut.
+            clean = redact_ends(strip_blocks(_sound(line.text)), most=_LOOKED_AT)
             redacted += clean.count
             if clean.text.strip():
                 lines.append(Line(line.role, clean.text.strip()))
@@ -144,17 +153,17 @@ def gist(turn: Turn) -> str:
     return " ".join(told) or _first_words(turn.lines[0].text)
 
 
-def shown(turn: Turn, *, number: int, budget: int) -> str:
+def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
     """The turn as text of about so many tokens at the most."""
     heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
     lines = [Line(line.role, _middle_out(line.text, _SHOWN[line.role])) for line in turn.lines]
     text = _joined(heading, lines)
-    if estimate(text) > budget:
+    if count(text) > budget:
         # What tools said is told by the answer, more or less.
         lines = [line for line in lines if line.role in ("user", "assistant")]
         text = _joined(heading, lines)
     most = max(_SHOWN.values())
-    while estimate(text) > budget and most > 40:
+    while count(text) > budget and most > 40:
         most //= 2
         keep = max(budget // 20, 2)
         lines = lines if len(lines) <= keep else [*lines[: keep // 2], *lines[-(keep // 2) :]]
@@ -163,12 +172,14 @@ def shown(turn: Turn, *, number: int, budget: int) -> str:
     return text
 
 
-def batches(turns: Sequence[Turn], *, budget: int, most: int) -> Iterator[list[Turn]]:
+def batches(
+    turns: Sequence[Turn], *, budget: int, most: int, count: Count = estimate
+) -> Iterator[list[Turn]]:
     """The turns in runs that fit a budget of tokens; a turn too long for it stands alone."""
     batch: list[Turn] = []
     spent = 0
     for turn in turns:
-        size = estimate(shown(turn, number=1, budget=budget))
+        size = count(shown(turn, number=1, budget=budget, count=count))
         if batch and (spent + size > budget or len(batch) >= most):
             yield batch
             batch, spent = [], 0
@@ -214,13 +225,6 @@ def _own_words(content: Any) -> Iterator[str]:
 def _sound(text: str) -> str:
     """The text without halves of characters: two that come together would be refused by a store."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _ends(text: str) -> str:
-    """The text, or its two ends where it is longer than anybody looks at."""
-    if len(text) <= 2 * _LOOKED_AT:
-        return text
-    return text[:_LOOKED_AT] + "\n…\n" + text[-_LOOKED_AT:]
 
 
 def _middle_out(text: str, most: int) -> str:

@@ -13,7 +13,9 @@ _LONGEST: Final = 1_000_000
 """Characters that are looked at; an answer this long is no answer."""
 
 _TRIES: Final = 64
-"""Opening braces that are tried, so that a page full of them costs little."""
+_MOST_READ: Final = 1_000_000
+"""Opening braces that are tried, and characters that are read in vain, so that a page full of
+broken ones costs little."""
 
 _DEEPEST: Final = 60
 
@@ -30,12 +32,15 @@ _CLOSING: Final = {
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 
 
-def read_object(text: str) -> dict[str, Any] | None:
+def read_object(text: object) -> dict[str, Any] | None:
     """The JSON object in an answer, the longest where there are several; None where none is.
 
     What stands around it is passed over, usual mistakes are mended, and the unfinished last value
-    of an answer that was cut off is left out. NaN and Infinity become None.
+    of an answer that was cut off is left out. NaN and Infinity become None. An answer that is no
+    text, as a refusal's may be, has no object.
     """
+    if not isinstance(text, str):
+        return None
     shown = text[:_LONGEST]
     found = _longest(_THINKING.sub("", shown))
     # A model that never stops thinking may have put its answer inside.
@@ -44,17 +49,16 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 def _longest(text: str) -> dict[str, Any] | None:
     best: dict[str, Any] | None = None
-    size = 0
+    size = wasted = 0
     place = text.find("{")
     for _ in range(_TRIES):
-        if place < 0:
+        if place < 0 or wasted > _MOST_READ:
             break
-        read = _strict(text, place) or _mended(text, place)
-        if read is None:
-            place = text.find("{", place + 1)
-            continue
-        value, end = read
-        if end - place > size:
+        value, end = _strict(text, place) or _mended(text, place)
+        if value is None:
+            wasted += end - place
+            end = place + 1
+        elif end - place > size:
             best, size = value, end - place
         place = text.find("{", end)
     return best
@@ -68,12 +72,13 @@ def _strict(text: str, place: int) -> tuple[dict[str, Any], int] | None:
     return (value, end) if isinstance(value, dict) else None
 
 
-def _mended(text: str, place: int) -> tuple[dict[str, Any], int] | None:
+def _mended(text: str, place: int) -> tuple[dict[str, Any] | None, int]:
+    """The object, None where it cannot be mended, and how far it was read."""
     reader = _Mending(text, place)
     try:
         value = reader.mapping(0)
     except _Broken:
-        return None
+        return None, reader.place
     return value, reader.place
 
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
 from stenolog.errors import StenologError
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+
+FORKED_AT: Final = "forked_at"
+"""The field of a fork's meta: the seq up to which it was taken over from its source."""
 
 
 @runtime_checkable
@@ -138,8 +141,8 @@ class Store(Protocol):
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Make a session of its own from what is in sight, up to the seq `at`, that included.
 
-        It has the same seqs, times, summary and meta, and `forked_from`; it shares nothing: no
-        hidden messages, no undo steps, no tokens. Raises NoSuchSession; SessionExists; UsageError
+        It has the same seqs, times, summary and meta, and `forked_from`, and in its meta the seq
+        `forked_at`; it shares nothing: no hidden messages, no undo steps, no tokens. Raises NoSuchSession; SessionExists; UsageError
         where `at` is beyond the end or below the floor, whose summary would tell of more.
         """
         ...

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from stenolog import codec, errors, records
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
 from stenolog.stores import spans
+from stenolog.stores.base import FORKED_AT
 from stenolog.stores.times import conversation_times
 
 BUSY_TIMEOUT: Final = 5.0
@@ -113,7 +114,7 @@ class _Session(Struct):
             last_seq=upto,
             hidden=set(range(1, self.floor() + 1)),
             summary=self.summary,
-            meta=self.meta,
+            meta=codec.encode_object({**records.decode_object(self.meta), FORKED_AT: upto}),
             forked_from=key,
         )
 

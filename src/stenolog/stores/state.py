@@ -27,6 +27,7 @@ from stenolog.records import (
     VoidRecord,
 )
 from stenolog.stores import spans
+from stenolog.stores.base import FORKED_AT
 
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_SPANS: Final = 1_000
@@ -292,7 +293,7 @@ def decide_fork(
     forked.floor = state.floor
     # Numbers of changes are not reused, and one without any would be no session when empty.
     forked.number = state.number + 1
-    forked.summary, forked.meta = state.summary, state.meta
+    forked.summary, forked.meta = state.summary, {**state.meta, FORKED_AT: upto}
     forked.purged = left_out(taken, upto)
     forked.forked_from = state.key
     return Fork(forked, taken, upto + 1)

@@ -7,13 +7,16 @@ import pytest
 from stenolog.catalog import Catalog, candidates
 from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
+from stenolog.stores import withdrawn
 from stenolog.stores.base import Store
 
 THEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def _found(catalog: Catalog, question: str, owner: str, **how: object) -> list[tuple[str, int]]:
-    found = catalog.candidates(stems(question), owner=owner, **how)  # type: ignore[arg-type]
+    """What is found with the threads of a sender joined, unless it is said otherwise."""
+    joined = {"threads": True, **how}
+    found = catalog.candidates(stems(question), owner=owner, **joined)  # type: ignore[arg-type]
     return sorted((one.key, one.seq) for one in found.messages)
 
 
@@ -55,6 +58,18 @@ def test_nobody_finds_what_is_anothers(store: Store, catalog: Catalog) -> None:
     }
 
 
+def test_unless_threads_are_joined_nobody_finds_what_another_session_has(
+    store: Store, catalog: Catalog
+) -> None:
+    for number in range(30):
+        _say(store, f"app:alice{number}:1", *["zanzibar"] * 10)
+    _say(store, "app:bob:1", "zanzibar once")
+    _say(store, "app:1", "zanzibar alone")
+    assert _found(catalog, "zanzibar", "app:bob:1", threads=False, limit=1) == [("app:bob:1", 1)]
+    assert _found(catalog, "zanzibar", "app:1", threads=False) == [("app:1", 1)]
+    assert _found(catalog, "zanzibar", "app:bob", threads=False) == []
+
+
 def test_the_rarest_words_decide_who_is_among_the_limit(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "ferry zanzibar", *["the ferry again"] * 50)
     assert ("cli:a", 1) in _found(catalog, "ferry zanzibar", "cli:a", limit=1)
@@ -77,6 +92,20 @@ def test_what_was_compacted_is_found_and_what_was_taken_back_is_not(
     assert _found(catalog, "ferry", "cli:a") == [("cli:a", seq) for seq in (1, 2, 3, 4, 5, 7, 8)]
     store.clear("cli:a")
     assert len(_found(catalog, "ferry", "cli:a")) == 8
+
+
+def test_what_was_taken_back_before_a_compaction_is_not_found_after_it(
+    store: Store, catalog: Catalog
+) -> None:
+    _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 9)])
+    store.hide("cli:a", 3, 4)
+    left = [("cli:a", seq) for seq in (1, 2, 5, 6, 7, 8)]
+    assert _found(catalog, "ferry", "cli:a") == left
+    store.set_meta("cli:a", **{withdrawn.META: [[3, 4]]})
+    store.checkpoint("cli:a", summary="they talked", upto=6)
+    assert _found(catalog, "ferry", "cli:a") == left
+    store.clear("cli:a")
+    assert _found(catalog, "ferry", "cli:a") == left
 
 
 def test_what_the_asking_session_has_in_sight_is_left_out(store: Store, catalog: Catalog) -> None:

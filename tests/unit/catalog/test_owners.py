@@ -1,12 +1,11 @@
-"""Whose a session is: the same by the index and by the scopes of memory."""
+"""Whose a session is where threads are joined."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.catalog.owners import owner_of
-from stenolog.memory.scopes import scope_of
-from stenolog.sessions.keys import Parts, join
+from stenolog.sessions.keys import Parts, join, split
 
 
 @pytest.mark.parametrize(
@@ -25,16 +24,7 @@ from stenolog.sessions.keys import Parts, join
     ],
 )
 def test_a_thread_is_its_senders_and_every_other_key_its_own(key: str, owner: str) -> None:
-    assert owner_of(key) == owner == scope_of(key).who
-
-
-keys = st.text(st.sampled_from("ab:%325A"), min_size=1, max_size=12) | st.text(min_size=1)
-
-
-@given(keys)
-@example("%25:%3A:%")
-def test_the_index_and_memory_never_differ(key: str) -> None:
-    assert owner_of(key) == scope_of(key).who
+    assert owner_of(key) == owner
 
 
 parts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -44,3 +34,10 @@ parts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 def test_all_threads_of_a_sender_are_one_owner(channel: str, thread: str, sender: str) -> None:
     alone = join(Parts(channel, sender))
     assert owner_of(join(Parts(channel, sender, thread))) == alone == owner_of(alone)
+
+
+@given(st.text(st.sampled_from("ab:%325A"), min_size=1, max_size=12) | st.text(min_size=1))
+@example("%25:%3A:%")
+def test_a_key_that_was_not_made_for_a_thread_is_its_own(key: str) -> None:
+    made = split(key)
+    assert (owner_of(key) == key) == (made is None or made.thread is None)

@@ -304,6 +304,20 @@ def test_a_note_that_is_another_by_now_is_left_out_and_told(memory: Steno, ids: 
     )
 
 
+def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspace: str) -> None:
+    assert ids
+    page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
+    edited = page.replace("Eats no meat.", "Eats fish.")
+    other = memory("import", "-", "--agent", "tutor", given=edited)
+    assert other.exit_code == 1
+    assert "(agent 'main'), and not those of 'telegram:1' (agent 'tutor')" in other.stderr
+    own = memory("import", "-", "--agent", "tutor", given="## Core facts\n- a\n")
+    assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
+    assert "Eats fish." not in _texts(workspace)
+    assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
+    assert "Eats fish." in _texts(workspace)
+
+
 def test_a_page_that_is_not_understood_is_one_sentence(
     memory: Steno, ids: Ids, place: Path
 ) -> None:

@@ -73,9 +73,10 @@ def talk(turns: int, *, size: int = 40, calls: int = 0) -> list[dict[str, Any]]:
 
 _IDS = st.sampled_from(["c1", "c1", "c2", "c3", "", None, 5])
 _TEXTS = st.one_of(
-    st.sampled_from(["", "yes", "word " * 30, "x" * 700, "\ud800", "\x00"]), st.text(max_size=30)
+    st.sampled_from(["", " \n", "yes", "word " * 30, "x" * 700, "\ud800", "\x00"]),
+    st.text(max_size=30),
 )
-_CONTENTS = st.one_of(
+_CONTENTS: SearchStrategy[Any] = st.one_of(
     _TEXTS,
     st.none(),
     st.lists(
@@ -88,6 +89,27 @@ _CONTENTS = st.one_of(
     ),
 )
 _ARGUMENTS = st.sampled_from(["{}", '{"a": 1}', "", "not json", "[1]", None, {"a": 1}, "{" * 9])
+
+
+_FURTHER: SearchStrategy[dict[str, Any]] = st.dictionaries(
+    st.sampled_from(
+        ["reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", "cache", "at"]
+    ),
+    st.one_of(
+        _TEXTS,
+        st.builds(lambda text: [{"type": "thinking", "thinking": text, "signature": "s"}], _TEXTS),
+        st.builds(lambda text: {"inner": [text, 2**70, None]}, _TEXTS),
+    ),
+    max_size=2,
+)
+"""Fields of which some are sent to some, and all must be counted where they are."""
+
+
+def thinks(text: str, *ids: Any) -> dict[str, Any]:
+    """A message whose thoughts stand among its parts."""
+    said = uses("so", *ids)
+    thought = {"type": "thinking", "thinking": text, "signature": "s"}
+    return {**said, "content": [thought, *said["content"]]}
 
 
 def anything() -> SearchStrategy[list[dict[str, Any]]]:
@@ -105,6 +127,11 @@ def anything() -> SearchStrategy[list[dict[str, Any]]]:
         st.builds(tool, _IDS, _CONTENTS),
         st.builds(tool, _IDS, _CONTENTS),
         st.builds(lambda ids: uses("use", *ids), ids),
+        st.builds(lambda text, ids: thinks(text, *ids), _TEXTS, ids),
+        st.builds(lambda content, more: {**assistant(content), **more}, _CONTENTS, _FURTHER),
+        st.builds(lambda content, more: {**user(content), **more}, _CONTENTS, _FURTHER),
+        st.builds(lambda more: {**assistant(None, "c1"), **more}, _FURTHER),
+        st.builds(lambda role: {"role": role, "content": "be brief"}, st.just("developer")),
         st.builds(lambda ids, text: hands(*ids, text=text), ids, st.sampled_from(["", "more"])),
         st.builds(
             lambda calls: {"role": "assistant", "content": None, "tool_calls": calls},
@@ -161,13 +188,9 @@ def faults(messages: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"{at}: {waiting} were not answered before a {role} message")
             waiting = []
         calls = _calls(message)
-        if role == "system" and at and messages[0]["role"] != "system":
-            pass  # somebody stored one: it stays where it was
-        if role not in ("system", "user", "assistant", "tool"):
+        if role not in ("system", "developer", "user", "assistant", "tool"):
             found.append(f"{at}: role {role!r}")
-        if role == "tool" and not isinstance(content, str | list):
-            found.append(f"{at}: a result without content")
-        if role != "tool" and not calls and not content:
+        if _says_nothing(content) and not (calls and content is None):
             found.append(f"{at}: nothing in it")
         if "tool_calls" in message and not message["tool_calls"]:
             found.append(f"{at}: an empty list of calls")
@@ -200,7 +223,20 @@ def _odd_calls(message: Mapping[str, Any]) -> list[str]:
     for call in message.get("tool_calls", []):
         function = call["function"]
         given = function["arguments"]
-        whole = json.loads(given) if isinstance(given, str) else given
-        if not isinstance(whole, dict) or not isinstance(function["name"], str):
+        whole = isinstance(given, str) and isinstance(json.loads(given), dict)
+        if not whole or not isinstance(function["name"], str):
             found.append(f"call {call}")
     return found
+
+
+def _says_nothing(content: Any) -> bool:
+    """Whether a text in it is blank, or it has none; strict providers refuse both."""
+    if isinstance(content, str):
+        return not content.strip()
+    if not isinstance(content, list) or not content:
+        return True
+    texts = [part.get("text") for part in content if part["type"] == "text"]
+    results = [part["content"] for part in content if part["type"] == "tool_result"]
+    return not all(isinstance(text, str) and text.strip() for text in texts) or any(
+        map(_says_nothing, results)
+    )

@@ -26,6 +26,7 @@ NEEDS = st.builds(
     merge_user=st.booleans(),
     user_first=st.booleans(),
     reasoning=st.sampled_from(["none", "newest", "all"]),
+    keep_fields=st.sampled_from([(), ("cache", "at")]),
 )
 
 
@@ -44,8 +45,33 @@ def test_any_history_becomes_valid(messages: list[dict[str, Any]], needs: Needs)
         roles = [body["role"] for body in made]
         assert all(pair != ("user", "user") for pair in pairwise(roles))
     if needs.user_first:
-        talk = [body["role"] for body in made if body["role"] != "system"]
+        talk = [body["role"] for body in made if body["role"] not in ("system", "developer")]
         assert talk[:1] in ([], ["user"])
+
+
+@given(anything(), NEEDS)
+def test_no_history_changes_the_order_of_what_is_said(
+    messages: list[dict[str, Any]], needs: Needs
+) -> None:
+    """Each message carries its number in a field of its own, and so does what is made of it."""
+    numbered = [{**body, "number": at} for at, body in enumerate(messages)]
+    made = arrange(numbered, Needs(reasoning=needs.reasoning, keep_fields=("number",)))
+    said = [body["number"] for body in made if "number" in body and body["role"] != "tool"]
+    assert said == sorted(set(said))
+    assert {at for at, body in enumerate(messages) if must_be_heard(body)} <= set(said)
+    for at, body in enumerate(made):
+        # A result never stands before its call, and tells what was told there.
+        if body["role"] == "tool" and "number" in body:
+            calls = [other for other in made[:at] if other.get("tool_calls")]
+            assert calls[-1]["number"] < body["number"]
+
+
+def must_be_heard(body: dict[str, Any]) -> bool:
+    content = body.get("content")
+    if isinstance(content, str):
+        says = bool(content.strip())
+        return body.get("role") == "user" or (body.get("role") == "assistant" and says)
+    return body.get("role") == "user" and "tool_result" not in str(content)
 
 
 @given(sessions())
@@ -122,6 +148,13 @@ def test_a_provider_that_wants_a_user_first_gets_one() -> None:
     assert made[0] == user(GOES_ON)
 
 
+def test_system_and_developer_stand_before_the_first_user() -> None:
+    messages = [{"role": role, "content": "be brief"} for role in ("system", "developer")]
+    assert arrange([*messages, user("a")], Needs(user_first=True)) == [*messages, user("a")]
+    made = arrange([*messages, assistant("hello")], Needs(user_first=True))
+    assert [body["role"] for body in made] == ["system", "developer", "user", "assistant"]
+
+
 def test_reasoning_goes_back_to_those_who_need_it() -> None:
     thought = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
     messages = [user("a"), thought, user("c"), thought]
@@ -146,20 +179,38 @@ def test_fields_that_servers_do_not_know_stay_at_home() -> None:
     ("given", "sent"),
     [
         ('{"a": 1}', '{"a": 1}'),
-        ({"a": 1}, {"a": 1}),
+        ({"a": 1}, '{"a":1}'),
+        ({"a": 2**70}, '{"a":1180591620717411303424}'),
+        ({"a": "\ud800"}, '{"unreadable":"{\\"a\\": \\"\\\\ud800\\"}"}'),
+        ([1], '{"unreadable":"[1]"}'),
         ("", "{}"),
         (None, "{}"),
         ('{"a": 1', '{"unreadable":"{\\"a\\": 1"}'),
     ],
 )
-def test_arguments_are_always_an_object(given: Any, sent: Any) -> None:
+def test_arguments_are_always_the_text_of_an_object(given: Any, sent: Any) -> None:
     made = arrange([assistant(None, "c1", arguments=given)], PLAIN)
     assert made[0]["tool_calls"][0]["function"]["arguments"] == sent
 
 
-def test_what_says_nothing_is_left_out_but_a_user_is_heard() -> None:
-    messages = [user(None), {"role": "assistant", "content": ""}, {"role": "odd", "content": "x"}]
-    assert arrange(messages, PLAIN) == [user(EMPTY)]
+@pytest.mark.parametrize(
+    "nothing", [None, "", " \n", [], [{"type": "text", "text": ""}], ["\t"], [{"type": "text"}]]
+)
+def test_what_says_nothing_is_left_out_but_a_user_is_heard(nothing: Any) -> None:
+    messages = [user(nothing), assistant(nothing), {"role": "system", "content": nothing}]
+    assert arrange([*messages, {"role": "odd", "content": "x"}], PLAIN) == [user(EMPTY)]
+    call = arrange([assistant(nothing, "c1"), tool("c1", nothing)], PLAIN)
+    assert [body["content"] for body in call] == [None, EMPTY]
+
+
+def test_parts_that_say_nothing_are_left_out() -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    assert arrange([user([{"type": "text", "text": " "}, image])], PLAIN) == [user([image])]
+    said = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": ""}, *uses("", "u1")["content"]],
+    }
+    assert [part["type"] for part in arrange([said], PLAIN)[0]["content"]] == ["tool_use"]
 
 
 def test_half_a_surrogate_pair_can_be_sent() -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from stenolog import InMemoryStore, JSONLStore, Store
 from stenolog.catalog import open_catalog
+from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
 from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
 from stenolog.errors import ContextTooSmall
+from stenolog.providers.scripted import Scripted
 from stenolog.tokens import Tokens
 from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
 
@@ -118,6 +120,51 @@ def test_a_limit_that_a_provider_named_is_kept_for_the_next_call(store: Store) -
     assert len(server.sent) == 1
 
 
+def test_a_limit_larger_than_ours_makes_ours_no_smaller_for_good(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
+    loop.context.call(KEY, Server(1_000, NAMING.replace("1000", "9000")))
+    assert loop.context.limits == LIMITS
+
+
+def test_a_smaller_limit_that_another_thread_learnt_meanwhile_stays(store: Store) -> None:
+    loop = Loop(store)
+    store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
+
+    def meanwhile(messages: list[dict[str, Any]]) -> str:
+        loop.context.limits = LIMITS.at_most(500)
+        return server(messages)
+
+    server = Server(1_000, NAMING)
+    loop.context.call(KEY, meanwhile)
+    assert loop.context.limits.max_context_tokens == 500
+
+
+def test_what_those_who_are_told_raise_is_logged_and_costs_nothing(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> int:
+        raise RuntimeError("screen is off")
+
+    loop = Loop(store, on_event=fails)
+    store.add_messages(KEY, talk(6))
+    done = loop.context.settle(KEY)
+    assert done is not None
+    assert "on_event failed after a compaction of 'cli:default': RuntimeError" in caplog.text
+    assert loop.context.call(KEY, lambda _: "paid for", usage=fails) == "paid for"
+    assert "could not be taken in: RuntimeError('screen is off')" in caplog.text
+
+
+def test_the_model_that_writes_summaries_is_asked_what_fits_that_model(store: Store) -> None:
+    small = Limits(max_context_tokens=1_000)
+    model = Scripted(['{"facts": ["a"], "last_state": "on"}'] * 40)
+    loop = Loop(store, ask=model, ask_limits=small)
+    store.add_messages(KEY, talk(8, size=600))
+    assert loop.context.compact(KEY) is not None
+    assert len(model.asked) > 1
+    assert all(sum(map(CHEAP.message, asked)) <= small.room + 16 for asked in model.asked)
+
+
 def test_one_long_turn_is_made_shorter_from_inside_for_a_provider(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [user("do it"), assistant(None, "c1"), tool("c1", "x" * 9_000)])
@@ -131,8 +178,9 @@ def test_after_two_more_tries_the_error_says_what_to_do(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
     server = Server(0, SILENT)
-    with pytest.raises(ContextTooSmall, match="set max_context_tokens to less than") as caught:
+    with pytest.raises(ContextTooSmall, match="after 2 shorter tries; set max_con") as caught:
         loop.context.call(KEY, server)
+    assert f"to less than {server.sent[-1]:,}" in str(caught.value)
     assert len(server.sent) == 3
     assert str(caught.value.__cause__) == SILENT
     assert server.sent == sorted(server.sent, reverse=True)
@@ -142,8 +190,12 @@ def test_what_cannot_be_made_shorter_for_a_provider_is_the_same_error(store: Sto
     loop = Loop(store)
     store.add_message(KEY, "user", "q" * 8_000)
     server = Server(100, "prompt is too long: 2004 tokens > 100 maximum")
-    with pytest.raises(ContextTooSmall, match="it says that it takes 100; set max_context_tokens"):
+    with pytest.raises(ContextTooSmall, match="it says that it takes 100") as caught:
         loop.context.call(KEY, server)
+    assert "give the model a context of at least" in str(caught.value)
+    assert "tries" not in str(caught.value)  # there were none
+    assert "max_context_tokens" not in str(caught.value)  # a smaller one would not help
+    assert caught.value.needed > 2_004
     assert len(server.sent) == 1
     assert loop.context.limits == LIMITS  # it helped nobody
 
@@ -171,16 +223,31 @@ def test_after_an_undo_the_next_turn_does_not_compact_again(store: Store) -> Non
 
 
 def test_what_the_window_left_out_is_compacted_before_it_is_missed(store: Store) -> None:
-    # By themselves the messages fit: the results that never came are what is too much.
+    # What is stored fits: together with a message that is not, it is too much.
+    store.add_messages(KEY, talk(4, size=500))
+    unsaved = [user("q" * 4 * (LIMITS.room - 800))]
+    loop = Loop(store)
+    assert loop.context.window(KEY, unsaved=unsaved).left_out > 0
+    assert loop.context.settle(KEY) is None
+    sent = loop.context.call(KEY, lambda messages: messages, unsaved=unsaved)
+    assert loop.whys == ["tokens"]
+    assert "earlier messages are left out" not in str(sent)
+
+
+def test_results_that_never_came_count_as_they_are_sent(store: Store) -> None:
     lost = [user("look"), assistant("Looking.", *(f"c{n}" for n in range(20))), assistant("No.")]
     left = LIMITS.room - sum(map(CHEAP.message, lost)) - 20
     store.add_messages(KEY, [*lost, user("q" * 4 * left)])
-    loop = Loop(store)
-    assert loop.context.window(KEY).left_out > 0
-    assert loop.context.settle(KEY) is None
-    sent = loop.context.call(KEY, lambda messages: messages)
-    assert loop.whys == ["tokens"]
-    assert "earlier messages are left out" not in str(sent)
+    done = Loop(store).context.settle(KEY)
+    assert done is not None
+    assert done.why == "tokens"
+
+
+def test_what_is_stored_but_not_sent_is_no_reason_to_compact(store: Store) -> None:
+    store.add_messages(KEY, [{**said, "trace": "t" * 8_000} for said in talk(3)])
+    assert Loop(store).context.settle(KEY) is None
+    sending = Loop(store, needs=Needs(keep_fields=("trace",)))
+    assert sending.context.settle(KEY) is not None
 
 
 def test_memory_and_unsaved_messages_are_sent(store: Store) -> None:

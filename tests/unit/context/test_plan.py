@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenolog.context.arranging import Needs, entries_of
 from stenolog.context.budget import Limits
 from stenolog.context.plan import Asked, Plan, plan_compaction
 from stenolog.context.shapes import body_of, pair
@@ -117,23 +118,28 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
         asked=asked,
         undone=undone,
     )
-    costs = [CHEAP.message(message) for message in messages]
+    begins = [turn.first for turn in find_turns(history)]
+    sent = [(begins[entry.turn], entry.body) for entry in entries_of(messages, Needs())]
+
+    def taken(first: int) -> int:
+        """Tokens of what is sent of the messages from this one on."""
+        return sum(CHEAP.message(body) for begin, body in sent if begin >= first)
+
     if plan is None:
-        if asked == "auto" and len(find_turns(history)) > 1:
-            assert sum(costs) + CHEAP.text(summary) <= limits.history(fixed)
+        if asked == "auto" and len(begins) > 1:
+            assert taken(0) + CHEAP.text(summary) <= limits.history(fixed)
             assert undone or len(messages) <= count
         return
     cut = len(plan.messages)
     assert list(plan.messages) == messages[:cut] != []
     assert plan.upto == messages[cut - 1].seq
     assert plan.kept == len(messages) - cut > 0
-    begins = [turn.first for turn in find_turns(history)]
     assert cut in begins
     for (call, _), (result, _) in pair([body_of(message) for message in messages]).items():
         assert (call < cut) == (result < cut)
     if cut != begins[-1]:
         assert plan.kept <= count // 2
-        assert sum(costs[cut:]) + plan.summary_tokens <= limits.history(fixed) // 2
+        assert taken(cut) + plan.summary_tokens <= limits.history(fixed) // 2
 
 
 @pytest.mark.parametrize("asked", ["auto", "manual", "overflow"])

@@ -16,7 +16,7 @@ from stenolog.context.summarising import (
 )
 from stenolog.context.summary import parse
 from stenolog.providers.scripted import Answer, Scripted
-from unit.context.histories import CHEAP, assistant, stored, talk, tool, user
+from unit.context.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
 
 LIMITS = Limits(max_context_tokens=2_000)
 NEW = json.dumps({"facts": ["new"], "last_state": "on"})
@@ -135,6 +135,40 @@ def test_extracted_lines_tell_what_tools_did() -> None:
         "tool_outcomes": ['look({"q": 1}): attic'],
         "last_state": "The user said last: find it",
     }
+
+
+def test_the_words_beside_a_result_are_the_users_and_are_kept() -> None:
+    history = stored([user("go"), uses("", "u1"), hands("u1", text="My name is Bo")])
+    assert "result of look: seen u1\nMy name is Bo" in list(transcript(history, 100, CHEAP))[2]
+    made = extract(history)
+    assert made["facts"] == ["User said: go", "User said: My name is Bo"]
+    assert made["tool_outcomes"] == ['look({"at":"x"}): seen u1']
+    assert made["last_state"] == "The user said last: My name is Bo"
+
+
+def test_a_call_is_not_taken_for_words() -> None:
+    call = {"type": "tool_use", "id": "u1", "name": "look", "input": {}}
+    thought = {"type": "thinking", "thinking": "hm"}
+    history = stored([user("go"), {"role": "assistant", "content": [thought, call]}])
+    assert extract(history)["last_state"] == "The user said last: go"
+    assert list(transcript(history, 100, CHEAP))[1] == "[2] assistant: calls look({})"
+
+
+def test_lines_that_had_no_room_are_counted() -> None:
+    lines = [f"fact number {number} of many" for number in range(60)]
+    answer = json.dumps({"facts": lines, "last_state": "on"})
+    done, _ = made([user("a")], answer)
+    kept = parse(done.text).facts
+    assert done.given_up == 61 - len(kept) > 0
+    assert kept == tuple(lines[-len(kept) :])
+    fits, _ = made([user("a")], NEW)
+    assert fits.given_up == 0
+
+
+def test_fields_that_no_model_reads_do_not_keep_one_from_being_asked() -> None:
+    history = [{**said, "trace": "t" * 9_000} for said in talk(40)]
+    done, _ = made(history, *[NEW] * 20)
+    assert done.fallback == ""
 
 
 def test_a_long_message_is_cut_for_the_model_with_a_pointer() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,23 @@ def test_what_is_new_is_added_and_what_was_known_stays() -> None:
     assert made.facts == ("The cat is called Ivo", "Rent is 900", "Rent is 950")
     assert (made.goals, made.decisions) == (KNOWN.goals, KNOWN.decisions)
     assert made.last_state == "Signed."
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("-40 °C is the limit", "-40 °C is the limit"),
+        ("#4821 is the ticket", "#4821 is the ticket"),
+        ("--force is needed", "--force is needed"),
+        ("- Blue", "Blue"),
+        ("## - Blue", "Blue"),
+        ("* **Blue**", "**Blue**"),
+    ],
+)
+def test_only_the_mark_of_a_list_or_a_heading_is_taken_off(given: str, kept: str) -> None:
+    made = update(Summary(), {"facts": [given], "last_state": given})
+    assert made == Summary(facts=(kept,), last_state=kept)
+    assert parse(render(made)) == made
 
 
 def test_a_line_goes_only_where_its_label_is_named() -> None:

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.arranging import Needs, arrange
+from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
-from stenolog.context.shapes import speaks
-from stenolog.context.turns import find_turns
 from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.tokens import Tokens
@@ -31,6 +29,13 @@ LIMITS = st.builds(
     max_context_tokens=st.integers(60, 3_000),
     reserve=st.one_of(st.none(), st.integers(1, 50)),
 )
+NEEDS = st.builds(
+    Needs,
+    merge_user=st.booleans(),
+    user_first=st.booleans(),
+    reasoning=st.sampled_from(["none", "newest", "all"]),
+    keep_fields=st.sampled_from([(), ("cache", "at")]),
+)
 COUNTERS = st.sampled_from(
     [
         CHEAP,
@@ -45,35 +50,70 @@ def check(window: Window, limits: Limits, tokens: Tokens, tools: Any = ()) -> No
     assert faults(window.messages) == []
     taken = sum(map(tokens.message, window.messages)) + tokens.tools(tools)
     assert taken == window.tokens <= window.budget == limits.room
+    if tokens is CHEAP:
+        assert characters(window.messages) <= 4 * window.tokens
 
 
-def parts(content: Any) -> list[Any]:
-    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+UNCOUNTED = ("role", "type", "signature", "image_url")
+
+
+def characters(value: Any) -> int:
+    """All the text in what is sent, wherever it stands: nothing of it may be unseen."""
+    if isinstance(value, dict):
+        return sum(characters(inner) for name, inner in value.items() if name not in UNCOUNTED)
+    if isinstance(value, list):
+        return sum(map(characters, value))
+    return len(value) if isinstance(value, str) else 0
+
+
+def is_result(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "tool_result"
+
+
+def newest_words(history: list[dict[str, Any]]) -> list[Any]:
+    """What the user said last: texts, and parts that are none."""
+    for body in reversed(history):
+        content = body.get("content")
+        if body.get("role") != "user":
+            continue
+        if isinstance(content, str):
+            return [content] if content.strip() else []
+        if not isinstance(content, list):
+            return []
+        if not content or not all(map(is_result, content)):
+            texts = [part.get("text", part) if isinstance(part, dict) else part for part in content]
+            return [
+                said
+                for part, said in zip(content, texts, strict=True)
+                if not is_result(part) and (not isinstance(said, str) or said.strip())
+            ]
+    return []
 
 
 def unheard(history: list[dict[str, Any]], window: Window) -> list[Any]:
-    """The parts of the newest user message in the newest turn that are not sent as they are."""
-    last = history[find_turns(history)[-1].first :] if history else []
-    newest = [body for body in last if speaks(body)][-1:]
-    said = [part for body in arrange(newest, Needs()) for part in parts(body["content"])]
-    sent = [
-        part
-        for body in window.messages
-        if body["role"] == "user"
-        for part in parts(body["content"])
+    """What of it is not in the window."""
+    sent = [body["content"] for body in window.messages if body["role"] == "user"]
+    parts = [
+        part for content in sent for part in ([content] if isinstance(content, str) else content)
     ]
-    texts = [part.get("text", "") for part in sent]
+    texts = [part if isinstance(part, str) else part.get("text", "") for part in parts]
     return [
-        part
-        for part in said
-        if part not in sent and not any(part.get("text", "") in text for text in texts)
+        said
+        for said in newest_words(history)
+        if not any(sendable(said) in text for text in texts)
+        and (isinstance(said, str) or said not in parts)
     ]
+
+
+def sendable(said: Any) -> str:
+    """As it goes over the wire, where half a surrogate pair cannot."""
+    return str(said).encode("utf-8", "replace").decode()
 
 
 @given(
     st.one_of(anything(), sessions()),
     LIMITS,
-    st.booleans(),
+    NEEDS,
     COUNTERS,
     st.sampled_from(["", "Be brief."]),
     st.sampled_from(["", "They met.", "long " * 200]),
@@ -83,14 +123,13 @@ def unheard(history: list[dict[str, Any]], window: Window) -> list[Any]:
 def test_any_history_gives_a_window_that_holds(
     history: list[dict[str, Any]],
     limits: Limits,
-    merge: bool,
+    needs: Needs,
     tokens: Tokens,
     system: str,
     summary: str,
     memory: str,
     has_tools: bool,
 ) -> None:
-    needs = Needs(merge_user=merge)
     tools = TOOLS if has_tools else []
 
     def build(limits: Limits) -> Window:
@@ -120,23 +159,61 @@ def test_any_history_gives_a_window_that_holds(
     assert system in str(window.messages[:1])
 
 
+def begins(history: list[dict[str, Any]]) -> list[int]:
+    """Where turns begin, word by word as it is defined; ids in a session are never used twice."""
+    answers = {
+        body["tool_call_id"]: at for at, body in enumerate(history) if "tool_call_id" in body
+    }
+
+    def is_open(call_at: int, id: str, at: int) -> bool:
+        if id in answers:
+            return answers[id] > at
+        return not any(body["role"] == "assistant" for body in history[call_at + 1 : at])
+
+    def calls_before(at: int) -> list[tuple[int, str]]:
+        return [
+            (call_at, call["id"])
+            for call_at in range(at)
+            for call in history[call_at].get("tool_calls", [])
+        ]
+
+    return [
+        at
+        for at, body in enumerate(history)
+        if at == 0
+        or (body["role"] == "user" and not any(is_open(*call, at) for call in calls_before(at)))
+    ]
+
+
 @given(sessions(), st.integers(300, 3_000))
 def test_turns_are_there_whole_and_the_oldest_go_first(
     history: list[dict[str, Any]], most: int
 ) -> None:
+    numbered = [{**body, "number": at} for at, body in enumerate(history)]
     limits = Limits(max_context_tokens=most, reserve=1)
+    needs = Needs(keep_fields=("number",))
     try:
-        window = build_window(stored(history), limits=limits, tokens=CHEAP)
+        window = build_window(stored(numbered), limits=limits, needs=needs, tokens=CHEAP)
     except ContextTooSmall:
         return
-    sent = [body for body in window.messages if body["role"] != "system"]
-    turns = find_turns(history)
-    whole = [arrange(history[turn.first :], Needs()) for turn in turns]
-    if window.elided == 0 and sent[:1] == whole[-1][:1]:
-        assert len(sent) <= len(whole[-1])
-    else:
-        assert window.elided or sent in whole
-    assert (window.left_out == 0) == (len(sent) == len(whole[0]))
+    sent = {body["number"]: body for body in window.messages if "number" in body}
+    starts, end = begins(history), len(history)
+    whole = sorted(sent) == list(range(min(sent), end)) and min(sent) in starts
+    changed = [at for at, body in sent.items() if body != numbered[at]]
+    assert whole or set(sent) <= set(range(starts[-1], end))
+    assert whole or window.left_out > 0
+    # Only a turn that stands alone is shortened, and what was is counted and can be found.
+    assert len(changed) == window.elided
+    assert changed == [] or min(sent) >= starts[-1]
+    assert all(f"full text at seq {at + 1}]" in str(sent[at]) for at in changed)
+    # The newest turn is always there: its newest question, and where it stands now.
+    assert max(at for at in range(end) if history[at]["role"] == "user") in sent
+    assert end - 1 in sent
+    # An older turn that is not there would not have fitted.
+    if whole and min(sent) > 0 and not changed:
+        before = max(start for start in starts if start < min(sent))
+        missing = sum(CHEAP.message(body) for body in numbered[before : min(sent)])
+        assert window.tokens + missing + 40 > window.budget
 
 
 def test_all_of_a_short_talk_is_sent_as_it_is() -> None:
@@ -211,6 +288,18 @@ def test_arguments_are_elided_when_results_are_not_enough_and_stay_json() -> Non
     assert given.startswith('{"elided":"[… elided: ')
     assert "full text at seq 2]" in given
     assert window.messages[-1]["content"] == "checked"
+
+
+@pytest.mark.parametrize("field", ["reasoning_details", "thinking_blocks", "attached"])
+def test_every_field_that_is_sent_is_in_the_budget(field: str) -> None:
+    said = {**assistant("b"), field: [{"text": "w " * 5_000}]}
+    needs = Needs(reasoning="all", keep_fields=("attached",))
+    limits = Limits(max_context_tokens=1_000)
+    history = stored([user("a"), said, user("again")])
+    window = build_window(history, limits=limits, needs=needs, tokens=CHEAP)
+    check(window, limits, CHEAP)
+    assert [body["content"] for body in window.messages[1:]] == ["again"]
+    assert build_window(history, limits=limits, tokens=CHEAP).left_out == 0
 
 
 def test_a_turn_of_very_many_steps_still_fits() -> None:

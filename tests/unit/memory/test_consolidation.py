@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from stenolog.errors import NotStored
+from stenolog.memory import consolidation as module
 from stenolog.memory.blocks import memory_block
 from stenolog.memory.consolidation import Consolidated, Consolidation
-from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.scopes import Scope, scope_of
+from stenolog.memory.transcript import Turn, as_turn
 from stenolog.providers.scripted import Answer, Scripted
+from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import open_store
@@ -176,7 +179,8 @@ def test_an_old_session_that_is_read_late_does_not_undo_what_is_known(quick: Pla
     quick.talk("I live in Oslo")
     quick.run(answer([fact("Lives in Oslo.", "I live in Oslo", "town")]))
 
-    quick.run(answer([fact("Lives in Rome.", "I live in Rome", "town")]), key="telegram:old:1")
+    late = answer([fact("Lives in Rome.", "I live in Rome", "town")])
+    quick.run(late, key="telegram:old:1", threads=True)
 
     assert quick.core() == ["Lives in Oslo."]
     assert len(quick.daily()) == 2
@@ -203,6 +207,18 @@ def test_a_fork_is_consolidated_from_where_it_leaves(place: Place) -> None:
 
     assert place.run(answer([]), key="telegram:2").turns == 1
     assert len(place.daily(Scope(who="telegram:2"))) == 1
+
+
+def test_a_fork_leaves_where_it_was_forked_whatever_the_clocks_say(place: Place) -> None:
+    said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    place.sessions.add_messages(KEY, said, at=[NOON + timedelta(days=90_000)] * 2)
+    place.sessions.fork(KEY, "telegram:2")
+    place.sessions.add_messages("telegram:2", said, at=[NOON - timedelta(days=900)] * 2)
+
+    assert place.run(answer([]), key="telegram:2").turns == 1
+    [note] = place.notes.list(Scope(who="telegram:2"))
+    assert note.seqs == (3, 4)
+    assert place.run(answer([])).turns == 1
 
 
 def test_what_was_compacted_is_consolidated_and_what_was_cleared_is_not(place: Place) -> None:
@@ -312,11 +328,11 @@ def test_memory_does_not_feed_on_what_was_recalled(quick: Place) -> None:
     consolidation.run(KEY)
     for number in range(30):
         block = memory_block([f"{note.at:%Y-%m-%d}: {note.text}" for note in quick.notes.list(ANN)])
-        quick.sessions.add_message(KEY, "user", f"{block}\nHow is he today?")
+        quick.sessions.add_message(KEY, "user", f"{block}\nHow is his paw today?")
         quick.sessions.add_message(KEY, "assistant", f"Rex is fine, day {number}. {block}")
         consolidation.run(KEY)
 
-    assert quick.core() == ["My dog is called Rex", "How is he today?"]
+    assert quick.core() == ["My dog is called Rex", "How is his paw today?"]
     assert max(map(len, quick.daily())) < 100
 
 
@@ -327,7 +343,7 @@ def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> No
         place.talk(f"Remember that I love {hobby}", key=f"telegram:thread:{name}")
     place.talk("we all love cake", key="slack:C42")
     model = Scripted([sentences] * 7)
-    consolidation = place.consolidation(model)
+    consolidation = place.consolidation(model, threads=True)
 
     for key in place.sessions.list_sessions():
         consolidation.run(key)
@@ -351,6 +367,7 @@ def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> No
 
 
 def test_after_a_thousand_turns_memory_is_as_large_as_what_there_is_to_know(quick: Place) -> None:
+    """Core notes grow with distinct facts, daily entries with turns: one each."""
     cities = [f"city{number}" for number in range(10)]
 
     def clerk(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -401,6 +418,16 @@ def test_an_answer_that_is_no_json_leaves_a_daily_entry(quick: Place) -> None:
     assert quick.daily() == ["The user: Where is my bike? The assistant: In the yard."]
 
 
+@pytest.mark.parametrize("given", [None, 5, b"{}", {"turns": []}])
+def test_an_answer_that_is_no_text_leaves_a_daily_entry(quick: Place, given: Any) -> None:
+    quick.talk("Where is my bike?", "In the yard.")
+
+    done = quick.run(lambda _: given)
+
+    assert (done.turns, done.daily, done.core, done.waiting) == (1, 1, 0, 0)
+    assert "no JSON" in done.problems[0]
+
+
 def test_a_bad_answer_on_many_turns_is_followed_by_questions_one_by_one(quick: Place) -> None:
     for number in range(3):
         quick.talk(f"I like tea number {number}")
@@ -411,6 +438,37 @@ def test_a_bad_answer_on_many_turns_is_followed_by_questions_one_by_one(quick: P
     done = quick.consolidation(model).run(KEY)
 
     assert (done.turns, done.daily, done.core, len(done.problems)) == (3, 3, 1, 1)
+
+
+def test_questions_one_by_one_count_as_calls_too(quick: Place) -> None:
+    for number in range(5):
+        quick.talk(f"I like tea number {number}")
+    model = Scripted(["{", *[answer([])] * 5])
+    consolidation = quick.consolidation(model)
+
+    done = consolidation.run(KEY, most_calls=3)
+
+    assert (done.turns, done.waiting, len(model.asked)) == (2, 3, 3)
+    assert consolidation.run(KEY).turns == 3
+    assert len(quick.daily()) == 5
+
+
+def test_of_a_long_backlog_only_so_much_is_made_ready_as_can_be_asked_about(
+    quick: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(100):
+        quick.talk(f"said {number}")
+    made: list[Sequence[Message]] = []
+
+    def counted(turn: Sequence[Message], info: SessionInfo) -> Turn | None:
+        made.append(turn)
+        return as_turn(turn, info)
+
+    monkeypatch.setattr(module, "as_turn", counted)
+    done = quick.consolidation(Scripted([answer([], [])] * 3), most_turns=2).run(KEY, most_calls=3)
+
+    # Each once more after the model was asked: something may have been taken back.
+    assert (done.turns, done.waiting, len(made)) == (6, 94, 12)
 
 
 def test_a_turn_that_an_answer_passes_over_has_a_daily_entry(quick: Place) -> None:
@@ -570,6 +628,103 @@ def test_what_was_forgotten_meanwhile_does_not_come_back(quick: Place) -> None:
 
     assert place.core() == []
     assert len(place.daily()) == 1
+
+
+@pytest.mark.parametrize("how", ["pop", "purge", "delete", "made again", "clear and skip", "hide"])
+def test_what_was_taken_back_while_the_model_was_thinking_is_not_noted(
+    place: Place, how: str
+) -> None:
+    place.talk("I have been ill since May")
+    place.talk("I like tea")
+
+    def meanwhile(_: Sequence[Mapping[str, Any]]) -> str:
+        match how:
+            case "pop":
+                for _ in range(4):
+                    place.sessions.pop(KEY)
+            case "purge":
+                place.sessions.purge(KEY, before=5)
+            case "delete" | "made again":
+                place.sessions.delete(KEY)
+            case "clear and skip":
+                place.sessions.clear(KEY)
+                place.consolidation(None).skip(KEY)
+            case "hide":
+                place.sessions.hide(KEY, 1, 4)
+        if how == "made again":
+            place.talk("one", "two")
+            place.talk("three", "four")
+        return answer(
+            [fact("Has been ill.", "I have been ill", "health")], [fact("Likes tea.", "I like tea")]
+        )
+
+    done = place.run(meanwhile)
+
+    assert (done.turns, done.daily, done.core, done.waiting) == (0, 0, 0, 0)
+    assert place.notes.list(ANN, full=True) == []
+
+
+def test_what_is_left_of_a_turn_has_an_entry_without_the_model(quick: Place) -> None:
+    quick.talk("I like tea")
+    quick.talk("I have been ill since May", "How sad!")
+
+    def meanwhile(_: Sequence[Mapping[str, Any]]) -> str:
+        quick.sessions.pop(KEY)
+        return answer([fact("Likes tea.", "I like tea")], [fact("Is sad.", "I have been ill")])
+
+    assert quick.run(meanwhile).turns == 2
+    assert quick.core() == ["Likes tea."]
+    assert quick.daily() == ["Happened 1.", "The user: I have been ill since May"]
+
+
+def test_a_session_deleted_meanwhile_and_restored_is_consolidated_then(quick: Place) -> None:
+    quick.talk("I like tea")
+    quick.run(lambda _: str(quick.sessions.delete(KEY)) and answer([]))
+    quick.sessions.restore(KEY)
+
+    assert quick.run(answer([])).turns == 1
+
+
+class FactsAtOnce(Notes):
+    """Whoever has a fact to write waits for a second one: both know of what was there before."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.barrier = threading.Barrier(2)
+
+    def add(
+        self, scope: Scope, drafts: Sequence[Draft], *, once: str | None = None
+    ) -> list[Note]:
+        if drafts and drafts[0].kind == "core":
+            self.barrier.wait(20)
+        return super().add(scope, drafts, once=once)
+
+
+def test_two_sessions_at_once_leave_one_fact_about_the_same(place: Place) -> None:
+    place.talk("I live in Rome", key="telegram:t1:1")
+    place.talk("I live in Oslo", key="telegram:t2:1")
+    barrier = threading.Barrier(2)
+
+    def at_once(messages: Sequence[Mapping[str, Any]]) -> str:
+        barrier.wait(20)
+        town = "Rome" if "Rome" in str(messages[-1]) else "Oslo"
+        return answer([fact(f"Lives in {town}.", f"I live in {town}", "home")])
+
+    both = Place(place.sessions, FactsAtOnce(place.notes.store))
+    runs = [
+        threading.Thread(target=both.run, args=(at_once,), kwargs={"key": key, "threads": True})
+        for key in ("telegram:t1:1", "telegram:t2:1")
+    ]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+
+    assert place.core() == ["Lives in Oslo."]
+    [rome, oslo] = place.notes.list(ANN, kind="core", full=True)
+    assert (rome.text, rome.superseded_by, oslo.supersedes) == ("Lives in Rome.", oslo.id, ())
+    place.notes.forget(ANN, oslo.id)
+    assert place.core() == ["Lives in Rome."]
 
 
 def test_two_at_once_note_each_turn_once(place: Place) -> None:

@@ -99,6 +99,8 @@ def test_a_fact_needs_the_users_words() -> None:
     assert not is_backed(Fact(text="Lives in Oslo.", quote="I live in Oslo"), spoken)
     assert not is_backed(Fact(text="Lives in Oslo."), spoken)
     assert not is_backed(Fact(text="Owns a boat.", quote="last week"), spoken)
+    hung = Fact(text="Is a convicted criminal.", about="Oslo", quote="I moved to Oslo last week")
+    assert not is_backed(hung, spoken), "what it is about is the model's word"
 
 
 def test_a_subject_is_compared_without_case_and_signs() -> None:

@@ -148,7 +148,7 @@ def test_a_note_that_changed_meanwhile_is_reported_and_not_overwritten(
     if meanwhile == "supersede":
         notes.add(ANN, [Draft(kind="core", text="Eats fish.", supersedes=(old.id,))])
     else:
-        notes.forget(ANN, old.id, purge=meanwhile == "purge")
+        (notes.purge if meanwhile == "purge" else notes.forget)(ANN, old.id)
     before = _all(notes)
     edits = import_notes(notes, page)
     assert edits.count == 0
@@ -202,4 +202,25 @@ def test_any_notes_stay_as_they_are_through_export_and_import(said: list[str]) -
     before = _all(notes)
     edits = import_notes(notes, export_notes(notes, ANN))
     assert (edits.count, edits.conflicts) == (0, ())
+    assert _all(notes) == before
+
+
+def test_a_page_may_delete_more_items_than_a_store_hides_runs_of() -> None:
+    notes = Notes(InMemoryStore())
+    notes.add(ANN, [_core(f"fact number {number}") for number in range(2_100)])
+    page = export_notes(notes, ANN)
+    kept = [line for line in page.split("\n") if not (line[:2] == "- " and line[-1] in "13579")]
+
+    assert len(import_notes(notes, "\n".join(kept)).forgotten) == 1_050
+
+    assert len(notes.list(ANN)) == 1_050
+    assert all(note.forgotten for note in notes.list(ANN, full=True) if note.text[-1] in "13579")
+    assert import_notes(notes, "\n".join(kept)).count == 0
+
+
+def test_a_page_that_is_not_understood_changes_nothing(notes: Notes) -> None:
+    before = _all(notes)
+    page = export_notes(notes, ANN).replace("## Daily", "<!-- check --> these\n## Daily")
+    with pytest.raises(UsageError, match="text behind the end of a comment"):
+        import_notes(notes, page)
     assert _all(notes) == before

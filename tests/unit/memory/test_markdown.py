@@ -109,6 +109,9 @@ def test_what_a_person_writes_is_understood() -> None:
         ("## Core facts\n- **diet:**", "line 2: a note without text"),
         ("## Core facts\n- <!-- x --> a\n- <!-- x --> b", "line 3: the id of line 2"),
         ("## Core facts\n<!-- a\n- b", "does not end"),
+        ("## Core facts\n<!-- a --> please\n- b\n<!-- c -->", "line 2: text behind the end"),
+        ("<!-- a\nb --> - c\n", "line 2: text behind the end"),
+        ("<!-- a --> <!-- b -->", "line 1: text behind the end"),
         ("<!-- steno notes of main, export e\n-->", "names no scope"),
     ],
 )
@@ -121,3 +124,14 @@ def test_what_is_not_understood_is_named_by_its_line(text: str, words: str) -> N
 def test_a_code_that_stands_for_no_character_stays_as_it_is() -> None:
     [item] = from_markdown("## Core facts\n- &#xFFFFFF; &#x41; \\&#x41;").items
     assert item.text == "&#xFFFFFF; A &#x41;"
+
+
+def test_a_comment_ends_where_it_ends() -> None:
+    page = from_markdown("## Core facts\n<!-- check -->\n- a\n<!-- these\n- no -->\n- b\n")
+    assert [item.text for item in page.items] == ["a", "b"]
+
+
+def test_many_ids_are_read_in_no_more_time_than_their_number_asks() -> None:
+    # In quadratic time this would take minutes, and the suite's time limit would say so.
+    ids = "".join(f"{number}\n" for number in range(300_000))
+    assert len(from_markdown(f"<!-- steno exported ids:\n{ids}-->\n").exported) == 300_000

@@ -2,19 +2,24 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stenolog.context.context import Context
 from stenolog.errors import NoSuchNote, StoreClosed, UsageError
 from stenolog.memory.blocks import strip_blocks
 from stenolog.memory.consolidation import Consolidated
 from stenolog.memory.memory import Memory, open_memory
 from stenolog.memory.scopes import Scope
 from stenolog.providers.scripted import Scripted
+from stenolog.sessions import alias_marks
 from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import open_store
+from stenolog.tokens import Tokens
 
 ANN, BOB, EVE = "telegram:ann", "telegram:bob", "telegram:eve"
 ENGINES = {"memory": "memory:", "jsonl": "{}/w", "sqlite": "sqlite:{}/s.db"}
@@ -55,7 +60,7 @@ def test_what_was_said_is_consolidated_and_recalled(sessions: Store, memory: Mem
 
     assert memory.consolidate(ANN) == Consolidated(turns=1, daily=1, core=1)
 
-    found = memory.recall("which colour has the bicycle", key="telegram:elsewhere:ann")
+    found = memory.recall("which colour has the bicycle", key=ANN)
     assert "My bicycle is red" in found.block
     assert strip_blocks(found.block).strip() == ""
     assert found.tokens <= 1_500
@@ -89,6 +94,76 @@ def test_three_users_in_one_store_never_see_each_other(sessions: Store, memory: 
     assert all(len(memory.notes.list(Scope(who=key))) == 3 for key in hobbies)
 
 
+def test_users_whose_keys_have_three_parts_do_not_share_a_memory(
+    sessions: Store, memory: Memory
+) -> None:
+    alice, bob = "app:alice:1", "app:bob:1"
+    talk(sessions, alice, "My password hint is the ferry Zanzibar")
+    talk(sessions, bob, "Hello there")
+    memory.consolidate(alice)
+    memory.remember("Takes the ferry.", key=alice)
+
+    assert memory.recall("Zanzibar ferry", key=bob).block == ""
+    assert "Zanzibar" in memory.recall("Zanzibar ferry", scope=memory.scope(key=alice)).block
+    assert memory.notes.scopes() == [Scope(who=alice)]
+
+
+def test_the_threads_of_a_sender_share_a_memory_where_that_is_asked_for(
+    where: str, sessions: Store
+) -> None:
+    talk(sessions, "slack:T1:ann", "My bicycle is red")
+    talk(sessions, "slack:T2:ann", "My boat is blue")
+    talk(sessions, "slack:T2:bob", "My car is green")
+    with open_memory(where, threads=True, ask=Scripted([clerk] * 3), sessions=sessions) as memory:
+        before = memory.recall("bicycle boat car", key="slack:T1:ann")
+        for key in sessions.list_sessions():
+            memory.consolidate(key)
+        after = memory.recall("bicycle boat car", key="slack:T2:ann")
+
+        assert memory.scope(key="slack:T1:ann") == memory.scope(key="slack:ann")
+    assert [found.text for found in before.found if found.role == "user"] == ["My boat is blue"]
+    assert {found.text for found in after.found if found.kind == "core"} == {
+        *("My bicycle is red", "My boat is blue"),
+    }
+
+
+def test_an_alias_has_the_memory_of_its_session(sessions: Store, memory: Memory) -> None:
+    talk(sessions, ANN, "My bicycle is red")
+    sessions.set_meta(ANN, aliases=["telegram_ann"])
+    alias_marks.change(sessions)
+
+    assert memory.consolidate("telegram_ann").turns == 1
+    note = memory.remember("Has a dog.", key="telegram_ann")
+
+    assert memory.scope(key="telegram_ann") == Scope(who=ANN)
+    found = memory.recall("the bicycle and the dog", key="telegram_ann")
+    assert sorted(one.text for one in found.found) == sorted(
+        [
+            *("Has a dog.", "My bicycle is red"),
+        ]
+    )
+    assert {one.kind for one in found.found} == {"core"}, "what the session sees is not told again"
+    assert memory.forget(note.id, key="telegram_ann").forgotten
+    assert memory.notes.scopes() == [Scope(who=ANN)]
+
+
+def test_what_was_taken_back_stays_so_after_a_compaction(sessions: Store, memory: Memory) -> None:
+    talk(sessions, ANN, "Hello there")
+    talk(sessions, ANN, "My boss Karl is an idiot")
+    sessions.hide(ANN, 3, 4)
+    talk(sessions, ANN, "What is the weather")
+    talk(sessions, ANN, "And tomorrow")
+
+    assert Context(sessions).compact(ANN) is not None
+    assert sessions.info(ANN).floor >= 4
+
+    assert "Karl" not in memory.recall("boss Karl", scope=Scope(who=ANN)).block
+    memory.consolidate(ANN)
+    notes = memory.notes.list(Scope(who=ANN), full=True)
+    assert "Karl" not in str(notes)
+    assert "weather" in str(notes)
+
+
 def test_what_is_remembered_by_hand_can_be_forgotten_by_hand(memory: Memory) -> None:
     note = memory.remember("Takes the bus at 8.", key=ANN, about="bus")
     assert "bus at 8" in memory.recall("when does the bus go", key=ANN).block
@@ -99,6 +174,75 @@ def test_what_is_remembered_by_hand_can_be_forgotten_by_hand(memory: Memory) -> 
     memory.notes.undo(Scope(who=ANN))
     memory.forget(note.id, scope=Scope(who=ANN), purge=True)
     assert memory.notes.list(Scope(who=ANN), full=True) == []
+
+
+def test_a_purge_says_what_it_did_not_reach(sessions: Store, memory: Memory) -> None:
+    talk(sessions, ANN, "My bicycle is red")
+    memory.consolidate(ANN)
+    [fact] = memory.notes.list(Scope(who=ANN), kind="core")
+
+    purged = memory.forget(fact.id, key=ANN, purge=True)
+
+    assert (purged.note.id, purged.note.text) == (fact.id, "")
+    assert f"the session '{ANN}' still holds what was said (seq 1, 2)" in purged.not_reached
+
+
+def test_sessions_that_are_behind_are_found(sessions: Store, memory: Memory) -> None:
+    assert memory.waiting() == []
+    for key in (ANN, BOB, EVE):
+        talk(sessions, key, "My bicycle is red")
+    memory.consolidate(BOB)
+    sessions.add_message(BOB, "user", "not answered yet")
+    memory.skip(EVE)
+
+    assert memory.waiting() == [ANN]
+    for key in memory.waiting():
+        memory.consolidate(key)
+    assert memory.waiting() == []
+    sessions.add_message(BOB, "assistant", "answered")
+    assert memory.waiting() == [BOB]
+
+
+def test_one_call_asks_the_model_so_many_times_at_most(where: str, sessions: Store) -> None:
+    for number in range(45):
+        talk(sessions, ANN, f"My bicycle number {number} is red")
+    model = Scripted([clerk] * 9)
+    with open_memory(where, ask=model, sessions=sessions) as memory:
+        done = memory.consolidate(ANN, most_calls=1)
+        assert (done.turns, done.waiting, len(model.asked)) == (20, 25, 1)
+        assert memory.waiting() == [ANN]
+        assert memory.consolidate(ANN).turns == 25
+        assert (len(model.asked), memory.waiting()) == (3, [])
+        with pytest.raises(UsageError, match="most_calls"):
+            memory.consolidate(ANN, most_calls=0)
+
+
+def test_the_counter_of_the_model_in_use_holds_the_budgets(where: str, sessions: Store) -> None:
+    for number in range(12):
+        talk(sessions, ANN, f"My bicycle number {number} is red " + "word " * 100)
+    model = Scripted([clerk] * 12)
+    many = Tokens(ratio=20.0)
+    with open_memory(where, ask=model, sessions=sessions, tokens=many) as memory:
+        memory.consolidate(ANN)
+        assert len(model.asked) > 1, "by our own estimate one call would do"
+        found = memory.recall("bicycle", scope=Scope(who=ANN), budget=6_000)
+        assert found.found
+        assert found.tokens == many.text(found.block) <= 6_000
+
+
+def test_yesterday_is_the_users_own(sessions: Store) -> None:
+    east = timezone(timedelta(hours=10))
+    now = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)  # there it is the 18th by now
+    for hours, text in ((3, "ferry to Rome"), (20, "ferry to Oslo"), (41, "ferry to Lima")):
+        sessions.add_messages(
+            ANN, [{"role": "user", "content": text}], at=[now - timedelta(hours=hours)]
+        )
+    told = {}
+    for zone in (UTC, east):
+        with Memory(sessions, InMemoryStore(), zone=zone, clock=lambda: now) as memory:
+            found = memory.recall("what was yesterday", scope=Scope(who=ANN))
+            told[zone] = [one.text for one in found.found]
+    assert told == {UTC: ["ferry to Oslo"], east: ["ferry to Rome", "ferry to Oslo"]}
 
 
 def test_what_is_remembered_about_the_same_takes_the_place_of_the_old(memory: Memory) -> None:
@@ -133,7 +277,7 @@ def test_whose_memory_is_meant_must_be_said(memory: Memory) -> None:
         memory.recall("anything")
     with pytest.raises(UsageError, match="not of"):
         memory.recall("anything", key=ANN, scope=Scope(who=BOB))
-    assert memory.scope(key="telegram:thread:ann") == memory.scope(key=ANN) == Scope(who=ANN)
+    assert memory.scope(key=ANN) == memory.scope(scope=Scope(who=ANN)) == Scope(who=ANN)
 
 
 def test_it_closes_what_it_opened_and_nothing_else(where: str, sessions: Store) -> None:

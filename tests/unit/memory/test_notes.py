@@ -47,6 +47,13 @@ def _add(notes: Notes, text: str, *supersedes: str, scope: Scope = ANN) -> str:
     return note.id
 
 
+def _let_go(notes: Notes, scope: Scope, id: str, *, purge: bool) -> None:
+    if purge:
+        notes.purge(scope, id)
+    else:
+        notes.forget(scope, id)
+
+
 def _texts(found: list[Note]) -> list[str]:
     return [note.text for note in found]
 
@@ -147,13 +154,13 @@ def test_what_one_user_does_reaches_no_other(notes: Notes, change: str) -> None:
         with pytest.raises(NoSuchNote):
             notes.get(scope, theirs[ANN])
         with pytest.raises(NoSuchNote):
-            notes.forget(scope, theirs[ANN], purge=change == "purge")
+            _let_go(notes, scope, theirs[ANN], purge=change == "purge")
         with pytest.raises(NothingToUndo):
             notes.undo(scope)
     if change == "supersede":
         _add(notes, "mine is newer", theirs[ANN], theirs[TEAM], scope=BOB)
     else:
-        notes.forget(BOB, theirs[BOB], purge=change == "purge")
+        _let_go(notes, BOB, theirs[BOB], purge=change == "purge")
     for scope in (ANN, TEAM):
         assert _texts(notes.list(scope)) == [f"of {scope.who}"]
 
@@ -197,10 +204,10 @@ def test_forgetting_the_one_between_does_not_bring_back_the_oldest(
     oldest = _add(notes, "one")
     between = _add(notes, "two", oldest)
     newest = _add(notes, "three", between)
-    notes.forget(ANN, between, purge=purge)
+    _let_go(notes, ANN, between, purge=purge)
     assert _texts(notes.list(ANN)) == ["three"]
     assert notes.get(ANN, oldest).superseded_by == newest
-    notes.forget(ANN, newest, purge=purge)
+    _let_go(notes, ANN, newest, purge=purge)
     assert _texts(notes.list(ANN)) == ["one"]
 
 
@@ -322,7 +329,7 @@ def test_a_purge_leaves_the_other_notes_as_they_were(notes: Notes) -> None:
         notes.forget(ANN, gone)
     with pytest.raises(NothingToUndo):
         notes.undo(ANN)
-    assert notes.purge(ANN, gone).note == notes.forget(ANN, gone, purge=True)
+    assert notes.purge(ANN, gone).note == notes.purge(ANN, gone).note
     assert notes.list(ANN, full=True) == before
 
 
@@ -334,7 +341,7 @@ def test_a_purge_leaves_no_byte_of_the_note(notes: Notes, store: Store, tmp_path
     notes.forget(ANN, gone.id)
     store.truncate_history(ANN.key, 1)
     store.compact(ANN.key)
-    notes.forget(ANN, gone.id, purge=True)
+    notes.purge(ANN, gone.id)
     history = b"".join(message.to_json() for message in store.get_history(ANN.key, full=True))
     store.close()
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
@@ -406,11 +413,12 @@ class _Dies:
 
     def __init__(self, store: Store, call: str, *, done: bool) -> None:
         self._store, self._call, self._done = store, call, done
+        self.ttl, self.renewed = 0.0, 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
         if name == "lease":
-            return lambda *given, **options: _DyingLease(self, found(*given, **options))
+            return lambda key, ttl: _DyingLease(self, found(key, ttl=ttl), ttl)
         if name != self._call:
             return found
 
@@ -423,14 +431,19 @@ class _Dies:
 
 
 class _DyingLease:
-    def __init__(self, store: _Dies, lease: Any) -> None:
+    def __init__(self, store: _Dies, lease: Any, ttl: float) -> None:
         self.store, self._lease = store, lease
+        store.ttl = ttl
 
     def __enter__(self) -> "_DyingLease":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._lease.release()
+
+    def renew(self) -> None:
+        self._lease.renew()
+        self.store.renewed += 1
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -469,6 +482,18 @@ def test_p2_a_purge_that_was_killed_is_ended_by_the_next(
     assert b"xyzzy" not in b"".join(
         message.to_json() for message in store.get_history(ANN.key, full=True)
     )
+
+
+def test_one_that_was_killed_blocks_the_next_for_ten_seconds_at_the_most(store: Store) -> None:
+    watched = _Dies(store, "nothing", done=False)
+    notes = Notes(watched)
+    _add(notes, "kept")
+    gone = _add(notes, "xyzzy")
+
+    notes.purge(ANN, gone)
+
+    # Each of its steps has that time for itself.
+    assert (watched.ttl, watched.renewed) == (10, 2)
 
 
 def test_a_follower_sees_what_is_carried_forward_under_its_own_id(

@@ -1,12 +1,14 @@
 """Whether the user said it."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.memory.quotes import content_words, follows, said, words
 
-TOLD = "Well, I can’t eat   NUTS —\nmy sister Zoë lives in Oslo, by the way."
+TOLD = "Well, I can’t eat   NUTS — my sister Zoë lives in Oslo, by the way. Not I! She\nsails."
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,8 @@ TOLD = "Well, I can’t eat   NUTS —\nmy sister Zoë lives in Oslo, by the way
         "nuts my sister",
         "I can't eat … Zoë lives",
         "I can't eat ... in Oslo",
+        "by the way. Not I",
+        "Not I! She. Sails.",
     ],
 )
 def test_words_that_stand_there_in_a_row_were_said(quote: str) -> None:
@@ -37,6 +41,10 @@ def test_words_that_stand_there_in_a_row_were_said(quote: str) -> None:
         "in Oslo … my sister",
         "I",
         "Hello Well",
+        "by the way not I",
+        "I can't eat … she",
+        "Not I … sails",
+        "she sails",
     ],
 )
 def test_anything_else_was_not(quote: str) -> None:
@@ -52,6 +60,25 @@ def test_two_letters_are_too_few_to_be_a_quote() -> None:
     assert said("42 km", ["I ran 42 km"])
 
 
+@pytest.mark.parametrize(
+    ("quote", "text"),
+    [
+        ("I do not … eat meat", "I do not like Mondays. My brother and I eat meat every day."),
+        ("no meat", "Fish? No. Meat is what I love!"),
+        ("I hate … meat", "I hate:\n- Mondays\nI love:\n- meat"),
+        ("我不喜欢 … 肉", "我不喜欢鱼。我喜欢吃肉"),
+    ],
+)
+def test_two_sentences_are_not_stitched_into_one(quote: str, text: str) -> None:
+    assert not said(quote, [text])
+
+
+def test_two_sentences_may_be_quoted_as_they_stand() -> None:
+    assert said("I moved. Oslo is home", ["Hi! I moved. Oslo is home now."])
+    assert said("well... I moved", ["Well... I moved."])
+    assert said("Dr. Fox, at 3.5 km", ["I see Dr. Fox, at 3.5 km from here"])
+
+
 @pytest.mark.parametrize("text", ["其实我喜欢喝茶。", "本当は私はお茶が好きです"])
 def test_scripts_without_spaces_are_read_sign_by_sign(text: str) -> None:
     assert said(text[2:6], [text])
@@ -60,7 +87,7 @@ def test_scripts_without_spaces_are_read_sign_by_sign(text: str) -> None:
 
 @given(st.text(), st.data())
 def test_a_run_of_words_of_a_text_was_said_in_it(text: str, data: st.DataObject) -> None:
-    spoken = words(text)
+    spoken = words(re.split(r"[.?!\n]", text)[0])
     first = data.draw(st.integers(0, len(spoken)))
     run = spoken[first : data.draw(st.integers(first, len(spoken)))]
     if len(run) > 1:
@@ -78,8 +105,11 @@ def test_any_two_texts_can_be_compared(quote: str, text: str) -> None:
     [
         ("Lives in Berlin.", "Berlin"),
         ("Has an allergy to nuts.", "I'm allergic"),
-        ("Dislikes cilantro.", "I can't stand the taste of coriander"),
-        ("Is a vegetarian.", "Ich esse kein Fleisch"),
+        ("Can't stand coriander.", "I can't stand the taste of coriander"),
+        ("Isst kein Fleisch.", "Ich esse kein Fleisch"),
+        ("Ran 42 km.", "42 km it was"),
+        ("Has a sister, Zoë.", "Zoë is her name"),
+        ("喜欢喝茶", "我最喜欢的是茶"),
     ],
 )
 def test_a_fact_can_follow_from_its_quote(fact: str, quote: str) -> None:
@@ -93,10 +123,20 @@ def test_a_fact_can_follow_from_its_quote(fact: str, quote: str) -> None:
         ("Was born in Rome.", "I was there"),
         ("Owns a boat.", "sounds good"),
         ("Owns a boat.", ""),
+        ("Is a convicted criminal.", "what train should we take tomorrow"),
+        ("Takes drugs today.", "what train should we take today"),
+        ("有一条狗", "我的火车是什么时候的"),
+        ("犬がすきです", "電車はいつですか"),
     ],
 )
-def test_a_fact_does_not_hang_on_two_words_that_say_nothing_of_it(fact: str, quote: str) -> None:
+def test_a_fact_does_not_hang_on_words_that_say_nothing_of_it(fact: str, quote: str) -> None:
     assert not follows(fact, quote)
+
+
+def test_a_fact_in_quite_other_words_or_another_language_is_refused() -> None:
+    """That is what it costs: words are all that is compared."""
+    assert not follows("Dislikes cilantro.", "I can't stand the taste of coriander")
+    assert not follows("Is a vegetarian.", "Ich esse kein Fleisch")
 
 
 def test_what_turns_a_fact_round_counts_as_a_word() -> None:

@@ -125,7 +125,13 @@ def test_what_the_asking_session_sees_is_not_told_again(store: Store, catalog: C
     _say(store, "telegram:t:1", "The third ferry.")
     store.checkpoint("telegram:1", summary="ferries", upto=2)
     found = recall(
-        "ferry", scope=ME, notes=None, catalog=catalog, now=NOW, exclude_session="telegram:1"
+        *("ferry",),
+        scope=ME,
+        notes=None,
+        catalog=catalog,
+        now=NOW,
+        exclude_session="telegram:1",
+        threads=True,
     )
     assert set(_texts(found)) == {"The first ferry.", "Yes.", "The third ferry."}
 
@@ -148,7 +154,7 @@ def test_what_was_recalled_before_is_neither_found_nor_told(store: Store, catalo
 def test_the_same_words_are_told_once(store: Store, catalog: Catalog) -> None:
     for days in (1, 2, 3):
         _say(store, f"telegram:{days}:1", "The ferry leaves at nine.", days=days)
-    found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW)
+    found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW, threads=True)
     assert [one.at for one in found.found] == [NOW - timedelta(days=1)]
 
 
@@ -156,7 +162,7 @@ def test_a_time_narrows_what_is_found(store: Store, catalog: Catalog) -> None:
     _say(store, "telegram:1:1", "We met Anna.", days=40)
     _say(store, "telegram:2:1", "We met Bert.", days=1)
     for question, first in (("Who did we meet in May?", "We met Anna."), ("yesterday", "Bert")):
-        found = recall(question, scope=ME, notes=None, catalog=catalog, now=NOW)
+        found = recall(question, scope=ME, notes=None, catalog=catalog, now=NOW, threads=True)
         assert first in found.found[0].text
 
 
@@ -186,21 +192,27 @@ def test_three_users_in_one_store_never_see_each_other(
     store: Store, catalog: Catalog, notes: Notes
 ) -> None:
     written: dict[str, list[Note]] = {}
+    recalled = partial(recall, threads=True)
     for user, keys in USERS.items():
         for key in keys:
-            assert scope_of(key).who == f"slack:{user}"
+            assert scope_of(key, threads=True).who == f"slack:{user}"
             _say(store, key, *[f"secret of {user} about the ferry, in {key}"] * 150)
-        written[user] = notes.add(scope_of(keys[0]), [_fact(f"secret ferry note of {user}")])
+        scope = scope_of(keys[0], threads=True)
+        written[user] = notes.add(scope, [_fact(f"secret ferry note of {user}")])
     for user, keys in USERS.items():
         for question in ("secret ferry", "ann bob C1 note", "yesterday"):
             for key in keys:
-                found = recall(question, scope=scope_of(key), notes=notes, catalog=catalog, now=NOW)
+                scope = scope_of(key, threads=True)
+                found = recalled(question, scope=scope, notes=notes, catalog=catalog, now=NOW)
                 assert found.found
                 own = {written[user][0].id, *(f"{own}:{n}" for own in keys for n in range(1, 151))}
                 assert {one.source for one in found.found} <= own
                 assert all(f"of {user}" in one.text for one in found.found)
     nobody = Scope(who="slack:eve")
-    assert recall("secret", scope=nobody, notes=notes, catalog=catalog, now=NOW).block == ""
+    assert recalled("secret", scope=nobody, notes=notes, catalog=catalog, now=NOW).block == ""
+    apart = scope_of("slack:C1:ann")
+    found = recall("secret ferry", scope=apart, notes=notes, catalog=catalog, now=NOW)
+    assert {one.source.rpartition(":")[0] for one in found.found} == {"slack:C1:ann"}
 
 
 def test_two_agents_of_one_user_have_notes_of_their_own(
@@ -210,8 +222,9 @@ def test_two_agents_of_one_user_have_notes_of_their_own(
     notes.add(coder, [_fact("Knows the ferry.")])
     _say(store, "telegram:t:1", "Said to coder: ferry.")
     store.set_meta("telegram:t:1", agent="coder")
-    assert recall("ferry", scope=ME, notes=notes, catalog=catalog, now=NOW).block == ""
-    assert len(recall("ferry", scope=coder, notes=notes, catalog=catalog, now=NOW).found) == 2
+    asked = partial(recall, "ferry", notes=notes, catalog=catalog, now=NOW, threads=True)
+    assert asked(scope=ME).block == ""
+    assert len(asked(scope=coder).found) == 2
 
 
 # --- how well it finds -----------------------------------------------------------------------
@@ -232,7 +245,12 @@ def test_recall_finds_more_of_the_answers_than_plain_search(store: Store, catalo
         {
             _place(found.source)
             for found in recall(
-                one.text, scope=Scope(who=OWNER), notes=None, catalog=catalog, now=NOW
+                one.text,
+                scope=Scope(who=OWNER),
+                notes=None,
+                catalog=catalog,
+                now=NOW,
+                threads=True,
             ).found[:5]
         }
         for one in asked

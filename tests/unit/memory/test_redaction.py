@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.redaction import Redacted, redact
+from stenolog.memory.redaction import Redacted, redact, redact_ends
 from stenolog.testing.strategies import texts
 
 _chance = random.Random(4)
@@ -53,6 +53,8 @@ _KEYS = {
 }
 _PEM = f"-----BEGIN RSA PRIV{''}ATE KEY-----\nMIIEow+/{_random(60)}\n-----END RSA PRIVATE KEY-----"
 _CARDS = ["4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005", "3782 822463 10005"]
+_CARDS += ["4111.1111.1111.1111", "4111\u00a01111\u00a01111\u00a01111", "4111  1111  1111  1111"]
+_CARDS += ["4111\u20131111\u20131111\u20131111", "3782\u202f822463\u202f10005"]
 _CARDS += ["6011111111111117", "30569309025904", "3566002020360505", "2223003122003222"]
 
 
@@ -98,6 +100,24 @@ def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
         ("пароль: qwerty123", "пароль: [redacted: secret]"),
         ("my card pin is 4821, ok", "my card pin is [redacted: pin], ok"),
         ("in 2024 4111 1111 1111 1111 09/29", "in 2024 [redacted: card number] 09/29"),
+        ("my PIN code: 4821!", "my PIN code: [redacted: pin]!"),
+        ("PIN: 4821", "PIN: [redacted: pin]"),
+        ("DOOR_PIN=4821", "DOOR_PIN=[redacted: pin]"),
+        ('{"pin": "4821"}', '{"pin": "[redacted: pin]"}'),
+        ("pin is: 4821", "pin is: [redacted: pin]"),
+        ("my password is: hunter2", "my password is: [redacted: password]"),
+        ("password\uff1ahunter2", "password\uff1a[redacted: password]"),
+        ("passwort: hunter2", "passwort: [redacted: secret]"),
+        ("Mein Passwort ist hunter2", "Mein Passwort ist [redacted: secret]"),
+        ("client_secret=abcdefghijklmnop", "client_secret=[redacted: secret]"),
+        ("SECRET_KEY='abcdefghijklmnopqrst'", "SECRET_KEY='[redacted: secret]'"),
+        ("Bearer abcdefghijklmnopqrstuvwxyz", "Bearer [redacted: token]"),
+        ("postgres://u:p@ss/w0rd@host/db", "postgres://u:[redacted: password]@host/db"),
+        ("https://user:pa:ss@host", "https://user:[redacted: password]@host"),
+        (
+            f"https://api.telegram.org/bot{_KEYS['telegram']}/getMe",
+            "https://api.telegram.org/bot[redacted: token]/getMe",
+        ),
         *((f"card {card}, ok", "card [redacted: card number], ok") for card in _CARDS),
     ],
 )
@@ -141,6 +161,11 @@ def test_every_secret_is_counted() -> None:
         "Bearer authentication is described in chapter twelve",
         "the bearer of-this-letter-is-known-to-me may pass",
         "https://example.com:8080/a@b and mailto:bob@example.com",
+        '{"at":"http://h:80/x","mail":"bob@example.com"} and http://h:8080',
+        "api_key=the_key_of_my_account, api_key = read_the_key_from(path)",
+        "the secret of it is incomprehensibilities; a secret: it is known",
+        "GPIO pin: 17, pin = 5, spin: 4821, pinned: 4821",
+        "versions 1111.2222.3333.4444 and 4111.1111.1111.1112",
         "pin the version; my pin is lost; PIN 560001",
         "Alice eats no meat, was born on 1990-04-12 and lives at 221B Baker Street.",
         "GB82 WEST 1234 5698 7654 32",
@@ -180,6 +205,12 @@ def test_a_text_without_secrets_has_none(parts: list[str]) -> None:
         "1 ",
         "1",
         "://a:",
+        "://a:@",
+        "://a:b@/",
+        "pin: ",
+        "secret=abcdefghijklmno ",
+        "bearer abcdefghijklmno-",
+        "4111.",
         "bearer a",
         "-",
         " ",
@@ -189,3 +220,42 @@ def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None
     # Quadratic patterns would take minutes here, and the suite's time limit would say so.
     hostile = piece * (100_000 // len(piece))
     assert redact(hostile).count <= len(hostile) // len(piece)
+
+
+def test_a_short_text_has_both_its_ends() -> None:
+    assert redact_ends("pwd=hunter2 " * 3, most=18) == redact("pwd=hunter2 " * 3)
+    assert redact_ends(" " * 9_000, most=2_000).text.strip() == "…"
+    assert redact_ends("x" * 9_000, most=2_000).text.strip() == "…"
+
+
+def test_of_a_long_text_its_ends_are_left() -> None:
+    found = redact_ends("the first words " + "so it went on " * 900 + "and the last", most=3_000)
+
+    assert found.text.startswith("the first words so it")
+    assert found.text.endswith("and the last")
+    assert 5_500 < len(found.text) < 6_500
+    assert found.count == 0
+
+
+_SECRETS = {
+    **_KEYS,
+    "password": "password is: 'one two three four'",
+    "private key": _PEM.replace("\n", "\nMIIEow+/" * 400),
+    "long token": "ey" + "J" + _random(4_000) + "." + "ey" + "J" + _random(4_000),
+    "card": _CARDS[0],
+}
+
+
+@pytest.mark.parametrize("name", _SECRETS)
+@pytest.mark.parametrize("around", ["word ", "x"])
+def test_no_cut_leaves_half_a_secret(name: str, around: str) -> None:
+    secret, most = _SECRETS[name], 2_000
+    shown = ("one two", "three four") if name == "password" else (secret[:12], secret[-9:])
+    before, after = around * (4_000 // len(around)) + " ", " ok" * 2_000
+    for place in (3, len(secret) // 2, len(secret) - 3):
+        for cut in (most, most + 1_000):
+            begins = before[-(cut - place) :] + secret + after
+            ends = after + before[-cut:] + secret + after[: cut - len(secret) + place]
+            for text in (begins, ends):
+                kept = redact_ends(text, most=most).text
+                assert not any(part in kept for part in shown)

@@ -55,16 +55,23 @@ def test_a_key_of_no_scope_is_refused(key: str) -> None:
         ("a%:b:c", "a%:b:c"),
     ],
 )
-def test_what_is_said_belongs_to_the_sender_or_to_the_chat(key: str, who: str) -> None:
-    assert scope_of(key) == Scope(agent="main", who=who)
-    assert scope_of(key, agent="other") == Scope(agent="other", who=who)
+def test_joined_threads_belong_to_their_sender(key: str, who: str) -> None:
+    assert scope_of(key, threads=True) == Scope(agent="main", who=who)
+    assert scope_of(key, agent="other", threads=True) == Scope(agent="other", who=who)
+
+
+@given(names, names)
+@example("app:alice:1", "app:bob:1")
+def test_unless_threads_are_joined_no_two_sessions_share_a_scope(one: str, other: str) -> None:
+    assert (scope_of(one) == scope_of(other)) == (one == other)
+    assert scope_of(one).who == one
 
 
 @given(names, names, names, names)
 def test_two_senders_never_share_a_scope(channel: str, thread: str, a: str, b: str) -> None:
-    in_thread = scope_of(join(Parts(channel, a, thread)))
-    assert in_thread == scope_of(join(Parts(channel, a)))
-    assert (in_thread == scope_of(join(Parts(channel, b)))) == (a == b)
+    in_thread = scope_of(join(Parts(channel, a, thread)), threads=True)
+    assert in_thread == scope_of(join(Parts(channel, a)), threads=True)
+    assert (in_thread == scope_of(join(Parts(channel, b)), threads=True)) == (a == b)
 
 
 @pytest.mark.parametrize(

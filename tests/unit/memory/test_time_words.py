@@ -54,6 +54,10 @@ NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
         ("on Monday", "2026-06-15", "2026-06-15"),
         ("last Wednesday", "2026-06-10", "2026-06-10"),
         ("am Freitag", "2026-06-12", "2026-06-12"),
+        ("on Wednesday", "2026-06-17", "2026-06-17"),
+        ("on February 29", "2024-02-29", "2024-02-29"),
+        ("am 29. Februar", "2024-02-29", "2024-02-29"),
+        ("on February 29, 2020", "2020-02-29", "2020-02-29"),
         ("2026-03", "2026-03-01", "2026-03-31"),
         ("on 2026-03-14", "2026-03-14", "2026-03-14"),
         ("2025-12", "2025-12-01", "2025-12-31"),
@@ -82,11 +86,30 @@ def test_a_time_is_understood(text: str, first: str, last: str) -> None:
         "yesterdays",
         "in 0000-00",
         "on May 45",
+        "on February 30",
+        "on February 29, 2026",
     ],
 )
 def test_what_names_no_time_is_left_alone(text: str) -> None:
     assert told(text, now=NOW).period is None
     assert told(text, now=NOW).rest == text
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("on FR\u0130DAY", "on Friday"),
+        ("on fr\u0131day", "on Friday"),
+        ("on \u017funday", "on Sunday"),
+        ("S\u0130X days ago", "six days ago"),
+        ("in AUGU\u017fT", "in August"),
+        ("in O\u212atober", "im Oktober"),
+        ("in MÄRZ", "in March"),
+        ("three day\u017f ago", "three days ago"),
+    ],
+)
+def test_letters_that_a_pattern_takes_for_others_name_the_same_time(text: str, plain: str) -> None:
+    assert told(text, now=NOW).period == told(plain, now=NOW).period is not None
 
 
 def test_the_words_for_the_time_are_taken_out() -> None:
@@ -109,7 +132,7 @@ def test_days_are_those_of_the_zone() -> None:
 moments = st.datetimes(datetime(1970, 1, 1), datetime(9000, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 WORDS = (
     "in on last this may june 31 2024 2026-02-30 0 999 days weeks months years ago monday vor "
-    "letzten jahren the past february 29th of feb 2023"
+    "letzten jahren the past february 29th of feb 2023 FR\u0130DAY fr\u0131day s\u0131x AUGU\u017fT"
 )
 words = st.lists(st.sampled_from(WORDS.split())).map(" ".join)
 

@@ -7,9 +7,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.memory.blocks import memory_block
-from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist, shown
+from stenolog.memory.transcript import (
+    Turn,
+    as_turn,
+    batches,
+    finished,
+    gist,
+    is_taken_back,
+    shown,
+)
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.withdrawn import META
 from stenolog.tokens import estimate
 
 KEY = "telegram:1"
@@ -48,6 +57,37 @@ def _turn(*bodies: Mapping[str, Any]) -> Turn:
     turn = as_turn(store.get_history(KEY, full=True), store.info(KEY))
     assert turn is not None
     return turn
+
+
+def _taken_back(store: InMemoryStore) -> list[int]:
+    info = store.info(KEY)
+    said = store.get_history(KEY, full=True)
+    return [message.seq for message in said if is_taken_back(message, info)]
+
+
+# --- what was taken back ---------------------------------------------------------------------
+
+
+def test_what_was_hidden_is_taken_back_and_what_was_compacted_is_not() -> None:
+    store = InMemoryStore()
+    store.add_messages(KEY, [_user(str(number)) for number in range(1, 9)])
+    store.hide(KEY, 3, 4)
+    assert _taken_back(store) == [3, 4]
+    store.set_meta(KEY, **{META: [[3, 4]]})
+    store.checkpoint(KEY, summary="They talked.", upto=6)
+    assert _taken_back(store) == [3, 4]
+    store.undo(KEY)
+    store.undo(KEY)
+    assert _taken_back(store) == [], "brought back by hand"
+
+
+def test_what_was_truncated_without_a_summary_is_taken_back() -> None:
+    store = InMemoryStore()
+    store.add_messages(KEY, [_user(str(number)) for number in range(1, 5)])
+    store.truncate_history(KEY, 1)
+    assert _taken_back(store) == [1, 2, 3]
+    store.set_summary(KEY, "They talked.")
+    assert _taken_back(store) == []
 
 
 # --- where turns end -------------------------------------------------------------------------
@@ -227,3 +267,22 @@ def test_without_a_model_a_turn_is_told_by_its_first_and_last_words() -> None:
 
     assert gist(turn) == "The user: Where is my bike? The assistant: In the yard."
     assert len(gist(_turn(_user("word " * 900), _answer("word " * 900)))) < 400
+
+
+def test_a_long_message_is_cut_after_blocks_and_secrets_are_gone() -> None:
+    block = memory_block([f"- owns a yacht {'y' * 50}"] * 1_800)
+    key = f"-----BEGIN PRIV{''}ATE KEY-----\n{'MIIEvQIBADAN' * 9_000}\n-----END PRIVATE KEY-----"
+    words = "said " * 21_000
+    store = InMemoryStore()
+    store.add_message("a:1", "user", f"{words}{block}\nWhat is this log?")
+    store.add_message("a:1", "user", f"{words}{key}\nAnd what is this?")
+    store.add_message("a:1", "assistant", "Nothing.")
+    info = store.info("a:1")
+
+    turns = [as_turn(turn, info) for turn in finished(store.get_history("a:1"))]
+
+    log, secret = (turn.spoken[0] for turn in turns if turn is not None)
+    assert log.endswith("What is this log?")
+    assert "yacht" not in log
+    assert secret.endswith("[redacted: private key]\nAnd what is this?")
+    assert "MIIEv" not in secret

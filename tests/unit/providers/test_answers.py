@@ -103,3 +103,14 @@ def test_half_a_number_is_left_out() -> None:
 
 def test_nesting_without_end_is_not_read() -> None:
     assert read_object('{"a":' * 50_000) is None
+
+
+@pytest.mark.parametrize("answer", [None, 5, b"{}", ["{}"], {"a": 1}])
+def test_what_is_no_text_has_no_object(answer: object) -> None:
+    assert read_object(answer) is None
+
+
+@pytest.mark.parametrize("broken", ['"' + "x" * 300_000 + '"', "[" + "1," * 150_000])
+def test_broken_nesting_is_not_read_again_from_every_brace(broken: str) -> None:
+    assert read_object("{a:" * 2 + broken + ' ;} {"a": 1}') == {"a": 1}
+    assert read_object("{a:" * 9 + broken + ' ;} {"a": 1}') is None

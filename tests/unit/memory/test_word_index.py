@@ -1,0 +1,60 @@
+"""Which notes share words with a question, and how much these words tell."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from stenolog.memory import word_index
+from stenolog.memory.note_records import Note
+from stenolog.memory.scopes import Scope
+from stenolog.memory.word_index import WordIndex
+
+NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+def _notes(*texts: str, about: str = "", quote: str = "") -> dict[str, Note]:
+    return {
+        text: Note(
+            id=text,
+            scope=Scope(who="telegram:1"),
+            at=NOW,
+            kind="core",
+            text=text,
+            about=about,
+            quote=quote,
+        )
+        for text in texts
+    }
+
+
+def test_a_note_is_found_by_any_form_of_its_words_its_subject_and_its_quote() -> None:
+    notes = _notes("Eats no meat", about="diet", quote="I am a vegetarian")
+    for word in ("eat", "meat", "diet", "vegetarian"):
+        assert WordIndex().shared([word], notes).keys() == notes.keys()
+    assert WordIndex().shared(["boat"], notes) == {}
+
+
+def test_more_words_and_rarer_ones_tell_more() -> None:
+    index = WordIndex()
+    notes = _notes("ferry zanzibar", "ferry again", "ferry once more", "zanzibar")
+    worth = index.shared(["ferri", "zanzibar"], notes)
+    assert worth["ferry zanzibar"] > worth["zanzibar"] > worth["ferry again"]
+
+
+def test_notes_that_came_later_are_known_too_and_none_counts_twice() -> None:
+    index = WordIndex()
+    before = index.shared(["ferri"], _notes("ferry one"))
+    assert index.shared(["ferri"], _notes("ferry one")) == before
+    assert index.shared(["ferri"], _notes("ferry one", "ferry two")).keys() == {
+        *("ferry one", "ferry two"),
+    }
+
+
+def test_of_a_word_that_stands_everywhere_the_last_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(word_index, "MOST_EACH", 3)
+    index = WordIndex()
+    for number in range(9):
+        index.shared([], _notes(f"ferry {number}"))
+    assert index.shared(["ferri"], {}).keys() == {f"ferry {number}" for number in (6, 7, 8)}
