@@ -214,14 +214,14 @@ def rows(peer_python: Path) -> list[Row]:
                 ),
                 (
                     "recall-one-session",
-                    "recall from 100,000 messages of one session, and 200 notes",
+                    "recall from 100,000 messages of one session, and 5,200 notes",
                     20,
                     "looking at one file",
                     one_session,
                 ),
                 (
                     "recall-many-users",
-                    "recall from 100 messages of one of 1,000 users, and 200 notes",
+                    "recall from 100 messages of one of 1,000 users, and 100 notes",
                     20,
                     "looking at 1,000 files",
                     many_users,

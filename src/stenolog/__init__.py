@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from stenolog.context.plan import Plan, plan_compaction
     from stenolog.context.window import Window, build_window
     from stenolog.memory.consolidation import Consolidated
+    from stenolog.memory.hand_edits import export_notes, import_notes
     from stenolog.memory.memory import Memory, open_memory
-    from stenolog.memory.notes import Draft, Note, Notes
-    from stenolog.memory.recall import Recalled
+    from stenolog.memory.notes import Draft, Note, Notes, PurgedNote
+    from stenolog.memory.recall import Found, Recalled
+    from stenolog.memory.redaction import Redacted, redact
     from stenolog.memory.scopes import Scope, scope_of
     from stenolog.providers.base import Ask
     from stenolog.providers.scripted import Scripted
@@ -69,6 +71,7 @@ __all__ = [
     "DamagedStore",
     "Draft",
     "ForeignLog",
+    "Found",
     "Health",
     "InMemoryStore",
     "InvalidKey",
@@ -92,8 +95,10 @@ __all__ = [
     "OnceConflict",
     "Plan",
     "Purged",
+    "PurgedNote",
     "ReadOnly",
     "Recalled",
+    "Redacted",
     "RefusedMessage",
     "SQLiteStore",
     "Scope",
@@ -117,12 +122,15 @@ __all__ = [
     "Window",
     "build_window",
     "compact_context",
+    "export_notes",
+    "import_notes",
     "migrate_from_json",
     "open_catalog",
     "open_memory",
     "open_sessions",
     "open_store",
     "plan_compaction",
+    "redact",
     "scope_of",
 ]
 
@@ -138,6 +146,7 @@ _LATER = {
     "Consolidated": "stenolog.memory.consolidation",
     "Context": "stenolog.context.context",
     "Draft": "stenolog.memory.notes",
+    "Found": "stenolog.memory.recall",
     "InMemoryStore": "stenolog.stores.in_memory",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
@@ -148,7 +157,9 @@ _LATER = {
     "Note": "stenolog.memory.notes",
     "Notes": "stenolog.memory.notes",
     "Plan": "stenolog.context.plan",
+    "PurgedNote": "stenolog.memory.notes",
     "Recalled": "stenolog.memory.recall",
+    "Redacted": "stenolog.memory.redaction",
     "SQLiteStore": "stenolog.stores.sqlite",
     "Scope": "stenolog.memory.scopes",
     "Scripted": "stenolog.providers.scripted",
@@ -159,11 +170,14 @@ _LATER = {
     "Window": "stenolog.context.window",
     "build_window": "stenolog.context.window",
     "compact_context": "stenolog.context.compaction",
+    "export_notes": "stenolog.memory.hand_edits",
+    "import_notes": "stenolog.memory.hand_edits",
     "migrate_from_json": "stenolog.sessions.migration",
     "open_catalog": "stenolog.catalog",
     "open_memory": "stenolog.memory.memory",
     "open_sessions": "stenolog.sessions.opening",
     "plan_compaction": "stenolog.context.plan",
+    "redact": "stenolog.memory.redaction",
     "scope_of": "stenolog.memory.scopes",
 }
 

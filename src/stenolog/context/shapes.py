@@ -64,7 +64,7 @@ def role_of(body: Mapping[str, Any]) -> str:
 
 def calls_of(body: Mapping[str, Any]) -> list[Call]:
     """The tool calls of an assistant message, in order."""
-    if role_of(body) != "assistant":
+    if body.get("role") != "assistant":
         return []
     listed = [call for call in _items(body.get("tool_calls")) if isinstance(call, Mapping)]
     if listed:
@@ -83,7 +83,7 @@ def calls_of(body: Mapping[str, Any]) -> list[Call]:
 
 def results_of(body: Mapping[str, Any]) -> list[Result]:
     """The results that a message carries, in order."""
-    role = role_of(body)
+    role = body.get("role")
     if role == "tool":
         found = _text(body.get("tool_call_id"))
         return [Result(id=found, content=body.get("content"), part=body, in_content=False)]
@@ -108,7 +108,7 @@ def parts_of(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
 
 def speaks(body: Mapping[str, Any]) -> bool:
     """Whether a user says something here, and does not only hand results over."""
-    if role_of(body) != "user":
+    if body.get("role") != "user":
         return False
     content = body.get("content")
     results = len(parts_of(body, "tool_result"))
@@ -128,7 +128,7 @@ def text_of(content: Any) -> str:
 
 def words_of(body: Mapping[str, Any]) -> str:
     """What is said in a message: no calls, no results, no thoughts."""
-    if role_of(body) == "tool":
+    if body.get("role") == "tool":
         return ""
     content = body.get("content")
     if isinstance(content, list):

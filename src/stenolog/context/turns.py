@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stenolog.context.shapes import Spot, calls_of, pair, role_of, speaks
+from stenolog.context.shapes import Spot, calls_of, pair, speaks
 
 
 class Turn(Struct, frozen=True):
@@ -44,7 +44,7 @@ def turns_of(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) 
 
 def _open_until(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[int]:
     """For each message the last index at which a call from before it is still open."""
-    spoken = [index for index, body in enumerate(bodies) if role_of(body) == "assistant"]
+    spoken = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
     again = dict(pairwise(spoken))
     found = []
     reach = -1

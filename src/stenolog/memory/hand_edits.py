@@ -54,8 +54,7 @@ def import_notes(
         return edits
     for draft in (*edits.changed, *edits.added):
         notes.add(whose, [draft], once=_token(page, draft))
-    for note in edits.forgotten:
-        notes.forget(whose, note.id)
+    notes.forget_all(whose, [note.id for note in edits.forgotten])
     return edits
 
 

@@ -67,7 +67,7 @@ _KEYS: Final = (
     _key("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
-    _key("token", "xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,}+"),
+    _key("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
     _key("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
     _key("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
     _key("token", "ya29.", r"ya29\.[A-Za-z0-9_-]{20,}+"),
@@ -84,7 +84,7 @@ _KEYS: Final = (
 _HEADERS: Final = (
     Secret(
         "token",
-        re.compile(r"(?i)\bbearer[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)"),
+        re.compile(r"(?i)\bbearer:?[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)"),
         "bearer",
         _is_credential,
     ),

@@ -44,7 +44,7 @@ from stenolog.stores.base import Lease, Store
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
 _TTL: Final = 10.0
-"""Seconds for each step of one who forgets. Where the store learns of no kill, the next one waits."""
+"""Seconds for each step of one who forgets; on SQLite the next waits so long after a kill."""
 
 
 class PurgedNote(Struct, frozen=True, kw_only=True):
@@ -172,13 +172,25 @@ class Notes:
 
         Where a thousand runs of notes are out of sight, no undo brings back the next one.
         """
-        with self._alone(scope, otherwise=NoSuchNote(id)) as lease:
-            standing = self._kept.read(scope).noted.standing(id)
-            if standing is None or standing.purged:
-                raise NoSuchNote(id)
-            if not standing.note.forgotten:
-                _hide(lease.store, scope, standing.seq)
+        self.forget_all(scope, [id])
         return self.get(scope, id)
+
+    def forget_all(self, scope: Scope, ids: Sequence[str]) -> None:
+        """The same for many, each a step of its own for undo; of none where one is not there."""
+        if not ids:
+            return
+        with self._alone(scope, otherwise=NoSuchNote(ids[0])) as lease:
+            noted = self._kept.read(scope).noted
+            found = []
+            for id in ids:
+                standing = noted.standing(id)
+                if standing is None or standing.purged:
+                    raise NoSuchNote(id)
+                found += [standing.seq] if not standing.note.forgotten else []
+            for number, seq in enumerate(found):
+                if number:
+                    lease.renew()
+                _hide(lease.store, scope, seq)
 
     def undo(self, scope: Scope) -> Undone:
         """Take back the last forget. Eight deep, and none before a purge. Raises NothingToUndo."""
@@ -246,7 +258,7 @@ def _hide(store: Store, scope: Scope, seq: int) -> None:
         if type(refused) is not UsageError:
             raise
         # A thousand runs of messages are hidden already. The last message of an id counts.
-        message = store.get_history(scope.key, after=seq - 1, full=True)[0]
+        [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 
 

@@ -142,8 +142,9 @@ class Store(Protocol):
         """Make a session of its own from what is in sight, up to the seq `at`, that included.
 
         It has the same seqs, times, summary and meta, and `forked_from`, and in its meta the seq
-        `forked_at`; it shares nothing: no hidden messages, no undo steps, no tokens. Raises NoSuchSession; SessionExists; UsageError
-        where `at` is beyond the end or below the floor, whose summary would tell of more.
+        `forked_at`; it shares nothing: no hidden messages, no undo steps, no tokens. Raises
+        NoSuchSession; SessionExists; UsageError where `at` is beyond the end or below the floor,
+        whose summary would tell of more.
         """
         ...
 

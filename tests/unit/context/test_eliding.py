@@ -83,6 +83,18 @@ def test_what_is_shorter_than_its_pointer_is_never_elided(
         assert [entry for entry in results if entry in kept] == kept
 
 
+def test_beside_a_long_old_result_a_short_one_stays_whole() -> None:
+    said = [user("a"), uses("b", "u1", "u2", "u3"), hands("u1", "u2"), uses("c", "u4"), hands("u4")]
+    said[2]["content"][1]["content"] = "x" * 4_000
+    short = shorten_turn(entries_of(stored(said), Needs()), 200, CHEAP)
+    assert short is not None
+    assert [part["content"] for part in short.entries[2].body["content"]] == [
+        "seen u1",
+        "[… elided: 1,000 tokens; full text at seq 3]",
+        INTERRUPTED,
+    ]
+
+
 def test_a_result_that_has_no_text_is_elided_too() -> None:
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     said = [user("a"), assistant(None, "c1"), tool("c1", image), assistant(None, "c2"), tool("c2")]

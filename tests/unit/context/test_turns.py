@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from stenolog.context.shapes import body_of, pair
 from stenolog.context.turns import find_turns
@@ -54,7 +55,7 @@ def test_an_id_that_is_used_again_does_not_join_turns() -> None:
     assert begins(again) == [0, 3]
 
 
-@given(anything())
+@given(st.one_of(sessions(), anything()))
 def test_turns_are_all_messages_and_part_no_call_from_its_result(
     messages: list[dict[str, Any]],
 ) -> None:

@@ -640,8 +640,8 @@ def test_what_was_taken_back_while_the_model_was_thinking_is_not_noted(
     def meanwhile(_: Sequence[Mapping[str, Any]]) -> str:
         match how:
             case "pop":
-                for _ in range(4):
-                    place.sessions.pop(KEY)
+                while place.sessions.pop(KEY):
+                    pass
             case "purge":
                 place.sessions.purge(KEY, before=5)
             case "delete" | "made again":
@@ -692,9 +692,7 @@ class FactsAtOnce(Notes):
         super().__init__(store)
         self.barrier = threading.Barrier(2)
 
-    def add(
-        self, scope: Scope, drafts: Sequence[Draft], *, once: str | None = None
-    ) -> list[Note]:
+    def add(self, scope: Scope, drafts: Sequence[Draft], *, once: str | None = None) -> list[Note]:
         if drafts and drafts[0].kind == "core":
             self.barrier.wait(20)
         return super().add(scope, drafts, once=once)

@@ -218,9 +218,9 @@ def test_a_page_may_delete_more_items_than_a_store_hides_runs_of() -> None:
     assert import_notes(notes, "\n".join(kept)).count == 0
 
 
-def test_a_page_that_is_not_understood_changes_nothing(notes: Notes) -> None:
+def test_a_comment_with_text_behind_it_forgets_nothing(notes: Notes) -> None:
     before = _all(notes)
-    page = export_notes(notes, ANN).replace("## Daily", "<!-- check --> these\n## Daily")
+    page = export_notes(notes, ANN).replace("## Core", "<!-- check --> these\n\n## Core")
     with pytest.raises(UsageError, match="text behind the end of a comment"):
         import_notes(notes, page)
     assert _all(notes) == before

@@ -484,6 +484,18 @@ def test_p2_a_purge_that_was_killed_is_ended_by_the_next(
     )
 
 
+def test_many_are_forgotten_at_once_or_none(notes: Notes) -> None:
+    ids = [_add(notes, f"fact {number}") for number in range(4)]
+    with pytest.raises(NoSuchNote):
+        notes.forget_all(ANN, [ids[0], "nobody"])
+    assert len(notes.list(ANN)) == 4
+    notes.forget_all(ANN, [])
+    notes.forget_all(ANN, [ids[0], ids[2], ids[3]])
+    assert _texts(notes.list(ANN)) == ["fact 1"]
+    notes.undo(ANN)
+    assert _texts(notes.list(ANN)) == ["fact 1", "fact 3"]
+
+
 def test_one_that_was_killed_blocks_the_next_for_ten_seconds_at_the_most(store: Store) -> None:
     watched = _Dies(store, "nothing", done=False)
     notes = Notes(watched)

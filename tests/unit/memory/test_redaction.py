@@ -43,6 +43,7 @@ _KEYS = {
     "github fine": "github" + "_pat_" + _random(22) + "_" + _random(59),
     "gitlab": "gl" + "pat-" + _random(20),
     "slack": "xo" + "xb-123456789012-" + _random(24),
+    "slack cookie": "xo" + "xd-" + _random(40),
     "slack app": "xa" + "pp-1-A0123-" + _random(40),
     "slack hook": "hooks.slack" + ".com/services/T0123/B0123/" + _random(24),
     "npm": "np" + "m_" + _random(36),
@@ -112,6 +113,7 @@ def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
         ("client_secret=abcdefghijklmnop", "client_secret=[redacted: secret]"),
         ("SECRET_KEY='abcdefghijklmnopqrst'", "SECRET_KEY='[redacted: secret]'"),
         ("Bearer abcdefghijklmnopqrstuvwxyz", "Bearer [redacted: token]"),
+        ("Bearer: abcDEF123_456-789.xyz", "Bearer: [redacted: token]"),
         ("postgres://u:p@ss/w0rd@host/db", "postgres://u:[redacted: password]@host/db"),
         ("https://user:pa:ss@host", "https://user:[redacted: password]@host"),
         (
