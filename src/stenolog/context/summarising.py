@@ -164,7 +164,8 @@ class _Work:
                 raise _TooLong from error
             # It will hardly do better with the next part, and each try may take a minute.
             self._ask = None
-            self._fallback = f"{type(error).__name__}: {error}"
+            # Not its words: some clients put keys into their errors.
+            self._fallback = f"the model failed with {type(error).__name__}"
             return None
         return read_object(said) if isinstance(said, str) else None
 

@@ -1,5 +1,6 @@
 """The messages that go to the model: always valid, always within the budget."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +15,10 @@ from stenolog.tokens import Tokens
 
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
+# Broken, not removed: what is left when a mark goes may be another one.
+_LIKE_A_MARK: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
+
+_TRIES: Final = 4
 
 _Messages = Sequence[Message | Mapping[str, Any]]
 
@@ -82,13 +87,13 @@ class _Request(Struct, frozen=True, kw_only=True):
         entries = entries_of(history, self.needs)
         tools = self.tokens.tools(self.tools)
         budget = self.limits.room - tools
-        # Texts that are joined may take more than they do apart; then there is a next try.
-        slack = 0
-        for _ in range(6):
-            for summary, memory in self._headings():
+        for summary, memory in self._headings():
+            # Texts that are joined may take more than they do apart; then there is a next try.
+            slack = 0
+            for _ in range(_TRIES):
                 made = self._try(entries, summary, memory, budget - slack)
                 if made is None:
-                    continue
+                    break
                 messages, chosen = made
                 cost = sum(self.tokens.message(message) for message in messages)
                 if cost <= budget:
@@ -101,7 +106,6 @@ class _Request(Struct, frozen=True, kw_only=True):
                         memory_left_out=bool(self.memory) and not memory,
                     )
                 slack += cost - budget
-                break
         raise too_small(self._parts(entries, tools), self.limits)
 
     def _headings(self) -> list[tuple[str, str]]:
@@ -162,7 +166,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         texts = [self.system]
         if summary:
             # Somebody's words are in it: they must not end it, or begin another.
-            told = summary.replace(SUMMARY_BEGINS, "").replace(SUMMARY_ENDS, "")
+            told = _LIKE_A_MARK.sub("(", summary)
             texts.append(f"{SUMMARY_BEGINS}\n{told}\n{SUMMARY_ENDS}")
         if left_out:
             texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")

@@ -35,10 +35,11 @@ def redact_ends(text: str, *, most: int) -> Redacted:
 
     A longer one is cut in its middle, and what a cut went through is not shown as a half.
     """
-    if len(text) <= 2 * most:
-        return redact(text)
     # Only these are so long that one end may tell nothing of how they began.
     keys = _redacted(text, [PRIVATE_KEY])
+    if len(keys.text) <= 2 * most:
+        rest = redact(keys.text)
+        return Redacted(rest.text, keys.count + rest.count)
     # What is long and has no space in it may have lost what it would be known by.
     words = keys.text[: most + _MARGIN].rsplit(None, 1)
     head = redact(words[0] if len(words) == 2 else "")

@@ -78,7 +78,7 @@ def test_what_a_model_fails_at_is_made_without_it_and_carries_the_previous(answe
 def test_a_model_that_raises_is_not_asked_again() -> None:
     done, model = made(talk(30, size=300), RuntimeError("no route"), NEW)
     assert len(model.asked) == 1
-    assert done.fallback == "RuntimeError: no route"
+    assert done.fallback == "the model failed with RuntimeError"
 
 
 def test_one_bad_answer_does_not_keep_the_next_chunk_from_being_asked() -> None:
@@ -105,7 +105,7 @@ def test_a_model_that_finds_everything_too_long_does_not_hold_things_up() -> Non
     error = RuntimeError("context_length_exceeded")
     done, model = made(talk(6, size=300), *[error] * 99)
     assert len(model.asked) < 10
-    assert "context_length_exceeded" in done.fallback
+    assert "RuntimeError" in done.fallback
     assert "The cat is called Ivo" in done.text
 
 

@@ -226,6 +226,7 @@ def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None
 
 def test_a_short_text_has_both_its_ends() -> None:
     assert redact_ends("pwd=hunter2 " * 3, most=18) == redact("pwd=hunter2 " * 3)
+    assert redact_ends(f"a {_PEM}{_PEM} b", most=50) == redact(f"a {_PEM}{_PEM} b")
     assert redact_ends(" " * 9_000, most=2_000).text.strip() == "…"
     assert redact_ends("x" * 9_000, most=2_000).text.strip() == "…"
 
