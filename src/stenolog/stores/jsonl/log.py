@@ -78,6 +78,8 @@ class Found(Struct, frozen=True):
     """The first seq to be looked for in archives; 0: none."""
     wanted: list[Span] | None = None
     """Which of them; None: all, the hidden ones marked."""
+    state: State | None = None
+    """Which archives there are: another thread may be loading the log anew by now."""
 
 
 class Log:
@@ -412,7 +414,7 @@ class Log:
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
         """The visible messages past `after`, of these the last, archived ones included."""
         found = self.in_sight(last=last, after=after)
-        return self.complete(found, self.archives_from(found.low)) if found.low else found.messages
+        return self.complete(found, self.archives_of(found)) if found.low else found.messages
 
     def in_sight(self, *, last: int | None, after: int | None) -> "Found":
         """The visible messages past `after`, of these the last, as far as the live log has them."""
@@ -424,7 +426,7 @@ class Log:
             wanted = self._wanted(last, after)
         found = [message for span in wanted for message in self._slice(*span)]
         if wanted and wanted[0][0] < self.first_live():
-            return Found(found, wanted[0][0], wanted)
+            return Found(found, wanted[0][0], wanted, copy(self.known_state()))
         if last is None and after is None:
             self._in_sight = found.copy()
         return Found(found)
@@ -434,15 +436,17 @@ class Log:
         self.warm = True
         self._reach(after + 1)
         found = self._marked(self._slice(after + 1, self.next_seq))
-        return Found(found, after + 1) if after + 1 < self.first_live() else Found(found)
+        if after + 1 >= self.first_live():
+            return Found(found)
+        return Found(found, after + 1, state=copy(self.known_state()))
 
-    def archives_from(self, low: int) -> list[archive.Opened]:
-        """The archives that hold messages from this seq on, newest first.
+    def archives_of(self, found: "Found") -> list[archive.Opened]:
+        """The archives that hold what else was asked for, newest first.
 
         The only method that may be called without the mutex: it can take long, and archives do
         not change.
         """
-        return list(archive.chain(self.directory, self.known_state(), low))
+        return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
 
     def complete(self, found: "Found", archives: list[archive.Opened]) -> list[Message]:
         """What was found in the live log, with what lies in archives before it."""

@@ -160,7 +160,7 @@ class Logs:
         messages = found.messages
         if found.low:
             try:
-                archives = log.archives_from(found.low)
+                archives = log.archives_of(found)
             except OSError as error:
                 raise explained(error, f"reading the archives of {log.key!r}") from error
             with log.mutex:
