@@ -403,6 +403,7 @@ def _possibilities(
     everywhere = [label for outcome in history for label in outcome.step.labels]
     choices: list[tuple[Taken, ...]] = []
     late: list[int] = []
+    halves: dict[int, tuple[Taken, ...]] = {}
     for place, outcome in enumerate(history):
         if outcome.fate == "unknown":
             labels = set(outcome.step.labels)
@@ -417,6 +418,8 @@ def _possibilities(
             decided = bool(labels) and all(everywhere.count(label) == 1 for label in labels)
             if outcome.late:
                 late.append(len(choices))
+                if outcome.step.op == "purge":
+                    halves[len(choices)] = tuple(_halves(key))
             if decided and not ended and not outcome.late:
                 choices.append((bool(half),))
             else:
@@ -426,7 +429,9 @@ def _possibilities(
     _demand(questions <= _MAX_OPEN_QUESTIONS, f"{key!r}: {questions} calls ended as MaybeStored")
     for count in range(len(late) + 1):
         for number, place in enumerate(late):
-            choices[place] = (number < count,)
+            # The first that did not come through may be a purge that came half way.
+            half = halves.get(place, ()) if number == count else ()
+            choices[place] = (number < count, *half)
         for taken in itertools.product(*choices):
             model = _replay(history, taken, disk_fails=disk_fails)
             if model is None:
