@@ -430,8 +430,8 @@ def _possibilities(
     for count in range(len(late) + 1):
         for number, place in enumerate(late):
             # The first that did not come through may be a purge that came half way.
-            half = halves.get(place, ()) if number == count else ()
-            choices[place] = (number < count, *half)
+            partly = halves.get(place, ()) if number == count else ()
+            choices[place] = (number < count, *partly)
         for taken in itertools.product(*choices):
             model = _replay(history, taken, disk_fails=disk_fails)
             if model is None:
