@@ -22,7 +22,7 @@ from stenolog.errors import NoSuchSession, StenologError, UsageError
 from stenolog.sessions.damage import Kind
 from stenolog.sessions.repair import repair
 from stenolog.sessions.verify import examine
-from stenolog.stores.base import Store
+from stenolog.stores.base import FORKED_AT, Store
 from stenolog.stores.in_memory import InMemoryStore
 
 Fate = Literal["acked", "refused", "absent", "unknown"]
@@ -206,7 +206,11 @@ def _look(store: Store, key: str) -> Seen:
         Look(
             messages=tuple(pairs),
             summary=info.summary,
-            meta=json.dumps(dict(info.meta), sort_keys=True),
+            # Without that seq: what failed may have used some up, here and not in the model.
+            meta=json.dumps(
+                {name: value for name, value in info.meta.items() if name != FORKED_AT},
+                sort_keys=True,
+            ),
             undoable=info.undoable,
         ),
         seqs,
