@@ -168,6 +168,8 @@ def test_another_fact_about_the_same_supersedes_the_old(place: Place) -> None:
         *("Lives in Rome.", "Lives in Oslo.", "Lives in Rome."),
     ]
     assert [note.superseded is None for note in all_of_them] == [False, False, True]
+    # It is written down, too: a reader need not find out.
+    assert all_of_them[1].supersedes == (all_of_them[0].id,)
 
 
 def test_an_old_session_that_is_read_late_does_not_undo_what_is_known(quick: Place) -> None:
