@@ -6,6 +6,7 @@ does not offer stays a skip, because nothing can be installed against that.
 """
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -31,6 +32,13 @@ _NEEDS_TOOLS: dict[str, tuple[str, ...]] = {
 def tool(*names: str) -> None:
     """Go on only if every one of these programs is installed."""
     missing = [name for name in names if shutil.which(name) is None]
+    if missing:
+        lacking(f"not installed: {', '.join(missing)}")
+
+
+def package(*names: str) -> None:
+    """Go on only if every one of these packages of pip is installed."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         lacking(f"not installed: {', '.join(missing)}")
 

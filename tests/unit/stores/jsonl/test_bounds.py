@@ -3,10 +3,9 @@
 import gc
 import threading
 import tracemalloc
-from collections import Counter
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
 
+from hanging import hanging_on
 from stenolog import JSONLStore
 from stenolog.stores.jsonl import table
 from stenolog.stores.jsonl.group import GATES
@@ -14,23 +13,7 @@ from stenolog.stores.jsonl.log import Log
 
 KEYS = 100_000
 WRITTEN = 9_000
-_APART = (type, ModuleType, FunctionType, BuiltinFunctionType)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-
-
-def _held(store: JSONLStore) -> Counter[type]:
-    """What hangs on a store, by type, but for code."""
-    gc.collect()
-    seen: set[int] = set()
-    kinds: Counter[type] = Counter()
-    found: list[object] = [store]
-    while found:
-        one = found.pop()
-        if id(one) not in seen and not isinstance(one, _APART):
-            seen.add(id(one))
-            kinds[type(one)] += 1
-            found += gc.get_referents(one)
-    return kinds
 
 
 def _touch(store: JSONLStore, first: int, end: int) -> None:
@@ -44,7 +27,7 @@ def _touch(store: JSONLStore, first: int, end: int) -> None:
 def test_p9_locks_and_memory_do_not_grow_with_the_number_of_keys(fast_path: Path) -> None:
     with JSONLStore(fast_path) as store:
         _touch(store, 0, KEYS // 2)
-        before = _held(store)
+        before = hanging_on(store)
         tracemalloc.start()
         try:
             _touch(store, KEYS // 2, KEYS)
@@ -54,8 +37,8 @@ def test_p9_locks_and_memory_do_not_grow_with_the_number_of_keys(fast_path: Path
             tracemalloc.stop()
         assert grown < 1_000_000
         assert len(store._turns._gates) <= GATES == 1_024
-        assert sum(_held(store)[kind] for kind in _LOCKS) <= GATES + 8
-        assert _held(store).total() <= before.total() + 8
+        assert sum(hanging_on(store)[kind] for kind in _LOCKS) <= GATES + 8
+        assert hanging_on(store).total() <= before.total() + 8
 
 
 def test_p9_what_is_kept_of_written_sessions_is_bounded(fast_path: Path) -> None:
@@ -64,7 +47,7 @@ def test_p9_what_is_kept_of_written_sessions_is_bounded(fast_path: Path) -> None
             store.add_message(f"user:{number}", "user", "x" * 100)
             if number % 3 == 0:
                 assert len(store.get_history(f"user:{number}")) == 1
-        logs, kinds = store._logs, _held(store)
+        logs, kinds = store._logs, hanging_on(store)
         assert len(store.list_sessions()) == WRITTEN > table._MOST_ENTRIES
         assert len(logs._open) <= table._MOST_OPEN
         assert len(logs.entries) <= table._MOST_ENTRIES

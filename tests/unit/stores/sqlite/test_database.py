@@ -6,16 +6,15 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections import Counter
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import apsw
 import pytest
 
+from hanging import hanging_on
 from stenolog import SQLiteStore
 from stenolog.stores.sqlite import connections, follow, readers
 
@@ -104,31 +103,13 @@ def test_a_fork_inside_of_a_transaction_does_not_wait_for_itself(store: SQLiteSt
 # --- memory ----------------------------------------------------------------------------------
 
 
-_APART = (type, ModuleType, FunctionType, BuiltinFunctionType)
-
-
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.BoundedSemaphore)
-
-
-def _held(store: SQLiteStore) -> Counter[type]:
-    """What hangs on a store, by type, but for code."""
-    gc.collect()
-    seen: set[int] = set()
-    kinds: Counter[type] = Counter()
-    found: list[object] = [store]
-    while found:
-        one = found.pop()
-        if id(one) not in seen and not isinstance(one, _APART):
-            seen.add(id(one))
-            kinds[type(one)] += 1
-            found += gc.get_referents(one)
-    return kinds
 
 
 def test_p9_locks_connections_and_memory_do_not_grow_with_the_number_of_keys(file: Path) -> None:
     with SQLiteStore(file, synchronous="normal") as store:
         _touch(store, 0, 50_000)
-        before = _held(store)
+        before = hanging_on(store)
         tracemalloc.start()
         try:
             _touch(store, 50_000, 100_000)
@@ -137,7 +118,7 @@ def test_p9_locks_connections_and_memory_do_not_grow_with_the_number_of_keys(fil
         finally:
             tracemalloc.stop()
         assert grown < 1_000_000
-        assert _held(store) == before
+        assert hanging_on(store) == before
         assert sum(before[kind] for kind in _LOCKS) <= 64
         assert len(store.list_sessions()) == 4_000
         assert len(store.database._readers._idle) == 1
