@@ -33,7 +33,7 @@ _MOST_EACH: Final = 500
 
 _ALL: Final = -1
 _MOST_WORDS: Final = 24
-_MOST_NEIGHBOURED: Final = 50
+_MOST_NEIGHBOURED: Final = 20
 """Of so many, the messages beside them are given out, too."""
 _STEPS: Final = (-1, 1, -2, 2)
 _ENOUGH: Final = 20
