@@ -13,12 +13,14 @@ StenologError
 │   ├── StaleCheckpoint       the floor is not where the caller saw it
 │   ├── LeaseLost             somebody else has the turn now
 │   ├── ContextTooSmall       what must be sent does not fit; names the number to change
+│   ├── ModelRefused          the model's server will not take this request: key, name, content
 │   ├── ReadOnly
 │   └── StoreClosed
 ├── StoreUnavailable      time or the operator: disk, permissions, another process
 │   ├── StoreBusy             waited for a lock as long as allowed
 │   ├── NotStored             surely absent: try again when the cause is gone
 │   └── MaybeStored           unknown: retry with the same `once` token
+├── ModelUnavailable      time or the operator: the model's server does not answer
 └── DamagedStore          a person: the files are not what they should be
     ├── ForeignLog            not ours; `steno import` takes it in
     └── NewerFormat           written by a newer stenolog
@@ -132,6 +134,10 @@ class ContextTooSmall(UsageError):
         super().__init__(reason)
 
 
+class ModelRefused(UsageError):
+    """The model's server will not answer this request, now or later; its words say why."""
+
+
 class ReadOnly(UsageError):
     """The store, or the session, may not be written by this process."""
 
@@ -157,6 +163,10 @@ class NotStored(StoreUnavailable):
 
 class MaybeStored(StoreUnavailable):
     """Whether this call is in the store is unknown; make it again with the same `once` token."""
+
+
+class ModelUnavailable(StenologError):
+    """The model's server cannot be reached, is busy, or broke off; the same request may do later."""
 
 
 # --- a person must act -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from stenolog.catalog import Catalog
@@ -100,30 +101,22 @@ class Context:
         provider counted in the request; what it raises is logged. Raises ContextTooSmall, and all
         else that the model raises.
         """
-        limits = self.limits
-        named: int | None = None
-        window = self._prepared(key, memory, unsaved, limits)
-        for tries_left in range(RETRIES, -1, -1):
+        attempt = self.begin(key, memory=memory, unsaved=unsaved)
+        while True:
             try:
-                answer = model(window.messages)
+                answer = model(attempt.window.messages)
             except Exception as error:
-                overflow = read_overflow(error)
-                if overflow is None:
+                if not attempt.shorten(error):
                     raise
-                if tries_left == 0:
-                    raise _given_up(window, overflow, RETRIES) from error
-                limits = _shorter(limits, window, overflow)
-                if overflow.limit is not None:
-                    named = min(int(overflow.limit * _NAMED), named or overflow.limit)
-                self._compact(key, "overflow", limits, memory)
-                try:
-                    window = self._window(look(self.store, key), memory, unsaved, limits)
-                except ContextTooSmall as least:
-                    raise _cannot_be_less(window, overflow, least) from error
             else:
-                self._learn(window, answer, usage, named)
+                attempt.answered(None if usage is None else partial(usage, answer))
                 return answer
-        raise AssertionError("the last try returns or raises")
+
+    def begin(
+        self, key: str, *, memory: str = "", unsaved: Sequence[Mapping[str, Any]] = ()
+    ) -> "Attempt":
+        """The same in steps, for who asks the model in another way. Raises ContextTooSmall."""
+        return Attempt(self, key, memory, unsaved)
 
     def settle(self, key: str, *, memory: str = "") -> Compaction | None:
         """Compact after a turn, where that is due; None where nothing was hidden."""
@@ -212,22 +205,60 @@ class Context:
         head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
         return tokens.tools(self._tools) + tokens.message(head)
 
-    def _learn(
-        self,
-        window: Window,
-        answer: T,
-        usage: Callable[[T], int | None] | None,
-        named: int | None,
+
+class Attempt:
+    """One request to the model, made shorter as often as the provider finds it too long."""
+
+    def __init__(
+        self, context: Context, key: str, memory: str, unsaved: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Take in what an answer says of the model; it is paid for, so nothing is raised."""
-        if named is not None:
-            # A limit that was named and that helped is true of the next request, too.
-            with self._learning:
-                self.limits = self.limits.at_most(named)
+        self._context = context
+        self._key = key
+        self._memory = memory
+        self._unsaved = unsaved
+        self._limits = context.limits
+        self._named: int | None = None
+        self._tries_left = RETRIES
+        self.window = context._prepared(key, memory, unsaved, self._limits)
+        """What to send now."""
+
+    def shorten(self, error: Exception) -> bool:
+        """Whether the request was too long, and `window` is a shorter one now.
+
+        Raises ContextTooSmall where nothing shorter can be sent, or that was tried often enough.
+        """
+        overflow = read_overflow(error)
+        if overflow is None:
+            return False
+        if self._tries_left == 0:
+            raise _given_up(self.window, overflow, RETRIES) from error
+        self._tries_left -= 1
+        self._limits = _shorter(self._limits, self.window, overflow)
+        if overflow.limit is not None:
+            self._named = min(int(overflow.limit * _NAMED), self._named or overflow.limit)
+        context, limits = self._context, self._limits
+        context._compact(self._key, "overflow", limits, self._memory)
         try:
-            reported = usage(answer) if usage is not None else None
+            seen = look(context.store, self._key)
+            self.window = context._window(seen, self._memory, self._unsaved, limits)
+        except ContextTooSmall as least:
+            raise _cannot_be_less(self.window, overflow, least) from error
+        return True
+
+    def answered(self, usage: Callable[[], int | None] | None = None) -> None:
+        """Take in what an answer says of the model; it is paid for, so nothing is raised.
+
+        `usage`: how many tokens the provider counted in the request, where it tells.
+        """
+        context = self._context
+        if self._named is not None:
+            # A limit that was named and that helped is true of the next request, too.
+            with context._learning:
+                context.limits = context.limits.at_most(self._named)
+        try:
+            reported = usage() if usage is not None else None
             if reported:
-                self.reported(estimated=window.tokens, reported=reported)
+                context.reported(estimated=self.window.tokens, reported=reported)
         except Exception as error:  # noqa: BLE001 - the answer is worth more
             reports.warning("what the model counted could not be taken in: %r", error)
 

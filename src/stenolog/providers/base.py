@@ -1,7 +1,131 @@
-"""What a model must be for the work behind a conversation: asked once, it answers in text."""
+"""What a model must be: for a conversation it streams, for the work behind it it answers once.
 
-from collections.abc import Mapping, Sequence
+The values here are those of every provider. A provider turns what its server says into deltas; a
+`Reply` puts them together again, and can do so at any moment, so that what was said before a
+cancellation is never lost.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+ROLE = "assistant"
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What a provider counted for one request, in tokens."""
+
+    prompt: int = 0
+    """What was sent."""
+    answer: int = 0
+    """What was answered."""
+    cached: int = 0
+    """How much of what was sent the provider had seen before."""
+
+
+class CallPart(Struct, frozen=True, kw_only=True):
+    """A part of one tool call; parts with the same index belong together."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    """The next piece of its JSON."""
+
+
+class Delta(Struct, frozen=True, kw_only=True):
+    """What came next of an answer; each field may be empty."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+    finish: str = ""
+    """Why it ended, in the provider's word: `stop`, `length`, `tool_calls` …; once, near its end."""
+    usage: Usage | None = None
+    """At most once, where the provider tells."""
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A model that holds a conversation.
+
+    Who stops reading, or cancels the task that reads, ends the request. Raises ModelRefused where
+    the request must change, and ModelUnavailable where trying later may help; what the server said
+    stands in their text. It is used inside of one event loop at a time.
+    """
+
+    @property
+    def name(self) -> str:
+        """What to call it, in a status line, and to keep apart what was learnt of it."""
+        ...
+
+    def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncIterator[Delta]:
+        """The answer to these messages, in OpenAI chat shape, as it comes.
+
+        `tools`: as in OpenAI's `tools`. `schema`: a JSON schema that the answer should follow,
+        where the model can be held to one. `max_tokens`: how long the answer may be.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; a second call does nothing."""
+        ...
+
+
+class Reply:
+    """An answer as far as it has come."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.reasoning = ""
+        self.finish = ""
+        self.usage: Usage | None = None
+        self._calls: dict[int, CallPart] = {}
+
+    def add(self, delta: Delta) -> None:
+        """Take in what came next."""
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        self.finish = delta.finish or self.finish
+        self.usage = delta.usage or self.usage
+        for part in delta.calls:
+            known = self._calls.get(part.index, CallPart(index=part.index))
+            self._calls[part.index] = CallPart(
+                index=part.index,
+                id=known.id or part.id,
+                name=known.name or part.name,
+                arguments=known.arguments + part.arguments,
+            )
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The tool calls, in OpenAI chat shape, in their order; those without a name are none."""
+        return [
+            {
+                "id": part.id or f"call_{part.index}",
+                "type": "function",
+                "function": {"name": part.name, "arguments": part.arguments},
+            }
+            for _, part in sorted(self._calls.items())
+            if part.name
+        ]
+
+    def message(self) -> dict[str, Any]:
+        """It as a message in OpenAI chat shape, to be stored."""
+        message: dict[str, Any] = {"role": ROLE, "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 @runtime_checkable
