@@ -65,6 +65,9 @@ class Catalog:
         self._use(_database_of(store, keep=self._keep))
         self._calibrations: Calibrations | None = None
 
+    def __repr__(self) -> str:
+        return f"Catalog({self._store!r})"
+
     def _use(self, database: Database) -> None:
         refresher = Refresher(self._store, database)
         self._current = _Current(database, refresher, statements(database.prefix))

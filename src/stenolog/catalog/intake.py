@@ -170,10 +170,8 @@ class Intake:
     def _state(self, key: str) -> State:
         last = _TAIL
         while True:
-            tail = [message.to_dict() for message in self._store.get_history(key, last=last)]
-            state = texts.state_from(tail)
+            tail = self._store.get_history(key, last=last)
+            state = texts.state_from(tail, whole=len(tail) < last)
             if state is not None:
                 return state
-            if len(tail) < last:
-                return "interrupted" if tail else "idle"
             last *= 8

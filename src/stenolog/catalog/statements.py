@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 PREFIX: Final = "catalog_"
-VERSION: Final = "4"
+VERSION: Final = "5"
 """Another one wherever the tables change, or what a text is cut into.
 
 An index of another version is thrown away.

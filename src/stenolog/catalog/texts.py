@@ -5,8 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
+from stenolog.catalog.answers import seen_by
 from stenolog.catalog.entries import State
 from stenolog.catalog.filters import clean
+from stenolog.records import Message
 
 LONGEST_TEXT: Final = 64 * 1024
 """Of a longer message so many characters are indexed."""
@@ -73,31 +75,24 @@ def channel_of(key: str) -> str | None:
     return channel if colon and channel else None
 
 
-def state_from(tail: Sequence[Mapping[str, Any]]) -> State | None:
+def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
     """Whether the last turn came to its end; None where the tail does not reach far enough.
 
-    It did not where the last word is the user's, a tool's, or a call that was not answered.
+    It did not where the last word is the user's, a tool's, a call, or an answer that has not seen
+    all that a user said before it. `whole`: the tail is all there is.
     """
-    answered: set[str] = set()
-    for fields in reversed(tail):
-        calls = _call_ids(fields)
-        if calls:
-            return "interrupted" if answered or not calls <= answered else "idle"
-        match fields.get("role"):
-            case "user":
+    seen: int | None = None
+    for message in reversed(tail):
+        fields = message.to_dict()
+        if seen is not None and message.seq <= seen:
+            return "idle"
+        if fields.get("role") == "user":
+            return "interrupted"
+        if seen is None:
+            if fields.get("role") == "tool" or fields.get("tool_calls"):
                 return "interrupted"
-            case "tool":
-                answered.add(str(fields.get("tool_call_id")))
-            case _:
-                return "interrupted" if answered else "idle"
-    return None
-
-
-def _call_ids(fields: Mapping[str, Any]) -> set[str]:
-    calls = fields.get("tool_calls")
-    if not isinstance(calls, list):
-        return set()
-    return {str(call.get("id")) for call in calls if isinstance(call, dict)}
+            seen = seen_by(fields, message.seq)
+    return "idle" if whole else None
 
 
 # --- what was said ---------------------------------------------------------------------------

@@ -46,12 +46,18 @@ def import_command(ctx: click.Context, source: Path, dry_run: bool, where: Where
     what and why.
     """
     folder, only = _place_of(source)
-    with (_open_to_look if dry_run else _open_to_write)(where) as store:
-        in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
-        with _bar(folder, only, shown=not dry_run) as progress:
-            migrated = take_in(
-                folder, store, only=only, renaming=in_place, dry_run=dry_run, progress=progress
-            )
+    migrated = Migrated()
+    is_there = _is_there(where)
+    if not is_there:
+        # A workspace is made for the first session, and not for none.
+        migrated = take_in(folder, InMemoryStore(), only=only, renaming=False, dry_run=True)
+    if is_there or migrated.taken:
+        with (_open_to_look if dry_run else _open_to_write)(where) as store:
+            in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
+            with _bar(folder, only, shown=not dry_run) as progress:
+                migrated = take_in(
+                    folder, store, only=only, renaming=in_place, dry_run=dry_run, progress=progress
+                )
     if sys.stdout.isatty() and migrated.taken:
         _print_table(migrated, color=ctx.color is not False)
     else:
@@ -113,6 +119,13 @@ def _place_of(source: Path) -> tuple[Path, str | None]:
     if name.endswith(META_SUFFIX):
         name = name.removesuffix(META_SUFFIX) + LOG_SUFFIX
     return source.parent, name
+
+
+def _is_there(where: Where) -> bool:
+    place = where.place
+    found = address(place.where)
+    path = Path(found.path)
+    return (path / place.namespace if found.engine == "jsonl" else path).exists()
 
 
 def _open_to_write(where: Where) -> Store:
@@ -184,7 +197,8 @@ def _sum(migrated: Migrated, *, dry_run: bool) -> str:
         words.append(f"{_count(len(known), 'file')} had been taken in before")
     if never:
         were = "was" if never == 1 else "were"
-        words[-1] += f", and {_count(never, 'message')} of them {were} never carried"
+        of = "it" if len(known) == 1 else "them"
+        words[-1] += f", and {_count(never, 'message')} of {of} {were} never carried"
     if migrated.left:
         words.append(f"{_count(len(migrated.left), 'file')} left out")
     if migrated.dropped > never:

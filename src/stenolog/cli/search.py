@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -13,6 +14,8 @@ from stenolog.cli.catalog import catalog_of
 from stenolog.cli.text import json_text, moment, one_line, printable, spoken_moment
 from stenolog.cli.workspace import Where, where_options
 
+_SOME: Final = 100
+"""In so many messages their roles are looked for."""
 _TIMES: Final = "2026-11-05, 2026-11-05T14:30 (UTC), or an age: 90s, 15m, 2h, 3d, 1w"
 
 
@@ -80,17 +83,10 @@ def search_command(
     if parse(asked).empty:
         raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
     with catalog_of(where) as (catalog, meter):
-        found = catalog.search(
-            asked,
-            role=role,
-            prefix=prefix,
-            tag=tag,
-            since=since,
-            until=until,
-            limit=limit,
-            newest=newest,
-            progress=meter,
-        )
+        look = partial(catalog.search, asked, prefix=prefix, tag=tag, since=since, until=until)
+        found = look(role=role, limit=limit, newest=newest, progress=meter)
+        # A role may be misspelt; whoever named none has seen all of them.
+        others = look(limit=_SOME).hits if role is not None and not found.hits else ()
     if as_json:
         for hit in found.hits:
             _print_json(hit)
@@ -99,7 +95,7 @@ def search_command(
     else:
         for hit in found.hits:
             _print_line(hit)
-    words = _in_words(found)
+    words = _in_words(found) if found.hits else _why_nothing(asked, others)
     if words:
         click.echo(words, err=True)
     ctx.exit(0 if found.hits else 1)
@@ -165,9 +161,18 @@ def _pieces(hit: Hit) -> Iterator[tuple[str, bool]]:
     yield printable(hit.snippet[at:]), False
 
 
-def _in_words(found: Hits) -> str:
-    if not found.hits:
+def _why_nothing(asked: str, others: Sequence[Hit]) -> str:
+    """What to say where nothing was found; `others`: what matches whatever its role."""
+    if others:
+        roles = ", ".join(one_line(role) for role in sorted({hit.role for hit in others}))
+        return f"No message of that role matches; there are some of: {roles}."
+    if sum(not term.excluded for term in parse(asked).terms) == 1:
         return "No message matches."
+    literal = " OR is taken for a word." if "OR" in asked.split() else ""
+    return f"No message matches: all of the words must be in it.{literal}"
+
+
+def _in_words(found: Hits) -> str:
     shown = len(found.hits)
     if not found.exact:
         return f"{shown:,} of more than {found.count - 1:,} shown; --limit shows more."

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +18,12 @@ from stenolog.cli.text import age, json_text, moment, one_line, printable, sente
 from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
+from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import Others, Place, others_in
+from stenolog.sessions.importers.folder import Folder, Source
+from stenolog.sessions.importers.pairs import LOG_SUFFIX
 from stenolog.stores.base import Store
+from stenolog.stores.json_file import SUFFIX
 from stenolog.stores.opening import address
 
 _A_PAGE: Final = 50
@@ -94,13 +99,8 @@ def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
         yield from _damage(entry, place)
-    left_out = _files(where.place) - len(page.entries) if whole and page.after is None else 0
-    if left_out > 0:
-        yield (
-            f"{left_out} of the files there {'is' if left_out == 1 else 'are'} no session that "
-            f"can be read; steno doctor {place} says more."
-        )
-
+    if whole and page.after is None:
+        yield from _of_files(where, listed=len(page.entries))
     if whole and (not page.entries or (where.agent is None and where.namespace is None)):
         yield from _of_others(others_in(place))
 
@@ -124,11 +124,42 @@ def _of_others(others: Others) -> Iterator[str]:
             yield f"{len(names):,} {what}s have sessions of their own: {ways}{more}"
 
 
-def _files(place: Place) -> int:
-    """How many files in the folder of a store look like logs."""
-    if address(place.where).engine != "jsonl":
-        return 0
-    return len(list((Path(place.where) / place.namespace).glob("*.jsonl")))
+def _of_files(where: Where, *, listed: int) -> Iterator[str]:
+    """What stands among the sessions and is none of those that were listed."""
+    place = where.place
+    in_folder = address(place.where).engine == "jsonl"
+    folder = Path(place.where, place.namespace) if in_folder else place.old
+    names = [path.name for path in folder.iterdir()] if folder and folder.is_dir() else []
+    more = sum(name.endswith(LOG_SUFFIX) for name in names) - (listed if in_folder else 0)
+    if more <= 0 and not any(name.endswith(SUFFIX) for name in names):
+        return  # files that are our sessions need not be looked at one by one
+    old = [] if where.namespace is not None else _old(place)
+    if old:
+        source = shlex.quote(one_line(str(place.old)))
+        workspace = shlex.quote(one_line(where.workspace))
+        agent = "" if where.agent is None else f" --agent {shlex.quote(one_line(where.agent))}"
+        yield (
+            f"{_files_are(len(old))} not of stenolog; `steno import {source} -w {workspace}{agent}`"
+            " takes in what picoclaw or zeroclaw wrote."
+        )
+    unreadable = more - sum(one.body == one.name and one.name.endswith(LOG_SUFFIX) for one in old)
+    if in_folder and unreadable > 0:
+        yield (
+            f"{_files_are(unreadable)} no session that can be read; "
+            f"steno doctor {where.workspace} says more."
+        )
+
+
+def _old(place: Place) -> list[Source]:
+    """What other programs left where this store looks for it when a loop opens it."""
+    if place.old is not None:
+        with suppress(OSError), Folder(place.old) as folder:
+            return folder.sources(thorough=False)
+    return []
+
+
+def _files_are(count: int) -> str:
+    return f"{count:,} of the files there {'is' if count == 1 else 'are'}"
 
 
 @click.command("show")
@@ -142,6 +173,7 @@ def show_command(key: str, full: bool, where: Where) -> None:
     """
     with open_to_read(where) as store:
         info = _info(store, key)
+        key = info.key
         if info.summary:
             click.secho("Summary", bold=True)
             click.echo(f"{printable(info.summary)}\n")
@@ -165,7 +197,7 @@ def export_command(key: str, full: bool, where: Where) -> None:
     Each is exactly what was given to the store: role, content, tool calls … and nothing of ours.
     """
     with open_to_read(where) as store:
-        _info(store, key)
+        key = _info(store, key).key
         for message in store.get_history(key, full=full):
             line = message.to_json()
             if sys.stdout.isatty():
@@ -176,12 +208,13 @@ def export_command(key: str, full: bool, where: Where) -> None:
             click.echo(words, err=True)
 
 
-def _info(store: Store, key: str) -> SessionInfo:
+def _info(store: Store, name: str) -> SessionInfo:
+    """That of the session of this key, or of the one that has the name as an alias."""
     try:
-        return store.info(key)
+        return store.info(Aliases(store).own_key(name))
     except NoSuchSession:
         raise click.ClickException(
-            f"There is no session {one_line(key)!r} here; `steno list` shows the keys there are."
+            f"There is no session {one_line(name)!r} here; `steno list` shows the keys there are."
         ) from None
 
 

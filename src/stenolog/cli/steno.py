@@ -16,6 +16,7 @@ from stenolog.cli.text import error_sentence, sentence
 from stenolog.errors import StenologError
 
 COMMANDS: Final = {
+    "config": "stenolog.cli.config",
     "doctor": "stenolog.cli.doctor",
     "export": "stenolog.cli.sessions",
     "import": "stenolog.cli.importing",

@@ -10,7 +10,7 @@ notes what somebody took back before (`stores/withdrawn.py`): below the floor it
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -21,13 +21,38 @@ from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.providers.base import Ask
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans, withdrawn
-from stenolog.stores.base import Store
 from stenolog.tokens import Tokens
 
 COMPACTED: Final = "compacted"
 """The field of a session's meta: the seq up to which the newest compaction was to hide."""
 
 _LOOKS: Final = 5
+
+
+class Talk(Protocol):
+    """What of a store is needed here; every Store has it."""
+
+    def info(self, key: str) -> SessionInfo:
+        """What is known of a session. Raises NoSuchSession."""
+        ...
+
+    def get_history(self, key: str) -> list[Message]:
+        """The visible messages."""
+        ...
+
+    def set_meta(self, key: str, /, **fields: Any) -> None:
+        """Set fields of the meta; None takes one out."""
+        ...
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> None:
+        """Replace the summary and hide everything up to this seq, in one step."""
+        ...
+
+    def delete(self, key: str) -> object:
+        """Put the session into the trash."""
+        ...
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -71,7 +96,7 @@ class Compaction(Struct, frozen=True, kw_only=True):
         )
 
 
-def look(store: Store, key: str) -> Seen:
+def look(store: Talk, key: str) -> Seen:
     """Messages, summary and floor that belong together; nothing where there is no session."""
     for _ in range(_LOOKS):
         try:
@@ -93,7 +118,7 @@ def look(store: Store, key: str) -> Seen:
 
 
 def compact_context(
-    store: Store, key: str, plan: Plan, *, ask: Ask | None, limits: Limits, tokens: Tokens
+    store: Talk, key: str, plan: Plan, *, ask: Ask | None, limits: Limits, tokens: Tokens
 ) -> Compaction | None:
     """Summarise and hide what was planned; None where the session is no longer as it was.
 
@@ -123,7 +148,7 @@ def compact_context(
     )
 
 
-def _apply(store: Store, key: str, plan: Plan, summary: str) -> bool:
+def _apply(store: Talk, key: str, plan: Plan, summary: str) -> bool:
     """Whether the checkpoint was made; it is not where the session is another than planned."""
     try:
         found = store.info(key)
@@ -173,7 +198,7 @@ def _summarised(found: SessionInfo) -> int:
     return upto if 0 < upto < found.floor else found.floor
 
 
-def _set_back(store: Store, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
+def _set_back(store: Talk, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
     """Meta without a compaction that was not made; whether the session is the same. Best effort."""
     with suppress(StenologError):
         try:
@@ -192,7 +217,7 @@ def _set_back(store: Store, key: str, found: SessionInfo, shown: Sequence[Span])
     return True
 
 
-def _leave(store: Store, key: str, now: SessionInfo) -> None:
+def _leave(store: Talk, key: str, now: SessionInfo) -> None:
     """Take our fields out of a life of the session that they were not meant for."""
     ours = {COMPACTED, withdrawn.META}
     if now.last_seq == 0 and not now.summary and set(now.meta) <= ours:

@@ -9,12 +9,14 @@ from stenolog.catalog import Catalog
 from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
 from stenolog.context.compaction import Compaction, Seen, compact_context, look
+from stenolog.context.face import talk_of
 from stenolog.context.overflow import Overflow, read_overflow
 from stenolog.context.plan import Asked, plan_compaction
 from stenolog.context.shapes import Body
 from stenolog.context.window import Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.providers.base import Ask
+from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import reports
 from stenolog.stores.base import Store
 from stenolog.tokens import Calibration, Tokens
@@ -42,7 +44,7 @@ class Context:
 
     def __init__(
         self,
-        store: Store,
+        store: Store | SessionStore,
         ask: Ask | None = None,
         *,
         ask_limits: Limits | None = None,
@@ -55,7 +57,7 @@ class Context:
         tools: Sequence[Mapping[str, Any]] = (),
         on_event: Event | None = None,
     ) -> None:
-        self.store = store
+        self.store = talk_of(store)
         self.limits = limits or Limits()
         """Made smaller when a provider says that it takes less."""
         self.calibration = Calibration() if catalog is None else catalog.calibration(model)

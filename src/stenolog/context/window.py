@@ -9,7 +9,7 @@ from msgspec import Struct
 from stenolog.context.arranging import GOES_ON, Entry, Needs, entries_of, finish
 from stenolog.context.budget import Limits, Parts, too_small
 from stenolog.context.eliding import cut, shorten_turn, skeleton
-from stenolog.context.shapes import Body
+from stenolog.context.shapes import Body, seq_of
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 
@@ -38,6 +38,8 @@ class Window(Struct, frozen=True, kw_only=True):
     """How many messages of the history are not there."""
     memory_left_out: bool = False
     """Whether there was no room for the recalled memory."""
+    upto: int = 0
+    """The seq of the newest message of the log that it was made of."""
 
 
 def build_window(
@@ -104,6 +106,7 @@ class _Request(Struct, frozen=True, kw_only=True):
                         elided=chosen.elided,
                         left_out=chosen.left_out,
                         memory_left_out=bool(self.memory) and not memory,
+                        upto=max((seq_of(message) or 0 for message in history), default=0),
                     )
                 slack += cost - budget
         raise too_small(self._parts(entries, tools), self.limits)

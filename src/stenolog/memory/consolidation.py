@@ -23,6 +23,7 @@ read is not asked for again: the turns of it are asked about one by one, and wha
 read gets such an entry at once. A run asks so many times at the most, and says what is left.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,8 @@ MOST_ATTEMPTS: Final = 8
 _FIRST_WAIT: Final = timedelta(minutes=1)
 _LONGEST_WAIT: Final = timedelta(hours=6)
 _LOCKS: Final = 64
+
+_logger = logging.getLogger("stenolog")
 
 
 class Consolidated(Struct, frozen=True, kw_only=True):
@@ -205,6 +208,7 @@ class Consolidation:
             except _ModelFailed as failure:
                 attempts += 1
                 tally.problems.append(failure.told)
+                _logger.warning("no notes of %r yet: %s", work.info.key, failure.told)
                 if attempts < self._most_attempts:
                     retry_at = self._clock() + _wait(attempts)
                     self._progress.failed(
@@ -254,7 +258,9 @@ class Consolidation:
         tally.calls += 1
         heard = self._answer(batch, extraction.subjects_of(names), self._ask)
         if heard is None and len(batch) == 1:
-            tally.problems.append(f"the model's answer on the turn at {batch[0].last} is no JSON")
+            told = f"the model's answer on the turn at {batch[0].last} is no JSON"
+            tally.problems.append(told)
+            _logger.warning("no facts of %r: %s", scope.who, told)
             return {}
         return heard
 

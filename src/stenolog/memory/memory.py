@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from types import TracebackType
 from typing import Final, Literal, Self, overload
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
@@ -15,9 +16,11 @@ from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
 from stenolog.memory.recall import Recalled, recall
 from stenolog.memory.redaction import redact
 from stenolog.memory.scopes import Scope, scope_of
+from stenolog.providers.asking import check_ask
 from stenolog.providers.base import Ask
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES, find_place
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
 from stenolog.tokens import Tokens
@@ -49,14 +52,19 @@ class Memory:
         consolidation: bool = True,
         half_life_days: float = HALF_LIFE_DAYS,
         tokens: Tokens | None = None,
-        zone: tzinfo = UTC,
+        zone: tzinfo | str = UTC,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         """Over two open stores, which are not closed with it.
 
         `tokens`: the counter of the model in use. `zone`: that of the users, for dates and for
-        words such as "yesterday".
+        words such as "yesterday"; a name such as "Europe/Zurich" will do. Raises UsageError for
+        what is no store, no model or no zone.
         """
+        check_store(sessions, "sessions=")
+        check_store(notes, "notes=")
+        if ask is not None:
+            check_ask(ask)
         self.agent = agent
         self.notes = Notes(notes)
         """All notes, of all scopes."""
@@ -64,7 +72,7 @@ class Memory:
         self._aliases = Aliases(sessions)
         self._threads = threads
         self._tokens = tokens
-        self._zone = zone
+        self._zone = _zone_of(zone)
         self._half_life_days = half_life_days
         self._clock = clock or (lambda: datetime.now(UTC))
         self._consolidation = (
@@ -85,6 +93,9 @@ class Memory:
         self._closed = False
         self._closes: tuple[Store, ...] = ()
         """The stores that were opened with it, and are closed with it."""
+
+    def __repr__(self) -> str:
+        return f"Memory({self._sessions!r}, {self.notes.store!r}, agent={self.agent!r})"
 
     def consolidate(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
         """Make notes of the finished turns of a session that were not consolidated yet.
@@ -246,7 +257,7 @@ def open_memory(
     consolidation: bool = True,
     half_life_days: float = HALF_LIFE_DAYS,
     tokens: Tokens | None = None,
-    zone: tzinfo = UTC,
+    zone: tzinfo | str = UTC,
     sessions: Store | None = None,
 ) -> Memory:
     """The memory of an agent at a place: what `open_store` takes is taken here.
@@ -254,7 +265,7 @@ def open_memory(
     `sessions`: the store in which they are, where it is open already; it is not closed. Otherwise
     it is that of the agent of this name, and for "main" the one without a name. `ask`: the model
     that consolidates, a small one will do. `consolidation`: False switches it off. The other
-    options are those of `Memory`. Raises what `open_store` raises.
+    options are those of `Memory`. Raises what `open_store` and `Memory` raise.
     """
     opened: list[Store] = []
     try:
@@ -264,20 +275,32 @@ def open_memory(
             opened.append(sessions)
         notes = open_store(where, namespace=NOTES)
         opened.append(notes)
+        memory = Memory(
+            sessions,
+            notes,
+            agent=agent,
+            threads=threads,
+            ask=ask,
+            consolidation=consolidation,
+            half_life_days=half_life_days,
+            tokens=tokens,
+            zone=zone,
+        )
     except BaseException:
         for store in opened:
             store.close()
         raise
-    memory = Memory(
-        sessions,
-        notes,
-        agent=agent,
-        threads=threads,
-        ask=ask,
-        consolidation=consolidation,
-        half_life_days=half_life_days,
-        tokens=tokens,
-        zone=zone,
-    )
     memory._closes = tuple(opened)
     return memory
+
+
+def _zone_of(zone: object) -> tzinfo:
+    if isinstance(zone, tzinfo):
+        return zone
+    try:
+        if isinstance(zone, str):
+            return ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        words = "this system knows no such time zone; pip install tzdata if it knows none"
+        raise UsageError(f"zone={zone!r}: {words}") from error
+    raise UsageError(f'zone={zone!r}: a tzinfo is wanted, or a name such as "Europe/Zurich"')

@@ -5,7 +5,7 @@ The values here are those of every provider. A provider turns what its server sa
 cancellation is never lost.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -41,7 +41,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     calls: tuple[CallPart, ...] = ()
     finish: str = ""
-    """Why it ended, in the provider's word: `stop`, `length`, `tool_calls` …; once, near its end."""
+    """Why it ended, in the provider's word: `stop`, `length`, `tool_calls` …; once, at the end."""
     usage: Usage | None = None
     """At most once, where the provider tells."""
 
@@ -67,7 +67,7 @@ class ChatModel(Protocol):
         tools: Sequence[Mapping[str, Any]] = (),
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """The answer to these messages, in OpenAI chat shape, as it comes.
 
         `tools`: as in OpenAI's `tools`. `schema`: a JSON schema that the answer should follow,

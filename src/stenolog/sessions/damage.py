@@ -37,6 +37,7 @@ class Kind(StrEnum):
     UNREFERENCED_ARCHIVE = "unreferenced archive"
     STALLED_LEASE = "stalled lease"
     WIDE_PERMISSIONS = "wide permissions"
+    NOT_WRITABLE = "not writable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +95,10 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
 
     state = states[-1] if states else None
     key = state.key if state is not None else key
-    found: list[Finding] = []
     if state is not None and not deleted and names.file_name(state.key) != name:
-        found.append(_wrong_name(state.key, path))
+        # Nobody writes to it, and nothing is settled in it, before it has its own name again.
+        return Judged(key=key, state=state, findings=(_wrong_name(state.key, path),))
+    found: list[Finding] = []
     if unknown:
         found.append(_unknown_kind(key, path, unknown[0]))
     damage = _Damage(text, key, path, state, deleted=deleted)
@@ -238,17 +240,20 @@ class _Damage:
             )
         if start < end and edited:
             return
-        # To set aside a batch that lacks only an edited line would take the choice away.
         kind, meaning = _kind_of_tail(tail, self._text[start:])
+        # To set aside a batch that lacks only an edited line would take the choice away.
+        repairable = may_write and not edited
+        now = "The next message sets it aside by itself; --repair does it now."
+        before = self._first or "See to what else is said of this log. "
+        later = f"{before}The next message then sets it aside."
         yield Finding(
             kind=kind,
             key=self._key,
             path=self._path,
             where=f"from byte {start:,} to the end, {end - start:,} bytes" if start < end else "",
             meaning=meaning,
-            advice="The next message sets it aside by itself; --repair does it now. "
-            "No byte is removed.",
-            repairable=may_write and not edited,
+            advice=f"{now if repairable else later} No byte is removed.",
+            repairable=repairable,
             lost=tuple(tail.lost),
         )
 

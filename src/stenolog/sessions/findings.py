@@ -5,6 +5,7 @@ import shlex
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from stenolog.errors import StenologError
 from stenolog.sessions.damage import ASIDE, Finding, Kind
@@ -44,6 +45,21 @@ def unreadable(path: str, key: str | None, error: Exception) -> Finding:
         where="",
         meaning=f"It could not be read: {error}.",
         advice="Run the doctor as the user who owns the file, and look at the disk.",
+    )
+
+
+def foreign_logs(directory: Directory, found: Sequence[Finding]) -> Finding:
+    """The logs of other programs in one folder, told as one."""
+    first, *others = found
+    if not others:
+        name = first.path.rpartition("/")[2]
+        return replace(first, advice=f"Move it elsewhere; {directory.how_to_import(name)}.")
+    return replace(
+        first,
+        key=None,
+        where=f"and {len(others):,} more",
+        meaning="Another program wrote these files; stenolog neither reads nor changes them.",
+        advice=f"Move them elsewhere; {directory.how_to_import()}.",
     )
 
 
@@ -101,6 +117,18 @@ def stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
         meaning=f"{holder.words()}, has the turn in this session and should have ended it by "
         f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),
         advice="Look what that process does; when it ends, the turn is free.",
+    )
+
+
+def not_writable(folders: Sequence[str], why: str) -> Finding:
+    """Folders of logs to which nothing can be written. One for all: they mostly share a disk."""
+    return Finding(
+        kind=Kind.NOT_WRITABLE,
+        key=None,
+        path=folders[0],
+        where=f"and {len(folders) - 1:,} more" if len(folders) > 1 else "",
+        meaning="What is there can be read, but every message from now on is lost.",
+        advice=f"{why}.",
     )
 
 

@@ -17,7 +17,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.jsonl.directory import TRASH, explained
 from stenolog.stores.jsonl.names import SUFFIX
 from stenolog.stores.names import escaped, unescaped
-from stenolog.stores.opening import address, check_no_database, open_store
+from stenolog.stores.opening import address, check_no_file, open_store
 
 NAMESPACE: Final = "sessions"
 NOTES: Final = "notes"
@@ -62,6 +62,7 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
     path = Path(found.path)
     match found.engine:
         case "jsonl":
+            check_no_file(path)
             workspace = path if agent is None else path / AGENTS / escaped(agent)
             folder = workspace / NAMESPACE
             return Place(where=workspace, namespace=NAMESPACE, old=folder, stand_in=folder)
@@ -88,7 +89,7 @@ def check_workspace(place: Path) -> None:
     """Raise UsageError where this is no workspace, StoreUnavailable where it cannot be entered."""
     try:
         if not place.is_dir():
-            check_no_database(place)
+            check_no_file(place)
             raise UsageError(f"there is no workspace at {place}; is the name right?")
         with os.scandir(place) as entries:
             here = [entry.name for entry in entries]
@@ -101,6 +102,20 @@ def check_workspace(place: Path) -> None:
             f"there are logs in {place} itself; name the workspace, which is the folder above it"
             f"{other}"
         )
+
+
+def check_is_ours(place: Path) -> None:
+    """Raise UsageError where a folder holds much, and nothing of stenolog; an empty one is new."""
+    try:
+        folders = _folders(place, follow=True)
+        ours = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
+        if ours or log_folders(place) or not any(place.iterdir()):
+            return
+        inside = [name for name in folders if (place / name / NAMESPACE).is_dir()]
+    except OSError as error:
+        raise explained(error, f"looking into {place}") from error
+    meant = f"; did you mean {os.path.join(place, inside[0])}?" if inside else ""  # noqa: PTH118
+    raise UsageError(f"there is nothing of stenolog in {place}{meant}")
 
 
 def log_folders(workspace: Path) -> list[str]:

@@ -36,6 +36,7 @@ from stenolog.sessions.importers.old import OldSession
 from stenolog.sessions.importers.pairs import LOG_SUFFIX
 from stenolog.sessions.merging import Merge, There
 from stenolog.sessions.migrated import Left, Migrated, Taken, report
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.stores.names import escaped
@@ -62,9 +63,10 @@ def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrat
 
     Legacy `.json` files, picoclaw's `.jsonl` with `.meta.json`, zeroclaw's `.jsonl`, and what our
     SessionManager wrote. What cannot be read is left alone and named. It can be called again at
-    any time. Raises what the store raised where that cannot be written; then every file is where
-    it was.
+    any time, and a folder that is not there has none. Raises what the store raised where that
+    cannot be written; then every file is where it was.
     """
+    check_store(store, "migrate_from_json")
     return take_in(Path(directory), store)
 
 

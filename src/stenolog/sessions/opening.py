@@ -8,7 +8,7 @@ merges what was written there.
 import logging
 import os
 
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import ForeignLog, StenologError, UsageError
 from stenolog.sessions.folders import Place, find_place
 from stenolog.sessions.migration import report, take_in
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
@@ -25,16 +25,17 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
 
     With a name, those of that agent: they share nothing with those of any other. Old sessions in
     the folder `sessions` there (picoclaw's, zeroclaw's, and what the stand-in wrote) are taken in
-    first, and their files renamed to `.migrated`. If the store cannot be opened or written, the
-    answer is a SessionManager, and its `health()` says why, and whether that can write. Raises
-    UsageError where no engine takes the place, and what the store raised where there is no folder
-    to stand in.
+    first, and their files renamed to `.migrated`. If the store cannot be opened, or old sessions
+    cannot be taken in, the answer is a SessionManager, and its `health()` says why, and whether
+    that can write. A place that can only be read is opened: `health()` says so, and each write
+    answers that it failed. Raises UsageError where no engine takes the place, ForeignLog where it
+    is another program's database, and what the store raised where there is no folder to stand in.
     """
     place = find_place(where, agent)
     try:
         store = open_store(place.where, namespace=place.namespace)
-    except UsageError:
-        raise
+    except (UsageError, ForeignLog):
+        raise  # no later start would find it otherwise
     except StenologError as error:
         return _stand_in(place, error)
     try:
@@ -45,7 +46,11 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     except BaseException:
         _close(store)
         raise
-    return JSONLBackend(store)
+    sessions = JSONLBackend(store)
+    health = sessions.health()
+    if not health.ok:
+        _logger.error("the store is not well: %s", health.problems[0])
+    return sessions
 
 
 def _take_all_in(place: Place, store: Store) -> None:

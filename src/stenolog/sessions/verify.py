@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.sessions import findings
 from stenolog.sessions.chains import archives_of, listed_archives, spare_archives
 from stenolog.sessions.damage import ASIDE, Finding, Kind
-from stenolog.sessions.folders import NAMESPACE, check_workspace, log_folders
+from stenolog.sessions.folders import NAMESPACE, check_is_ours, check_workspace, log_folders
 from stenolog.sessions.standing_still import (
     archives_standing_still,
     folder_below,
@@ -29,6 +29,7 @@ from stenolog.sessions.standing_still import (
     standing_still,
     trash_of,
 )
+from stenolog.stores.disk import refusal
 from stenolog.stores.jsonl import archive, leases, names, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.purging import CATALOG
@@ -63,11 +64,16 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
         raise UsageError(f"{workspace}: only a folder or a SQLite database can be examined")
     place = Path(found.path)
     check_workspace(place)
-    all_seen = [examine_folder(place, folder) for folder in log_folders(place)]
+    check_is_ours(place)
+    folders = log_folders(place)
+    all_seen = [examine_folder(place, folder) for folder in folders]
     wide = dict.fromkeys(one for seen in all_seen for one in seen.open_to_others)
     told = [finding for seen in all_seen for finding in seen.findings]
     if wide:
         told.append(findings.wide_permissions(str(place), list(wide)))
+    shut = {folder: why for folder in folders if (why := _refusal(place / folder)) is not None}
+    if shut:
+        told.append(findings.not_writable(list(shut), next(iter(shut.values()))))
     return Report(
         workspace=str(place),
         sessions=sum(seen.logs for seen in all_seen),
@@ -75,12 +81,20 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     )
 
 
+def _refusal(folder: Path) -> str | None:
+    with suppress(OSError):  # what cannot be looked at was told of
+        return refusal(folder)
+    return None
+
+
 def _examine_database(file: Path) -> Report:
     # The driver is an extra, and takes a while to import.
+    from stenolog.stores.sqlite.opening import missing_driver
+
     try:
         from stenolog.stores.sqlite import verify as database
     except ImportError as error:
-        raise UsageError(f"sqlite:{file}: pip install 'stenolog[sqlite]' first") from error
+        raise missing_driver(error) from error
     if not file.exists():
         raise UsageError(f"there is no database at {file}; is the name right?")
     found = database.examine(file)
@@ -112,6 +126,8 @@ class Seen:
     """For each uid the key of its session, and the names of its archives."""
     purged: set[str] = field(default_factory=set)
     """The uids of sessions that are being deleted for good: what there is of them is not missed."""
+    foreign: list[Finding] = field(default_factory=list)
+    """Logs of other programs: told together, for they mostly come in a heap."""
     obscure: bool = False
     """Something here may belong to a session that this version cannot read."""
     open_to_others: list[tuple[str, int]] = field(default_factory=list)
@@ -149,6 +165,8 @@ def _look_at_folder(directory: Directory, workspace: Path, namespace: str, seen:
             _look_at_entry(directory, namespace, name, found, seen)
     _look_at_trash(directory, namespace, seen)
     _look_at_locks(directory, namespace, seen)
+    if seen.foreign:
+        seen.findings.append(findings.foreign_logs(directory, seen.foreign))
     for uid, files in listed.items():
         _look_at_archives(directory, namespace, uid, files, seen)
 
@@ -190,9 +208,9 @@ def _look_at_log(
     seen.logs += 1
     for finding in judged.findings:
         if finding.kind is Kind.FOREIGN_LOG:
-            advice = f"Move it elsewhere; {directory.how_to_import(name)}."
-            finding = replace(finding, advice=advice)
-        seen.findings.append(finding)
+            seen.foreign.append(finding)
+        else:
+            seen.findings.append(finding)
     state = judged.state
     if state is None:
         seen.obscure |= bool(judged.findings) and judged.findings[0].kind is Kind.NEWER_FORMAT

@@ -1,4 +1,4 @@
-"""What callers hand over, checked in the same way by every engine that writes to a disk."""
+"""What callers hand over, checked in the same way wherever it is taken."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +13,19 @@ def check_whole(**numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and (type(number) is bool or not isinstance(number, int)):
             raise UsageError(f"{name}={number!r}: a whole number is wanted")
+
+
+def check_store(store: object, taker: str) -> None:
+    """Raise UsageError where whoever takes a Store was given the face of a loop, or anything else.
+
+    The answers of the face would be taken for those of a store.
+    """
+    if not hasattr(store, "add_messages"):
+        name = type(store).__name__
+        raise UsageError(
+            f"{taker} takes a Store, as open_store gives it, and no {name}; "
+            "what open_sessions gives has its store as .store"
+        )
 
 
 def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:

@@ -21,8 +21,9 @@ from typing import Any, Final, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
-from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed, UsageError
+from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
 from stenolog.stores.state import check_lease
 
@@ -43,13 +44,7 @@ class AsyncStore:
     """A Store whose methods are awaited; it closes the store that it was given."""
 
     def __init__(self, store: Store) -> None:
-        if not hasattr(store, "add_messages"):
-            # The face of a loop: its answers would be taken for those of a store.
-            name = type(store).__name__
-            raise UsageError(
-                f"AsyncStore takes a Store, as open_store gives it, and no {name}; "
-                "what open_sessions gives has its store as .store"
-            )
+        check_store(store, "AsyncStore")
         self._store = store
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stenolog")
         self._closed = threading.Event()

@@ -11,6 +11,9 @@ from typing import Final
 from stenolog.errors import StoreBusy
 
 LOCK_POLL: Final = 0.0002
+READ_ONLY_DISK: Final = (
+    "the disk is mounted read-only; mount it to be written to, or name a place elsewhere"
+)
 
 
 def write_all(descriptor: int, text: bytes) -> None:
@@ -50,6 +53,18 @@ def make_private(path: Path) -> None:
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     sync_entries(path.parent)
+
+
+def refusal(path: Path) -> str | None:
+    """Why nothing can be written to a file or a folder, and what to do; None where it can.
+
+    Raises OSError where it cannot be looked at.
+    """
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return f"{path}: {READ_ONLY_DISK}"
+    if not os.access(path, os.W_OK):
+        return f"{path}: this user may not write there; check the permissions, and whose it is"
+    return None
 
 
 def sync_entries(path: Path) -> None:

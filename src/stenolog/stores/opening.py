@@ -4,6 +4,7 @@ An engine is imported when it is asked for: nobody waits for the others.
 """
 
 import os
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from stenolog.stores.base import Store
 
 _DATABASE: Final = b"SQLite format 3\0"
 """How a file begins that SQLite made."""
+_DATABASES: Final = (".db", ".sqlite", ".sqlite3")
 _EXAMPLES: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
 
 Engine = Literal["jsonl", "sqlite", "memory", "postgresql"]
@@ -54,6 +56,11 @@ def open_store(
 
 def address(where: str | os.PathLike[str]) -> Address:
     """What a place names. Raises UsageError where no engine takes it."""
+    plain = os.fspath(where) if isinstance(where, os.PathLike) else where
+    if not isinstance(plain, str):
+        raise UsageError(f"a place is text or a path, not {type(plain).__name__}")
+    if "\0" in plain:
+        raise UsageError(f"{plain!r} is not the name of a place: there is a NUL in it")
     if not isinstance(where, str):
         return Address(engine="jsonl", path=where)
     if not where:
@@ -72,11 +79,23 @@ def address(where: str | os.PathLike[str]) -> Address:
             return Address(engine="sqlite", path=path, parameters=parameters)
         case "postgresql" | "postgres":
             return Address(engine="postgresql")
-    if colon and _is_scheme(scheme, rest) and not os.path.exists(where):  # noqa: PTH110
+    path = _at_home(where)
+    if not os.path.lexists(path):
+        _check_new_folder(where, scheme if colon else "", rest)
+    return Address(engine="jsonl", path=path)
+
+
+def _check_new_folder(where: str, scheme: str, rest: str) -> None:
+    """Raise UsageError where something else than a folder was most likely meant."""
+    if scheme and _is_scheme(scheme, rest):
         # A misspelt engine would become a folder, and the sessions seem gone.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
         raise UsageError(f"'{scheme}:' is no engine (jsonl:, sqlite: and memory: are){advice}")
-    return Address(engine="jsonl", path=_at_home(where))
+    if not scheme and where.endswith(_DATABASES):
+        raise UsageError(
+            f"there is no folder {where}; for a database write sqlite:{where}, and for a new "
+            f"folder of that name jsonl:{where}"
+        )
 
 
 def _is_scheme(text: str, rest: str) -> bool:
@@ -107,20 +126,20 @@ def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -
     try:
         return JSONLStore(place, namespace=namespace, read_only=read_only)
     except StenologError:
-        check_no_database(place)
+        check_no_file(place)
         raise
 
 
-def check_no_database(place: str | os.PathLike[str]) -> None:
-    """Raise UsageError where a file of SQLite's was named as if it were a folder."""
-    try:
-        with open(place, "rb") as file:  # noqa: PTH123 - pathlib takes a while to import
-            found = file.read(len(_DATABASE))
-    except OSError:
+def check_no_file(place: str | os.PathLike[str]) -> None:
+    """Raise UsageError where a file was named as if it were a folder."""
+    if not os.path.isfile(place):  # noqa: PTH113 - pathlib takes a while to import
         return
+    found, name = b"", os.fspath(place)
+    with suppress(OSError), open(place, "rb") as file:  # noqa: PTH123
+        found = file.read(len(_DATABASE))
     if found == _DATABASE:
-        name = os.fspath(place)
         raise UsageError(f"there is a database at {name}, and no folder; name it as sqlite:{name}")
+    raise UsageError(f"there is a file at {name}, and no folder; name a folder")
 
 
 def _at_home(place: str) -> str:

@@ -17,11 +17,24 @@ from stenolog.catalog.texts import (
     text_of,
     title_from,
 )
+from stenolog.records import Message
+from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.strategies import messages
 
 
 def _call(*ids: str) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [{"id": one} for one in ids]}
+
+
+def _seen(upto: object) -> dict[str, Any]:
+    return {"role": "assistant", "content": "x", "stenolog": {"seen": upto}}
+
+
+def _stored(said: list[dict[str, Any]]) -> list[Message]:
+    with InMemoryStore() as store:
+        if said:
+            store.add_messages("k", said)
+        return store.get_history("k")
 
 
 def _result(of: str) -> dict[str, Any]:
@@ -82,16 +95,27 @@ def test_any_message_has_a_text_that_can_be_stored(message: dict[str, Any]) -> N
         ([USER, _call("1", "2"), _result("2")], "interrupted"),
         ([USER, _call("1", "2"), _result("2"), _result("1")], "interrupted"),
         ([USER, _call("1"), _result("1"), ANSWER], "idle"),
+        ([USER, _call("1"), _result("1"), _seen(3)], "idle"),
+        ([USER, USER, _seen(1)], "interrupted"),
+        ([USER, USER, _seen(2)], "idle"),
+        ([USER, _call("1"), USER, _result("1"), _seen(2)], "interrupted"),
+        ([USER, USER, _seen("two")], "idle"),
         ([{"role": "system", "content": "x"}], "idle"),
         ([{"content": "x"}], "idle"),
-        ([_result("1")], None),
-        ([], None),
+        ([_result("1")], "interrupted"),
+        ([], "idle"),
     ],
 )
-def test_a_turn_is_over_when_the_agent_had_the_last_word(
-    tail: list[dict[str, Any]], state: str | None
+def test_a_turn_is_over_when_the_agent_had_the_last_word_and_had_seen_all(
+    tail: list[dict[str, Any]], state: str
 ) -> None:
-    assert state_from(tail) == state
+    assert state_from(_stored(tail), whole=True) == state
+
+
+def test_a_tail_that_does_not_reach_to_what_the_answer_has_seen_is_too_short() -> None:
+    stored = _stored([USER, *[_call("1"), _result("1")] * 3, _seen(1)])
+    assert state_from(stored[-3:], whole=False) is None
+    assert state_from(stored, whole=True) == "idle"
 
 
 @pytest.mark.parametrize(

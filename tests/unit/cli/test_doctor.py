@@ -170,6 +170,30 @@ def test_a_workspace_where_nothing_was_stored_is_healthy(place: Path, steno: Ste
     assert result.stderr == "There are no sessions in fresh yet.\n"
 
 
+def test_a_folder_with_nothing_of_ours_in_it_is_not_called_healthy(
+    place: Path, steno: Steno
+) -> None:
+    result = steno("doctor", ".")
+    assert (result.exit_code, result.stdout) == (3, "")
+    words = "There is nothing of stenolog in .; did you mean ./workspace?"
+    assert result.stderr == f"Error: {words}\n"
+
+    (place / "etc" / "default").mkdir(parents=True)
+    result = steno("doctor", "etc", "--repair")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == "Error: There is nothing of stenolog in etc.\n"
+
+
+@pytest.mark.parametrize("ours", ["sessions", "agents", "notes"])
+def test_a_workspace_that_was_only_begun_is_healthy(
+    place: Path, steno: Steno, ours: str
+) -> None:
+    (place / "begun" / ours).mkdir(parents=True, mode=0o700)
+    (place / "begun").chmod(0o700)
+    (place / "begun" / "README").touch()
+    assert steno("doctor", "begun").exit_code == 0
+
+
 def test_a_key_cannot_drive_the_terminal(place: Path, in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_message("evil\x1b[2J\nkey", "user", "x")

@@ -141,12 +141,41 @@ def _newer(text: bytes) -> bytes:
     return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
 
 
-def test_list_says_that_there_are_files_of_other_programs(place: Path, steno: Steno) -> None:
-    log = place / "workspace" / "sessions" / "other.jsonl"
-    log.write_bytes(b'{"role":"user","content":"hello"}\n')
+def test_list_says_how_files_of_other_programs_are_taken_in(place: Path, steno: Steno) -> None:
+    sessions = place / "workspace" / "sessions"
+    (sessions / "other.jsonl").write_bytes(b'{"role":"user","content":"hello"}\n')
+    (sessions / "older.json").write_text('{"key": "older", "messages": [{"role": "user"}]}')
     result = steno("list")
     assert "other" not in _keys(result)
+    command = "steno import workspace/sessions -w ./workspace"
     assert result.stderr == (
+        f"2 of the files there are not of stenolog; `{command}` takes in what picoclaw or "
+        "zeroclaw wrote.\n"
+    )
+
+    assert steno(*command.split()[1:]).exit_code == 0
+    result = steno("list")
+    assert {"other", "older"} < set(_keys(result))
+    assert result.stderr == ""
+
+
+def test_old_sessions_beside_a_database_and_of_an_agent_are_named_too(
+    place: Path, steno: Steno
+) -> None:
+    for folder in ("beside/sessions", "workspace/agents/ada/sessions"):
+        (place / folder).mkdir(parents=True, mode=0o700)
+        (place / folder / "older.json").write_text('{"key": "older", "messages": []}')
+    with open_store("sqlite:beside/some.db") as store:
+        store.add_message("k", "user", "hello")
+    told = steno("list", "sqlite:beside/some.db").stderr
+    assert "`steno import beside/sessions -w sqlite:beside/some.db` takes in" in told
+    told = steno("list", "--agent", "ada").stderr
+    assert "`steno import workspace/agents/ada/sessions -w ./workspace --agent ada`" in told
+
+
+def test_list_says_that_there_is_a_log_that_cannot_be_read(place: Path, steno: Steno) -> None:
+    (place / "workspace" / "sessions" / "torn.jsonl").write_bytes(b'{"kind":"st')
+    assert steno("list").stderr == (
         "1 of the files there is no session that can be read; steno doctor ./workspace says more.\n"
     )
 

@@ -47,9 +47,32 @@ def test_search_takes_words_and_queries(steno: Steno) -> None:
 
 
 def test_nothing_found_is_exit_code_1_like_grep(steno: Steno) -> None:
-    result = steno("search", "nothing of the kind")
+    result = steno("search", "nothing")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "No message matches.\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["message nowhere"], "No message matches: all of the words must be in it."),
+        (["nowhere -message"], "No message matches."),
+        (
+            ["message OR nowhere"],
+            "No message matches: all of the words must be in it. OR is taken for a word.",
+        ),
+        (
+            ["message", "--role", "usr"],
+            "No message of that role matches; there are some of: assistant, user.",
+        ),
+        (["nowhere", "--role", "usr"], "No message matches."),
+    ],
+)
+def test_where_nothing_is_found_it_says_what_might_be_wrong(
+    steno: Steno, asked: list[str], words: str
+) -> None:
+    result = steno("search", *asked)
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"{words}\n")
 
 
 @pytest.mark.parametrize("query", ["*", "", "-x", '"'])

@@ -481,6 +481,19 @@ def test_a_turn_that_an_answer_passes_over_has_a_daily_entry(quick: Place) -> No
     assert quick.daily() == ["Happened 1.", "The user: two The assistant: Well."]
 
 
+def test_a_model_that_fails_is_told_in_the_log_without_secrets(
+    quick: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick.talk("I live in Oslo")
+    down = TimeoutError("no route for sk-abcdefghijklmnopqrstuvwxyz123456")
+    quick.run(down, clock=lambda: NOON)
+    quick.run("Oslo!", clock=lambda: NOON + timedelta(days=1))
+    failed, unread = [record.getMessage() for record in caplog.records]
+    assert failed.startswith(f"no notes of {KEY!r} yet: the model failed: TimeoutError: no route")
+    assert "sk-abc" not in failed
+    assert unread == f"no facts of {KEY!r}: the model's answer on the turn at 2 is no JSON"
+
+
 def test_a_model_that_is_down_is_asked_again_later_and_nothing_is_lost(place: Place) -> None:
     now = NOON
     place.talk("I live in Oslo")

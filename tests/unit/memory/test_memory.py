@@ -1,6 +1,7 @@
 """Memory as a loop holds it, on every engine."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -16,6 +17,8 @@ from stenolog.memory.memory import Memory, open_memory
 from stenolog.memory.scopes import Scope
 from stenolog.providers.scripted import Scripted
 from stenolog.sessions import alias_marks
+from stenolog.sessions.opening import open_sessions
+from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import open_store
@@ -303,6 +306,55 @@ def test_agents_have_sessions_and_memories_of_their_own(tmp_path: Path) -> None:
         assert [note.text for note in main.notes.list(main.scope(key=ANN))] == ["Has a dog."]
         assert "dog" not in cook.recall("dog meat", key=ANN).block
         assert "meat" in cook.recall("dog meat", key=ANN).block
+
+
+def _held() -> list[str]:
+    """What this process holds open."""
+    links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    return sorted(str(link.readlink()) for link in links if link.is_symlink())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"ask": lambda messages: str(messages)}, "add **how"),
+        ({"ask": "gpt-5"}, "str cannot be called"),
+        ({"zone": "Europe/Zorich"}, "zone='Europe/Zorich': this system knows no such time zone"),
+        ({"zone": "../x"}, "zone='../x': this system"),
+        ({"zone": 2}, 'zone=2: a tzinfo is wanted, or a name such as "Europe/Zurich"'),
+        ({"zone": None}, "zone=None: a tzinfo is wanted"),
+    ],
+)
+def test_what_it_could_never_work_with_is_refused_and_nothing_stays_open(
+    wrong: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    before = _held()
+    with pytest.raises(UsageError) as raised:
+        open_memory(tmp_path / "w", **wrong)
+    assert words in str(raised.value)
+    assert _held() == before
+
+
+def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(tmp_path: Path) -> None:
+    face = open_sessions(tmp_path / "w")
+    assert isinstance(face, JSONLBackend)
+    with pytest.raises(UsageError, match=r"sessions= takes a Store.* no JSONLBackend; .*\.store"):
+        open_memory(tmp_path / "w", sessions=face)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"notes= takes a Store"):
+        Memory(face.store, face)  # type: ignore[arg-type]
+    with open_memory(tmp_path / "w", sessions=face.store) as memory:
+        assert repr(memory) == (
+            f"Memory({face.store!r}, {memory.notes.store!r}, agent='main')"
+        )
+    face.close()
+
+
+def test_a_zone_may_be_given_by_its_name(sessions: Store) -> None:
+    late = datetime(2026, 6, 10, 21, 30, tzinfo=UTC)
+    sessions.add_messages(ANN, [{"role": "user", "content": "I saw a comet."}], at=[late])
+    for zone, day in (("Asia/Tokyo", "2026-06-11 06:30"), ("America/New_York", "2026-06-10 17:30")):
+        with Memory(sessions, InMemoryStore(), zone=zone) as memory:
+            assert f"[{day}]" in memory.recall("comet", scope=memory.scope(key=ANN)).block
 
 
 def test_a_place_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:

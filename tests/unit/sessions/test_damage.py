@@ -151,6 +151,7 @@ def test_every_kind_that_one_log_can_show_has_a_case() -> None:
         Kind.UNREFERENCED_ARCHIVE,
         Kind.STALLED_LEASE,
         Kind.WIDE_PERMISSIONS,
+        Kind.NOT_WRITABLE,
     }
     assert {case.kind for case in CASES.values()} == set(Kind) - of_folders
 
@@ -238,13 +239,28 @@ def test_seqs_that_were_never_acknowledged_or_purged_are_not_missing() -> None:
     assert judge(b"".join(map(_signed, [text, *messages])), NAME).findings == ()
 
 
-def test_a_log_under_another_name_is_named_and_not_repaired(log: Path) -> None:
-    judged = judge(log.read_bytes() + b"{", "somebody.jsonl")
+@pytest.mark.parametrize("damage", [(b"", b"{"), (b'"two"', b'"2"'), (b'"two"', b'"two')])
+def test_of_a_log_under_another_name_only_that_is_said(
+    log: Path, damage: tuple[bytes, bytes]
+) -> None:
+    text = log.read_bytes()
+    judged = judge(text.replace(*damage) if damage[0] else text + damage[1], "somebody.jsonl")
 
-    assert [finding.kind for finding in judged.findings] == [Kind.WRONG_NAME, Kind.TORN_TAIL]
+    # Neither --repair nor --accept would find the file: they go by the key.
+    assert [finding.kind for finding in judged.findings] == [Kind.WRONG_NAME]
     assert judged.key == KEY
     assert NAME in judged.findings[0].advice
     assert not any(finding.repairable for finding in judged.findings)
+
+
+def test_repair_is_advised_only_where_it_settles_something(log: Path) -> None:
+    torn = log.read_bytes() + b"{"
+    *_, tail = judge(torn, NAME).findings
+    assert tail.repairable
+    assert "--repair does it now" in tail.advice
+    unknown, tail = judge(log.read_bytes() + _of_kind(b"later", 8) + b"{", NAME).findings
+    assert (unknown.kind, tail.repairable) == (Kind.UNKNOWN_KIND, False)
+    assert tail.advice.startswith("See to what else is said of this log. The next message then")
 
 
 @given(st.data())

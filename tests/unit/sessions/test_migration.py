@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import memory_disk
 from stenolog.catalog import open_catalog
-from stenolog.errors import NotStored, StoreUnavailable
+from stenolog.errors import NotStored, StoreUnavailable, UsageError
 from stenolog.records import Message
 from stenolog.sessions.carrying import CHUNK
 from stenolog.sessions.importers.folder import Folder
@@ -1231,3 +1231,8 @@ def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> Non
     with Busy() as busy, pytest.raises(StoreUnavailable):
         migrate_from_json(place, busy)
     assert "telegram_91001.json" in names(place)
+
+
+def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(place: Path) -> None:
+    with pytest.raises(UsageError, match=r"migrate_from_json takes a Store.*\.store"):
+        migrate_from_json(place, JSONLBackend(InMemoryStore()))  # type: ignore[arg-type]

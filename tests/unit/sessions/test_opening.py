@@ -4,21 +4,27 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 import memory_disk
+import needs
 import stenolog
-from stenolog.errors import StoreUnavailable, UsageError
+from stenolog.errors import ForeignLog, StoreUnavailable, UsageError
+from stenolog.sessions.damage import Kind
 from stenolog.sessions.folders import find_place
 from stenolog.sessions.opening import open_sessions
 from stenolog.sessions.session_store import JSONLBackend
+from stenolog.sessions.verify import examine
+from stenolog.stores.disk import READ_ONLY_DISK
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.legacy_json import SessionManager
@@ -192,7 +198,7 @@ def test_a_store_that_cannot_be_opened_is_stood_in_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(SAMPLES / "picoclaw-legacy", tmp_path / "sessions")
-    (tmp_path / "steno.db").write_text("not a database")
+    (tmp_path / "steno.db").symlink_to("elsewhere.db")
     before = open_files()
 
     sessions = open_sessions(f"sqlite:{tmp_path}/steno.db")
@@ -223,20 +229,80 @@ def test_a_store_that_cannot_be_opened_is_stood_in_for(
 def test_where_nothing_can_be_saved_that_is_what_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "sessions").write_text("no folder")
 
-    sessions = open_sessions(tmp_path / "file")
+    sessions = open_sessions(tmp_path)
 
-    told = f"neither in the store (DamagedStore: opening {tmp_path}/file/sessions: "
+    told = f"neither in the store (DamagedStore: opening {tmp_path}/sessions: "
     (error,) = [r.getMessage() for r in caplog.records if r.name == "stenolog"][-1:]
     assert error.startswith(f"nothing can be saved, {told}")
-    assert error.endswith(f" nor as JSON files in {tmp_path}/file/sessions (Not a directory)")
+    assert error.endswith(f" nor as JSON files in {tmp_path}/sessions (it may not be written)")
     assert "are kept as JSON files" not in caplog.text
     assert sessions.add_message("cli:default", "user", "hello") is None
     health = sessions.health()
     assert not health.ok
     assert health.problems[0] == error
     sessions.close()
+
+
+def test_what_can_never_be_a_store_is_raised_at_once_and_nobody_stands_in(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for agent in (None, "ada"):
+        with pytest.raises(UsageError, match="there is a file at .*/file, and no folder"):
+            open_sessions(tmp_path / "file", agent=agent)
+
+    theirs = tmp_path / "mine.db"
+    with closing(sqlite3.connect(theirs)) as database:
+        database.execute("CREATE TABLE guests (name TEXT)")
+    before = theirs.read_bytes()
+    with pytest.raises(ForeignLog, match="was not written by stenolog"):
+        open_sessions(f"sqlite:{theirs}")
+    assert theirs.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine.db"]
+
+
+def _mounted_read_only(place: Path, seen: Path) -> None:
+    seen.mkdir()
+    subprocess.run(["mount", "--bind", str(place), str(seen)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(seen)], check=True)
+
+
+def test_p8_a_workspace_that_can_only_be_read_is_opened_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    needs.kernel("mount")
+    place, seen = tmp_path / "place", tmp_path / "seen"
+    with stenolog.open_store(place) as store:
+        store.add_message("telegram:1", "user", "hello")
+    file = f"sqlite:{place}/steno.db"
+    with stenolog.open_store(file) as store:
+        store.add_message("telegram:1", "user", "hello")
+    _mounted_read_only(place, seen)
+    try:
+        sessions = open_sessions(seen)
+        assert isinstance(sessions, JSONLBackend)
+        (problem,) = sessions.health().problems
+        assert problem == f"{seen}/sessions: {READ_ONLY_DISK}"
+        assert not sessions.health().ok
+        assert caplog.messages == [f"the store is not well: {problem}"]
+        assert contents(sessions, "telegram:1") == ["hello"]
+        assert sessions.add_message("telegram:1", "user", "lost") is None
+        assert READ_ONLY_DISK in str(sessions.health().last_error)
+        sessions.close()
+        with stenolog.open_store(seen, read_only=True) as looking:
+            assert looking.health().ok  # who does not write misses nothing
+
+        stand_in = open_sessions(f"sqlite:{seen}/steno.db")
+        assert isinstance(stand_in, SessionManager)
+        assert READ_ONLY_DISK in stand_in.health().problems[0]
+        stand_in.close()
+
+        for where, path in ((seen, "sessions"), (f"sqlite:{seen}/steno.db", "steno.db")):
+            (finding,) = examine(where).findings
+            assert (finding.kind, finding.path) == (Kind.NOT_WRITABLE, path)
+            assert READ_ONLY_DISK in finding.advice
+    finally:
+        subprocess.run(["umount", "--lazy", str(seen)], check=True)
 
 
 class _Shut:

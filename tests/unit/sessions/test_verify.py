@@ -484,7 +484,7 @@ def test_a_database_is_not_taken_for_a_folder(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"name it as sqlite:{file}"):
             wrong(str(file))
     (tmp_path / "b.db").write_bytes(b"something else")
-    with pytest.raises(UsageError, match="there is no workspace"):
+    with pytest.raises(UsageError, match="there is a file at .*b.db, and no folder"):
         examine(tmp_path / "b.db")
 
 

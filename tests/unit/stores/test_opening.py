@@ -1,10 +1,13 @@
 """`open_store`: which engine a place names, and which places are refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stenolog.errors import UsageError
+from stenolog.memory.memory import open_memory
+from stenolog.sessions.opening import open_sessions
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
@@ -74,6 +77,33 @@ def test_what_is_refused_is_not_made(
     with pytest.raises(UsageError, match=r"no such engine yet|is no engine"):
         open_store(where)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", [None, 7, b"bytes", "a\0b", "sqlite:a\0b", Path("a\0b")])
+def test_what_names_no_place_at_all_is_the_caller_s_error(where: Any) -> None:
+    for opener in (open_store, open_sessions, open_memory):
+        with pytest.raises(UsageError, match=r"text or a path, not|is a NUL in it"):
+            opener(where)
+
+
+@pytest.mark.parametrize("name", ["steno.db", "steno.sqlite", "steno.sqlite3"])
+def test_a_database_named_as_a_folder_is_not_made_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for opener in (open_store, open_sessions):
+        with pytest.raises(UsageError, match=f"for a database write sqlite:{name}"):
+            opener(name)
+    assert list(tmp_path.iterdir()) == []
+    open_sessions(f"jsonl:{name}").close()
+    open_store(name).close()
+    assert Path(name, "sessions").is_dir()
+
+
+def test_a_file_is_not_a_workspace(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("x")
+    with pytest.raises(UsageError, match="there is a file at .*passwd, and no folder"):
+        open_store(tmp_path / "passwd")
 
 
 def test_a_folder_that_is_there_is_opened_whatever_its_name(

@@ -14,7 +14,12 @@ from typing import Final
 
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores import reports
-from stenolog.stores.disk import make_private, sync_entries, sync_folder
+from stenolog.stores.disk import (
+    READ_ONLY_DISK,
+    make_private,
+    sync_entries,
+    sync_folder,
+)
 from stenolog.stores.filesystems import network_kind
 
 TRASH: Final = "trash"
@@ -36,7 +41,9 @@ def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
             return DamagedStore(f"{doing}: {reason}; something else stands in its place")
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             advice = "free some space, then try again"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
+        case errno.EROFS:
+            return StoreUnavailable(f"{doing}: {READ_ONLY_DISK}")
+        case errno.EACCES | errno.EPERM:
             advice = "check the permissions of the folder and its files"
         case errno.EMFILE | errno.ENFILE:
             advice = "raise the limit of open files (ulimit -n)"
@@ -133,12 +140,14 @@ class Directory:
         except OSError as error:
             raise explained(error, f"looking at {self.path / name}") from error
 
-    def how_to_import(self, name: str) -> str:
-        """The command that takes in a log of another program which stands here."""
+    def how_to_import(self, name: str = "") -> str:
+        """The command that takes in a log of another program which stands here, or all of them."""
         import shlex  # for an error alone
 
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
-        return f"if picoclaw or zeroclaw wrote it, `steno import {log} -w {workspace}` takes it in"
+        it = "it" if name else "them"
+        command = f"steno import {log} -w {workspace}"
+        return f"if picoclaw or zeroclaw wrote {it}, `{command}` takes {it} in"
 
     def names(self) -> list[str]:
         """Everything that is here, unsorted."""

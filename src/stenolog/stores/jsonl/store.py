@@ -44,6 +44,7 @@ from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.base import Append
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.jsonl import archive, compaction, leases, listing, marks, trash, writer
+from stenolog.stores.disk import refusal
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import POLL, news
 from stenolog.stores.jsonl.leases import JSONLLease
@@ -532,6 +533,8 @@ class JSONLStore:
         ]
         try:
             problems += self._directory.network()
+            cannot = None if self._read_only else refusal(self._directory.path)
+            wrong += [] if cannot is None else [cannot]
             free: int | None = self._directory.free_bytes()
         except OSError as error:
             free = None

@@ -183,7 +183,9 @@ class Logs:
                 return None
             if not log.writable:
                 self.discard(log)
-                raise PermissionError(errno.EACCES, "may only be read", log.name)
+                disk = os.fstatvfs(self.directory.descriptor)
+                why = errno.EROFS if disk.f_flag & os.ST_RDONLY else errno.EACCES
+                raise OSError(why, "may only be read", log.name)
             self._locked[key] = log
             flock(log.descriptor, deadline, f"the log of {key!r}")
             found = self.directory.stat(log.name)

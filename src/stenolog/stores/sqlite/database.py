@@ -25,7 +25,7 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.stores import reports
-from stenolog.stores.disk import make_private
+from stenolog.stores.disk import make_private, refusal
 from stenolog.stores.sqlite import place, schema
 from stenolog.stores.sqlite.connections import Settings, Transaction, Writer
 from stenolog.stores.sqlite.damage import Damage
@@ -259,13 +259,16 @@ class Database:
         return self._writer.waits
 
     def room(self) -> tuple[int | None, list[str]]:
-        """How much is left, and what is wrong with that."""
+        """How much room is left, and why writes will fail."""
         try:
             free = place.free_bytes(self.file)
+            cannot = None if self.settings.read_only else refusal(self.file)
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
-        low = [f"only {free:,} bytes are free at {self.file}; make room"]
-        return free, low if free < place.LOW_DISK else []
+        wrong = [] if cannot is None else [cannot]
+        if free < place.LOW_DISK:
+            wrong.append(f"only {free:,} bytes are free at {self.file}; make room")
+        return free, wrong
 
     def check_writable(self) -> None:
         """Raise StoreClosed, ReadOnly."""

@@ -14,6 +14,7 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.stores.disk import READ_ONLY_DISK
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
@@ -88,7 +89,9 @@ def _advised(error: OSError) -> str:
             return "it is a symbolic link, and none is followed here"
         case number if number in _NO_ROOM:
             return f"{reason}; free some space, then try again"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
+        case errno.EROFS:
+            return READ_ONLY_DISK
+        case errno.EACCES | errno.EPERM:
             return f"{reason}; check the permissions of the file and its folder"
         case errno.EMFILE | errno.ENFILE:
             return f"{reason}; raise the limit of open files (ulimit -n)"

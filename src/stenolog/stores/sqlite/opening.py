@@ -9,6 +9,16 @@ if TYPE_CHECKING:
     from stenolog.stores.sqlite.database import Database
 
 
+def missing_driver(error: ImportError) -> Exception:
+    """What to raise where the driver could not be imported; any other module's error as it is."""
+    if error.name != "apsw":
+        return error
+    return UsageError(
+        "a SQLite store needs the package apsw, which has a SQLite of its own: "
+        "pip install 'stenolog[sqlite]'"
+    )
+
+
 def open_database(
     file: str | os.PathLike[str],
     *,
@@ -22,12 +32,7 @@ def open_database(
         from stenolog.stores.sqlite.connections import Settings
         from stenolog.stores.sqlite.database import Database
     except ImportError as error:
-        if error.name != "apsw":
-            raise
-        raise UsageError(
-            "a SQLite store needs the package apsw, which has a SQLite of its own: "
-            "pip install 'stenolog[sqlite]'"
-        ) from error
+        raise missing_driver(error) from error
     settings = Settings(
         read_only=read_only,
         busy_timeout=busy_timeout,

@@ -13,6 +13,7 @@ from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StenologError
 from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.disk import refusal
 from stenolog.stores.sqlite import life, place
 from stenolog.stores.sqlite.connections import Settings, Transaction
 from stenolog.stores.sqlite.damage import checksum, legible, moment
@@ -92,6 +93,10 @@ def _of_the_file(file: Path, transaction: Transaction, version: str) -> Iterator
         yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
     for meaning in place.problems(file):
         yield Finding(kind="wide permissions", meaning=meaning, advice="Do as it says.")
+    cannot = refusal(file)
+    if cannot is not None:
+        meaning = "What is there can be read, but every message from now on is lost."
+        yield Finding(kind="not writable", meaning=meaning, advice=f"{cannot}.")
     for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MOST_COMPLAINTS})"):
         if complaint != "ok":
             yield _damaged(complaint)

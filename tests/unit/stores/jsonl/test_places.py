@@ -221,6 +221,7 @@ with JSONLStore(sys.argv[1]) as store:
     tried("read", lambda: store.get_history("a"))
     tried("append", lambda: store.add_message("a", "user", "x"))
     tried("create", lambda: store.add_message("b", "user", "x"))
+    said.append(["health", store.health().ok, store.health().problems[0]])
 tried("open", lambda: JSONLStore(sys.argv[1] + "/closed"))
 print(json.dumps(said))
 """
@@ -240,6 +241,8 @@ print(json.dumps(said))
     assert said["create"][0] == "NotStored"
     assert "permissions" in said["create"][1]
     assert said["open"][0] == "StoreUnavailable"
+    assert said["health"][0] is False
+    assert said["health"][1].startswith(f"{fast_path}/sessions: this user may not write there; ")
     assert (fast_path / "sessions" / "a.jsonl").read_bytes() == before
     assert not (fast_path / "sessions" / "b.jsonl").exists()
 

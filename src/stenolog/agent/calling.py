@@ -1,0 +1,119 @@
+"""Carrying out the calls of one answer: side by side where they may, each within its time.
+
+Whatever goes wrong is told to the model as the result of the call: it can mend its arguments, or
+say what did not work. Only a cancellation passes through.
+"""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.agent.events import Tell, ToolBegan, ToolEnded
+from stenolog.agent.tools import Here, Tool, as_text, read_arguments
+
+STOPPED: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
+
+
+class Calling(Struct, frozen=True, kw_only=True):
+    """What there is to call, and how long it may take."""
+
+    tools: Mapping[str, Tool]
+    timeout: float
+    """For a tool that says nothing of its own, in seconds."""
+    limit: int
+    """How many characters of a result the model gets."""
+
+    async def run(
+        self,
+        calls: Sequence[Mapping[str, Any]],
+        here: Here,
+        *,
+        tell: Tell,
+        keep: Callable[[dict[str, Any]], Awaitable[object]],
+    ) -> None:
+        """Carry the calls out; each result is kept as soon as it is there."""
+
+        async def one(call: Mapping[str, Any]) -> None:
+            result = await self._result(call, here, tell)
+            await keep({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+        alone = [call for call in calls if self._is_alone(call)]
+        together = [asyncio.create_task(one(call)) for call in calls if call not in alone]
+        try:
+            await asyncio.gather(*together)
+        finally:
+            for task in together:
+                task.cancel()
+            await asyncio.gather(*together, return_exceptions=True)
+        for call in alone:
+            await one(call)
+
+    def _is_alone(self, call: Mapping[str, Any]) -> bool:
+        found = self.tools.get(call["function"]["name"])
+        return found is not None and found.alone
+
+    async def _result(self, call: Mapping[str, Any], here: Here, tell: Tell) -> str:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        tell(ToolBegan(id=call["id"], name=name, arguments=arguments))
+        began = time.monotonic()
+        failed, text = await self._outcome(name, arguments, here)
+        took = time.monotonic() - began
+        tell(ToolEnded(id=call["id"], name=name, text=text, failed=failed, seconds=took))
+        return text
+
+    async def _outcome(self, name: str, arguments: str, here: Here) -> tuple[bool, str]:
+        """Whether it failed, and what the model is told."""
+        tool = self.tools.get(name)
+        if tool is None:
+            known = ", ".join(sorted(self.tools)) or "none"
+            return True, f"Error: there is no tool {name!r}; there are: {known}"
+        allowed = self.timeout if tool.timeout is None else tool.timeout
+        try:
+            given = read_arguments(arguments)
+            async with asyncio.timeout(allowed):
+                result = await _called(tool, given, here)
+        except TimeoutError:
+            return True, f"Error: {name} did not end within {allowed:g} s and was given up"
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
+            words = str(error) or type(error).__name__
+            return True, as_text(f"Error: {type(error).__name__}: {words}", limit=self.limit)
+        return False, as_text(result, limit=self.limit)
+
+
+async def _called(tool: Tool, given: Mapping[str, Any], here: Here) -> Any:
+    if tool.is_async:
+        return await tool.call(given, here)
+    # A thread of its own that nobody waits for at the end: a tool that hangs cannot be stopped,
+    # and must not keep the program from ending.
+    running = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = running.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    def work() -> None:
+        result, failed = None, None
+        try:
+            result = context.run(tool.call, given, here)
+        except Exception as error:  # noqa: BLE001 - handed over to who waits
+            failed = error
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a tool is not ours
+            failed = RuntimeError(f"{type(error).__name__}: {error}")
+        try:
+            running.call_soon_threadsafe(settle, result, failed)
+        except RuntimeError:
+            return  # the program has ended meanwhile
+
+    threading.Thread(target=work, name=f"stenolog-tool-{tool.name}", daemon=True).start()
+    return await done

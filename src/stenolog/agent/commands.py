@@ -1,0 +1,364 @@
+"""What a user says to the agent itself, in every front end: lines that begin with `/`.
+
+What changes a session waits for no turn: while an answer is being made it says so, and /stop ends
+it. What needs the store says that it is off where a stand-in keeps the sessions.
+"""
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.agent.events import Answer, Compacted, Tell
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.turns import Turns
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.owners import owner_of
+from stenolog.context.shapes import speaks, words_of
+from stenolog.errors import NoSuchNote, NothingToUndo, StenologError, UsageError
+from stenolog.records import Message
+from stenolog.sessions.keys import Parts, join, split
+from stenolog.stores.base import Store
+
+_LISTED: Final = 15
+_LOOKED_AT: Final = 2_000
+"""So many sessions are looked through for those of one user."""
+_WIDTH: Final = 40
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """One command, for the help and for completion."""
+
+    arguments: str = ""
+    help: str
+    alone: bool = False
+    """Whether it changes the session, and so cannot be carried out beside an answer."""
+
+
+COMMANDS: Final = {
+    "new": Command(help="begin a new session; this one stays and can be resumed"),
+    "clear": Command(help="hide everything said so far; /undo brings it back", alone=True),
+    "compact": Command(help="make a summary of the older half now", alone=True),
+    "undo": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
+    "retry": Command(help="have the last message answered again", alone=True),
+    "edit": Command(arguments="TEXT", help="say the last message differently", alone=True),
+    "context": Command(help="what the model sees, and how much room is left"),
+    "stop": Command(help="end the answer that is being written; what was said is kept"),
+    "fork": Command(
+        arguments="[NAME]", help="go on in a copy; this session stays as it is", alone=True
+    ),
+    "sessions": Command(arguments="[TEXT]", help="your sessions, or those with these words"),
+    "resume": Command(arguments="KEY|TEXT", help="go on in another session"),
+    "memory": Command(arguments="[TEXT]", help="what is remembered of you"),
+    "forget": Command(arguments="ID", help="forget one of these notes"),
+    "model": Command(arguments="[NAME]", help="which model answers here, or another one"),
+    "help": Command(help="these lines"),
+}
+
+
+class Asked(Struct, frozen=True):
+    """A command as it was given."""
+
+    name: str
+    rest: str
+
+
+def parse(content: str | Sequence[Mapping[str, Any]]) -> Asked | None:
+    """The command in a message; None for any other message. `//text` is none, either."""
+    if not isinstance(content, str) or not content.startswith("/"):
+        return None
+    found = re.match(r"/([a-zA-Z_]+)(?:@\w+)?(?:\s+(.*))?\Z", content.strip(), re.DOTALL)
+    if found is None:
+        return None
+    return Asked(found[1].lower(), (found[2] or "").strip())
+
+
+def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | None = None) -> str:
+    """The key of a new session of a user, whose memory all their sessions share."""
+    moment = (at or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
+    return join(Parts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
+
+
+def key_beside(key: str) -> str:
+    """The key of a new session of the same user."""
+    parts = split(key)
+    return new_key() if parts is None else new_key(parts.channel, parts.who)
+
+
+class Commands:
+    """Carries commands out for one agent."""
+
+    def __init__(self, turns: Turns, instance: AgentInstance, *, everything: bool) -> None:
+        """`everything`: all sessions may be shown and opened, not only those of one user."""
+        self._turns = turns
+        self._instance = instance
+        self._everything = everything
+        self._run = turns.threads.run
+
+    async def carry_out(self, key: str, asked: Asked, tell: Tell) -> Answer:
+        """What came of it, in Markdown. Raises nothing of the store's: that is the answer, too."""
+        known = COMMANDS.get(asked.name)
+        if known is None:
+            return _told(key, f"There is no /{asked.name}; /help shows what there is.")
+        if known.alone and key in self._turns.busy:
+            return _told(key, "An answer is being written; /stop ends it.")
+        carry: Callable[[str, str, Tell], Awaitable[Answer]] = getattr(self, f"_{asked.name}")
+        try:
+            return await carry(key, asked.rest, tell)
+        except StenologError as error:
+            return _told(key, _sentence(error))
+
+    # --- the session -------------------------------------------------------------------------
+
+    async def _new(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest, tell
+        words = "A new session. The one before stays: /sessions shows it, /resume goes back."
+        return _told(key_beside(key), words)
+
+    async def _clear(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest, tell
+        store = self._instance.store
+        if store is not None:
+            await self._run(store.clear, key)
+            return _told(key, "Everything said so far is hidden; /undo brings it back.")
+        everything = await self._run(self._instance.sessions.get_history, key)
+        upto = everything[-1].seq if everything else 0
+        done = await self._run(self._instance.sessions.checkpoint, key, summary="", upto=upto)
+        return _told(key, "Everything said so far is hidden." if done else "That was not saved.")
+
+    async def _compact(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest
+        model = await self._run(self._instance.model_of, key)
+        done = await self._run(self._instance.context(model).compact, key)
+        if done is None:
+            return _told(key, "There is nothing that could be made shorter.")
+        tell(Compacted(compaction=done))
+        return _told(key, f"{done}.")
+
+    async def _undo(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest, tell
+        try:
+            undone = await self._run(self._store().undo, key)
+        except NothingToUndo:
+            return _told(key, "There is nothing to take back.")
+        shown = f"{undone.shown} messages are back" if undone.shown else "the summary is as before"
+        gone = f", {undone.hid} are hidden" if undone.hid else ""
+        return _told(key, f"Taken back ({undone.op}): {shown}{gone}.")
+
+    async def _retry(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest
+        history = await self._run(self._instance.sessions.get_history, key)
+        last = _last_said(history)
+        if last is None:
+            return _told(key, "There is no message to answer again.")
+        kept = history[: last + 1]
+        if len(kept) < len(history):
+            saved = await self._run(self._instance.sessions.set_history, key, kept)
+            if not saved:
+                return _told(key, self._not_saved())
+        return await self._turns.answer(self._instance, key, None, tell=tell)
+
+    async def _edit(self, key: str, rest: str, tell: Tell) -> Answer:
+        if not rest:
+            return _told(key, "Write the new words behind it: /edit TEXT.")
+        history = await self._run(self._instance.sessions.get_history, key)
+        last = _last_said(history)
+        if last is None:
+            return _told(key, "There is no message to say differently.")
+        # One step: after a crash the old words stand there with their answer, or the new ones.
+        said = [*history[:last], {"role": "user", "content": rest}]
+        if not await self._run(self._instance.sessions.set_history, key, said):
+            return _told(key, self._not_saved())
+        return await self._turns.answer(self._instance, key, None, tell=tell)
+
+    async def _stop(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest, tell
+        stopped = await self._turns.stop(self._instance, key)
+        return _told(key, "Stopped." if stopped else "No answer is being written.")
+
+    async def _fork(self, key: str, rest: str, tell: Tell) -> Answer:
+        del tell
+        parts = split(key)
+        fork = key_beside(key)
+        if rest and parts is not None:
+            fork = join(Parts(parts.channel, parts.who, rest))
+        await self._run(self._store().fork, key, fork)
+        return _told(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    async def _sessions(self, key: str, rest: str, tell: Tell) -> Answer:
+        del tell
+        found = await self._run(self._matching, key, rest)
+        if not found:
+            return _told(key, "There are none." if rest else "There are no sessions yet.")
+        lines = [
+            f"- `{one.key}` · {one.count} messages · {_day(one)} · {one.title or '(no title)'}"
+            for one in found[:_LISTED]
+        ]
+        more = f"\n\n{len(found) - _LISTED} more; name some words." if len(found) > _LISTED else ""
+        return _told(key, "\n".join(lines) + more)
+
+    async def _resume(self, key: str, rest: str, tell: Tell) -> Answer:
+        if not rest:
+            return await self._sessions(key, rest, tell)
+        found = await self._run(self._matching, key, rest)
+        exact = [one for one in found if one.key == rest]
+        if not exact and len(found) > 1:
+            listed = await self._sessions(key, rest, tell)
+            return _told(key, f"Several fit; name one.\n\n{listed.text}")
+        if not found:
+            return _told(key, f"There is no session {rest!r}; /sessions shows yours.")
+        chosen = (exact or found)[0]
+        return _told(chosen.key, f"Going on in `{chosen.key}`: {chosen.title or '(no title)'}.")
+
+    def _matching(self, key: str, words: str) -> list[Entry]:
+        """Those of the user's sessions that have these words in key, title or what was said."""
+        catalog = self._instance.catalog
+        if catalog is None:
+            raise UsageError(_OFF)
+        owner = owner_of(key)
+        parts = split(key)
+        prefix = "" if self._everything or parts is None else f"{key.partition(':')[0]}:"
+        entries: list[Entry] = []
+        after: str | None = None
+        while len(entries) < _LOOKED_AT:
+            page = catalog.list(prefix=prefix, limit=500, after=after)
+            entries += [
+                one for one in page.entries if self._everything or owner_of(one.key) == owner
+            ]
+            after = page.after
+            if after is None:
+                break
+        if not words:
+            return entries
+        wanted = words.casefold()
+        said = {hit.key for hit in catalog.search(words, prefix=prefix, limit=100).hits}
+        return [
+            one
+            for one in entries
+            if wanted in f"{one.key}\n{one.title}".casefold() or one.key in said
+        ]
+
+    # --- what is known -----------------------------------------------------------------------
+
+    async def _context(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest, tell
+        return _told(key, await self._run(self._context_words, key))
+
+    def _context_words(self, key: str) -> str:
+        model = self._instance.model_of(key)
+        context = self._instance.context(model)
+        tokens = context.tokens
+        history = self._instance.sessions.get_history(key)
+        summary = self._instance.sessions.get_summary(key)
+        window = context.window(key)
+        parts = {
+            "system prompt": tokens.text(self._instance.spec.system),
+            "tools": tokens.tools(self._instance.definitions),
+            "summary": tokens.text(summary),
+            "messages": sum(tokens.message(message.to_dict()) for message in history),
+        }
+        share = min(1.0, window.tokens / window.budget)
+        bar = "█" * round(share * _WIDTH) + "░" * (_WIDTH - round(share * _WIDTH))
+        lines = [
+            f"`{bar}` {share:.0%}",
+            "",
+            f"About {window.tokens:,} of {window.budget:,} tokens are sent to {model.name}:",
+            "",
+            *(f"- {name}: about {count:,}" for name, count in parts.items()),
+            "",
+            f"{len(history)} messages are in sight; the oldest are summarised at "
+            f"{context.limits.max_history_messages}, or when the room is used up.",
+        ]
+        return "\n".join(lines)
+
+    async def _memory(self, key: str, rest: str, tell: Tell) -> Answer:
+        del tell
+        memory = self._instance.memory
+        if memory is None:
+            return _told(key, "There is no memory in this run.")
+        scope = await self._run(memory.scope, key=key)
+        if rest:
+            notes = await self._run(memory.notes.search, rest, scope=scope)
+        else:
+            notes = await self._run(memory.notes.list, scope)
+        if not notes:
+            return _told(key, "Nothing is remembered yet." if not rest else "Nothing matches.")
+        lines = [
+            f"- `{note.id}` {note.text}" + ("" if note.kind == "core" else f" ({note.at:%Y-%m-%d})")
+            for note in notes[: -_LISTED - 1 : -1]
+        ]
+        more = len(notes) - _LISTED
+        told = f"\n\n{more} older ones; /memory WORDS finds them." if more > 0 else ""
+        return _told(key, "\n".join(lines) + f"{told}\n\n/forget ID forgets one.")
+
+    async def _forget(self, key: str, rest: str, tell: Tell) -> Answer:
+        del tell
+        memory = self._instance.memory
+        if memory is None:
+            return _told(key, "There is no memory in this run.")
+        if not rest:
+            return _told(key, "Which one? /memory shows them, then /forget ID.")
+        try:
+            note = await self._run(memory.forget, rest, key=key)
+        except NoSuchNote:
+            return _told(key, f"There is no note {rest!r}; /memory shows the ones there are.")
+        return _told(key, f"Forgotten: {note.text}")
+
+    async def _model(self, key: str, rest: str, tell: Tell) -> Answer:
+        del tell
+        if not rest:
+            model = await self._run(self._instance.model_of, key)
+            return _told(key, f"{model.name} answers here; /model NAME takes another.")
+        model = await self._run(self._instance.choose_model, key, rest)
+        return _told(key, f"{model.name} answers here from now on.")
+
+    async def _help(self, key: str, rest: str, tell: Tell) -> Answer:
+        del rest, tell
+        lines = [
+            f"- `/{name}{' ' if one.arguments else ''}{one.arguments}` {one.help}"
+            for name, one in COMMANDS.items()
+        ]
+        return _told(key, "\n".join(lines) + "\n\n`//text` says `/text` to the model.")
+
+    def _store(self) -> Store:
+        store = self._instance.store
+        if store is None:
+            raise UsageError(_OFF)
+        return store
+
+    def _not_saved(self) -> str:
+        health = self._instance.sessions.health()
+        return f"That could not be saved, and nothing is changed: {health.last_error}"
+
+
+_OFF: Final = (
+    "that is off while sessions are kept as plain JSON; it is back when the store can be used again"
+)
+
+
+def _told(key: str, text: str) -> Answer:
+    return Answer(key=key, text=text, outcome="command")
+
+
+def _sentence(error: StenologError) -> str:
+    words = str(error)
+    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "?", "!")) else ".")
+
+
+def _last_said(history: Sequence[Message]) -> int | None:
+    """Where the user's last words stand."""
+    found = [
+        index
+        for index, message in enumerate(history)
+        if speaks(body := message.to_dict()) and words_of(body)
+    ]
+    return found[-1] if found else None
+
+
+def _day(entry: Entry) -> str:
+    return "" if entry.updated is None else f"{entry.updated:%Y-%m-%d %H:%M}"

@@ -1,0 +1,126 @@
+"""The loop: what front ends hold. Messages and commands in, answers out."""
+
+import logging
+from typing import TypeVar
+
+from stenolog.agent import commands
+from stenolog.agent.commands import Commands
+from stenolog.agent.events import Answer, Event, Inbound, Tell, nobody
+from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.turns import TTL, Left, Turns
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("stenolog")
+
+
+class AgentLoop:
+    """Answers the messages of the users of some agents, inside of one event loop.
+
+    It owns the registry: `close` drains the turns in flight, then closes agents, models and stores.
+    """
+
+    def __init__(self, registry: AgentRegistry, *, ttl: float = TTL) -> None:
+        """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
+        self._registry = registry
+        self._turns = Turns(registry, ttl=ttl)
+        self._closed = False
+
+    @property
+    def registry(self) -> AgentRegistry:
+        """The agents."""
+        return self._registry
+
+    @property
+    def busy(self) -> set[str]:
+        """The sessions in which an answer is being made, by this process."""
+        return self._turns.busy
+
+    async def hear(
+        self,
+        inbound: Inbound,
+        *,
+        tell: Tell = nobody,
+        agent: str | None = None,
+        everything: bool = False,
+    ) -> Answer:
+        """Take a message in and answer it, or carry a command out.
+
+        The message is stored before the model is asked. Cancelled, the answer is stopped and kept
+        as far as it came. `tell` hears what happens, and after the answer of a compaction.
+        `everything`: commands may show and open the sessions of all users, not only of this one.
+        Raises UsageError for a key or a message that can never be stored; what the model's server
+        or the store raises is told by the answer.
+        """
+        instance = self._registry.agent(agent)
+        careful = _careful(tell)
+        key = await self._turns.threads.run(instance.own_key, inbound.key)
+        asked = commands.parse(inbound.content)
+        if asked is not None:
+            carrying = Commands(self._turns, instance, everything=everything)
+            return await carrying.carry_out(key, asked, careful)
+        content = inbound.content
+        if isinstance(content, str) and content.startswith("//"):
+            content = content[1:]
+        body = {"role": "user", "content": content}
+        return await self._turns.answer(instance, key, body, once=inbound.id, tell=careful)
+
+    async def stop(self, key: str, *, agent: str | None = None) -> bool:
+        """End the answer that is being made in a session; False where none is.
+
+        What was said is kept, with a mark; it is stored when this returns.
+        """
+        instance = self._registry.agent(agent)
+        return await self._turns.stop(
+            instance, await self._turns.threads.run(instance.own_key, key)
+        )
+
+    async def resume(
+        self, key: str | None = None, *, tell: Tell = nobody, agent: str | None = None
+    ) -> list[Answer]:
+        """Go on with the turns that a killed process left, or close them with a mark.
+
+        Of one session, or of all of an agent's (of every agent's, where none is named) that the
+        index calls interrupted; the log decides. Turns that another process has are left to it.
+        """
+        careful = _careful(tell)
+        if key is not None:
+            instance = self._registry.agent(agent)
+            own = await self._turns.threads.run(instance.own_key, key)
+            answer = await self._turns.resume(instance, own, tell=careful)
+            return [] if answer is None else [answer]
+        agents = list(self._registry) if agent is None else [self._registry.agent(agent)]
+        return [
+            answer
+            for instance in agents
+            for answer in await self._turns.resume_all(instance, tell=careful)
+        ]
+
+    async def quiet(self) -> None:
+        """Wait until compactions and notes are done as well: for tests and scripts."""
+        await self._turns.quiet()
+
+    async def close(self, *, patience: float = 10.0) -> Left:
+        """Let the turns in flight end, for so many seconds; then cut them off and close all.
+
+        What is cut off stays in the log as it is, and is gone on with at the next start. A second
+        call only tells again what was left.
+        """
+        left = await self._turns.close(patience=patience)
+        if not self._closed:
+            self._closed = True
+            await self._registry.close()
+            self._turns.threads.close()
+        return left
+
+
+def _careful(tell: Tell) -> Tell:
+    """The same, but that it does not end a turn when it fails."""
+
+    def careful(event: Event) -> None:
+        try:
+            tell(event)
+        except Exception:
+            _logger.exception("whoever shows the conversation failed at %r", event)
+
+    return careful

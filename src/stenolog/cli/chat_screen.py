@@ -1,0 +1,305 @@
+"""A turn as lines of a terminal: what is finished, and what is still changing.
+
+Finished lines are handed over once and scroll away like any other output; what changes is asked
+for at each repaint. Nothing here knows how either gets onto the screen.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from stenolog.agent.events import (
+    Answer,
+    Asked,
+    Compacted,
+    Counted,
+    Event,
+    Noticed,
+    NotSaved,
+    Said,
+    SavedAfterAll,
+    Thought,
+    ToolBegan,
+    ToolEnded,
+)
+from stenolog.cli.chat_words import (
+    first_line,
+    short_call,
+    short_time,
+    words_of_compaction,
+    words_of_not_saved,
+    words_of_outcome,
+    words_of_saved,
+)
+from stenolog.cli.markdown import Block, Stream, painted
+from stenolog.cli.text import one_line, printable, sentence
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_FRAME: Final = 0.1
+_THOUGHT: Final = "dim italic"
+_WARNING: Final = "yellow"
+_BAD: Final = "bold red"
+_NEARLY_FULL: Final = 80
+
+
+class Meter:
+    """What the status line tells: the model, how full its context is, what was counted."""
+
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+        self._tokens = 0
+        self._budget = 0
+        self._sent = 0
+        self._answered = 0
+        self._recalled = 0
+
+    def begin(self) -> None:
+        """A new turn: count from nothing."""
+        self._sent = self._answered = self._recalled = 0
+
+    def take(self, event: Event) -> None:
+        """Count what this event tells."""
+        match event:
+            case Asked():
+                self.model = event.model
+                self._tokens, self._budget = event.tokens, event.budget
+                self._recalled = max(self._recalled, event.recalled)
+            case Counted():
+                self._sent += event.usage.prompt
+                self._answered += event.usage.answer
+            case Compacted():
+                self._tokens = event.compaction.tokens_after
+            case _:
+                pass
+
+    @property
+    def percent(self) -> int:
+        """How much of the budget the last request took."""
+        return round(100 * self._tokens / self._budget) if self._budget else 0
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether a compaction is near."""
+        return self.percent >= _NEARLY_FULL
+
+    def words(self) -> str:
+        """The status line."""
+        parts = [printable(self.model)]
+        if self._budget:
+            parts.append(f"context {self.percent} % (≈{self._tokens:,} of {self._budget:,})")
+        if self._sent or self._answered:
+            parts.append(f"{self._sent:,} tokens in, {self._answered:,} out")
+        if self._recalled:
+            parts.append(f"{self._recalled} recalled")
+        return " · ".join(part for part in parts if part)
+
+
+class _Running(Struct, frozen=True, kw_only=True):
+    """A tool that has not ended yet."""
+
+    call: str
+    began: float
+
+
+class _PlainLines:
+    """A text that is still being written, in lines as they are."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def add(self, text: str) -> list[Block]:
+        *whole, self._line = (self._line + text).split("\n")
+        return [Block(source=line, gap=0) for line in whole]
+
+    def end(self) -> list[Block]:
+        left = self.unfinished
+        self._line = ""
+        return left
+
+    @property
+    def unfinished(self) -> list[Block]:
+        return [Block(source=self._line, gap=0)] if self._line else []
+
+
+class Screen:
+    """What one turn shows.
+
+    `show` gets finished lines, with the colours of the console in them. `reasoning`: whether what
+    the model thinks is shown, dimmed. `markdown`: whether answers are laid out.
+    """
+
+    def __init__(
+        self,
+        console: "Console",
+        meter: Meter,
+        *,
+        show: Callable[[Sequence[str]], None],
+        reasoning: bool = False,
+        markdown: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._meter = meter
+        self._show = show
+        self._reasoning = reasoning
+        self._clock = clock
+        self._began = clock()
+        self._markdown = markdown
+        self._stream = self._new_stream()
+        self._thought = ""
+        self._thinking = False
+        self._tools: dict[str, _Running] = {}
+        self._waiting = ""
+        self._spoke = False
+        self._last = ""
+        self._over = False
+        meter.begin()
+
+    def tell(self, event: Event) -> None:
+        """Show what happened."""
+        self._meter.take(event)
+        self._waiting = ""
+        match event:
+            case Said():
+                self._end_thought()
+                self._spoke = True
+                self._print_blocks(self._stream.add(event.text))
+            case Thought():
+                self._think(event.text)
+            case Asked():
+                self._waiting = f"{printable(event.model)} is asked"
+            case ToolBegan():
+                self._end_text()
+                call = short_call(event.name, event.arguments)
+                self._tools[event.id] = _Running(call=call, began=self._clock())
+            case ToolEnded():
+                self._tool_ended(event)
+            case Compacted():
+                self._say(f"⊟ {words_of_compaction(event.compaction)}", "cyan")
+            case NotSaved():
+                self._say(f"! {words_of_not_saved(event)}", _BAD)
+            case SavedAfterAll():
+                self._say(f"✓ {words_of_saved(event)}", "green")
+            case Noticed():
+                self._say(f"! {sentence(event.words)}", _WARNING)
+            case Counted():
+                pass
+
+    def note(self, words: str) -> None:
+        """Say this at the end, instead of an answer."""
+        self._say(words, "dim")
+        self._show([""])
+
+    def finish(self, answer: Answer) -> None:
+        """The turn is over, with this."""
+        self._end_text()
+        self._tools.clear()
+        self._waiting = ""
+        told = answer.outcome in ("answered", "interrupted") and self._spoke
+        if not told and answer.outcome != "failed":
+            stream = self._new_stream()
+            self._print_blocks([*stream.add(answer.text), *stream.end()])
+        words = words_of_outcome(answer)
+        if words:
+            self._say(words, _BAD if answer.outcome == "failed" else _WARNING)
+        if answer.outcome in ("answered", "interrupted"):
+            took = short_time(self._clock() - self._began)
+            self._out("status", self._lines(f"{self._meter.words()} · {took}", "dim"))
+        self._show([""])
+        self._over = True
+
+    def live(self, rows: int) -> list[str]:
+        """What is still changing, in at most so many lines: the newest."""
+        lines: list[str] = []
+        for block in self._stream.unfinished:
+            lines += self._apart("text") * (not lines) + self._painted(block)
+        if self._thinking and self._reasoning and self._thought:
+            lines += self._apart("thought") + self._lines(self._thought, _THOUGHT)
+        spinner = SPINNER[int(self._clock() / _FRAME) % len(SPINNER)]
+        if self._thinking and not self._reasoning:
+            lines += self._line(f"{spinner} thinking", "dim")
+        for tool in self._tools.values():
+            since = short_time(self._clock() - tool.began)
+            lines += self._line(f"{spinner} {tool.call} · {since}", "cyan")
+        if self._waiting:
+            since = short_time(self._clock() - self._began)
+            lines += self._line(f"{spinner} {self._waiting} · {since}", "dim")
+        return lines[-rows:] if rows > 0 else []
+
+    def _think(self, text: str) -> None:
+        self._thinking = True
+        if not self._reasoning:
+            return
+        self._thought += text
+        *whole, self._thought = self._thought.split("\n")
+        if whole:
+            self._out("thought", self._lines("\n".join(whole), _THOUGHT))
+
+    def _end_thought(self) -> None:
+        if self._thought.strip():
+            self._out("thought", self._lines(self._thought, _THOUGHT))
+        self._thinking, self._thought = False, ""
+
+    def _end_text(self) -> None:
+        self._end_thought()
+        self._print_blocks(self._stream.end())
+
+    def _tool_ended(self, event: ToolEnded) -> None:
+        self._end_text()
+        running = self._tools.pop(event.id, None)
+        call = running.call if running is not None else short_call(event.name, "")
+        mark, style = ("✗", "red") if event.failed else ("✓", "green")
+        self._out("tool", self._line(f"{mark} {call} · {short_time(event.seconds)}", style))
+        said = first_line(event.text)
+        if said:
+            self._out("tool", self._line(f"  {said}", "dim"))
+
+    def _say(self, words: str, style: str) -> None:
+        """A sentence of ours."""
+        self._end_text()
+        self._out("words", self._lines(words, style))
+        if self._over:
+            self._show([""])
+
+    def _print_blocks(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._out("text", self._painted(block))
+
+    def _painted(self, block: Block) -> list[str]:
+        return painted(block, self._console) if self._markdown else self._lines(block.source, "")
+
+    def _new_stream(self) -> "Stream | _PlainLines":
+        return Stream() if self._markdown else _PlainLines()
+
+    def _out(self, kind: str, lines: Sequence[str]) -> None:
+        """These lines are finished; an empty one parts them from those of another kind."""
+        if lines:
+            self._show([*self._apart(kind), *lines])
+            self._last = kind
+
+    def _apart(self, kind: str) -> list[str]:
+        return [] if self._over or self._last in (kind, "") else [""]
+
+    def _line(self, words: str, style: str) -> list[str]:
+        """One line, shortened to fit."""
+        from rich.text import Text
+
+        text = Text(one_line(words), style=style)
+        text.truncate(self._console.width - 1, overflow="ellipsis")
+        return self._captured(text)
+
+    def _lines(self, words: str, style: str) -> list[str]:
+        from rich.text import Text
+
+        return self._captured(Text(printable(words), style=style))
+
+    def _captured(self, text: "Text") -> list[str]:
+        with self._console.capture() as captured:
+            self._console.print(text, highlight=False)
+        return captured.get().removesuffix("\n").split("\n")

@@ -1,0 +1,86 @@
+"""What a turn is told in: short sentences, the same in a terminal and on stderr."""
+
+import json
+from typing import Any, Final
+
+from stenolog.agent.events import Answer, NotSaved, SavedAfterAll
+from stenolog.cli.text import one_line, printable, sentence
+from stenolog.context.compaction import Compaction
+
+_VALUE: Final = 40
+_CALL: Final = 100
+
+
+def short_call(name: str, arguments: str) -> str:
+    """A tool call in one line: `recall(question="the bike")`."""
+    try:
+        given = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        given = None
+    if isinstance(given, dict):
+        inside = ", ".join(f"{key}={_short(value)}" for key, value in given.items())
+    else:
+        inside = _cut(one_line(printable(arguments)), _VALUE)
+    return _cut(one_line(printable(f"{name}({inside})")), _CALL)
+
+
+def _short(value: Any) -> str:
+    return _cut(json.dumps(value, ensure_ascii=False), _VALUE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_time(seconds: float) -> str:
+    """How long: `0.3 s`, `12 s`, `3 min 5 s`."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that has something in it, and how many more there are."""
+    lines = [line.strip() for line in printable(text).split("\n") if line.strip()]
+    if not lines:
+        return ""
+    more = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+    return _cut(one_line(lines[0]), 160) + more
+
+
+def words_of_compaction(compaction: Compaction) -> str:
+    """What a compaction did, and how to take it back."""
+    done = str(compaction).removesuffix("; undo brings them back")
+    return f"{done}. /undo brings them back."
+
+
+def words_of_not_saved(event: NotSaved) -> str:
+    """That something is not saved, why, and what to do."""
+    what = "1 message is" if event.count == 1 else f"{event.count:,} messages are"
+    return f"Not saved: {what} in memory only. {_capital(sentence(event.words))}"
+
+
+def words_of_saved(event: SavedAfterAll) -> str:
+    """That all is saved now."""
+    what = "the message that was" if event.count == 1 else f"all {event.count:,} messages that were"
+    return f"Saved: {what} in memory only."
+
+
+def words_of_outcome(answer: Answer) -> str:
+    """What is to be said of the end of a turn; nothing where all is well."""
+    match answer.outcome:
+        case "interrupted":
+            return "Stopped. What was said is kept; /retry asks for another answer."
+        case "failed":
+            return f"{_capital(sentence(answer.text))} Your message is kept; /retry asks again."
+        case "again":
+            return "This was answered before."
+        case "elsewhere" if not answer.text:
+            return "Another process has the turn in this session; the answer comes there."
+        case _:
+            return ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

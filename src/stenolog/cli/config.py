@@ -1,0 +1,141 @@
+"""`steno config`, and how every command that has settings loads and explains them."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import click
+
+from stenolog.cli.text import json_text, one_line, sentence
+from stenolog.settings import InForce, Settings, WrongSettings, config_path, settings_in_force
+from stenolog.settings.writing import commented_file, literal
+
+_LONGEST: Final = 200
+"""So much of a text is shown in a line; with --json it is whole."""
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def config_option(command: _Command) -> _Command:
+    """Give a command `--config`."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The config file; otherwise STENO_CONFIG names it, or it is your own.",
+    )(command)
+
+
+def settings_of(
+    config: Path | None, flags: Mapping[str, object] = MappingProxyType({})
+) -> Settings:
+    """The settings of a command; warnings go to stderr. Raises ClickException: all that is wrong.
+
+    `flags`: what the command's options say, by dotted name; None was not given.
+    """
+    return _in_force(config, flags).settings
+
+
+def _in_force(config: Path | None, flags: Mapping[str, object]) -> InForce:
+    try:
+        found = settings_in_force(config=config, flags=flags)
+    except WrongSettings as error:
+        lines = [sentence(str(problem)) for problem in error.problems]
+        if len(lines) > 1:
+            lines.insert(0, f"{len(lines)} settings are wrong.")
+        raise click.ClickException("\n".join(lines)) from error
+    for words in found.warnings:
+        click.echo(f"Warning: {sentence(words)}", err=True)
+    return found
+
+
+@click.group("config")
+def config_command() -> None:
+    """Look at the settings, and begin a config file.
+
+    Over the defaults stands the config file, over that the environment
+    (STENO_AGENT__MODEL is agent.model), over all the flags of a command.
+    """
+
+
+@config_command.command("init")
+@click.option("--stdout", is_flag=True, help="Write it to stdout, and no file.")
+@config_option
+def init_command(stdout: bool, config: Path | None) -> None:
+    """Write a config file with every field, commented out.
+
+    Each stands there with its default and what it is for. A file that is there already is left as
+    it is.
+    """
+    if stdout:
+        click.echo(commented_file(), nl=False)
+        return
+    file = config_path(config, os.environ)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_new(file, commented_file())
+    except FileExistsError as error:
+        words = f"There is something at {one_line(str(file))} already; it was left as it is."
+        raise click.ClickException(words) from error
+    except OSError as error:
+        words = f"Cannot write {file}: {error.strerror or error}"
+        raise click.ClickException(sentence(words)) from error
+    click.echo(f"Written: {one_line(str(file))}", err=True)
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Make a file that only its owner can read; whole, or not at all. Raises OSError."""
+    # It may come to hold a key.
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(text.encode())
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.unlink()
+        raise
+
+
+@config_command.command("show")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@config_option
+def show_command(as_json: bool, config: Path | None) -> None:
+    """Show every setting in force and where it comes from.
+
+    One line each, as TOML, with the source as a comment: default, FILE:LINE, or a variable.
+    Secrets are shown as ***.
+    """
+    found = _in_force(config, {})
+    keys = sorted(found.settings.keys)
+    if as_json:
+        shown = {
+            name: {"value": each.value, "source": each.source} for name, each in found.shown.items()
+        }
+        whole = {"file": str(found.file), "found": found.found, "settings": shown, "keys": keys}
+        click.echo(json_text(whole, indent=2))
+        return
+    for name, each in found.shown.items():
+        click.echo(f"{name} = {literal(_shortened(each.value))}  # {one_line(each.source)}")
+    file = one_line(str(found.file))
+    click.echo(f"Read: {file}" if found.found else f"There is no {file}.", err=True)
+    if keys:
+        click.echo(f"Found in the environment: {one_line(', '.join(keys))}", err=True)
+
+
+def _shortened(value: object) -> object:
+    if isinstance(value, str) and len(value) > _LONGEST:
+        return f"{value[:_LONGEST]}…"
+    return value
+
+
+@config_command.command("path")
+@config_option
+def path_command(config: Path | None) -> None:
+    """Print which config file is read."""
+    file = config_path(config, os.environ)
+    click.echo(one_line(str(file)))
+    if not file.exists():
+        click.echo("There is no such file yet; `steno config init` writes one.", err=True)

@@ -1,0 +1,290 @@
+"""A conversation in a terminal: what is typed goes to the loop, what happens goes to the screen."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from stenolog.agent.commands import COMMANDS
+from stenolog.agent.events import Answer, Asked, Event, Inbound
+from stenolog.agent.standing import standing
+from stenolog.agent.turn import INTERRUPTED
+from stenolog.cli.agents import CHANNEL, Opened
+from stenolog.cli.chat_history import KeptHistory, history_file
+from stenolog.cli.chat_input import Commands, Leave, Line, Pick, Wish
+from stenolog.cli.chat_past import LAST, past_lines, said_by_user
+from stenolog.cli.chat_screen import Meter, Screen
+from stenolog.cli.choices import matching
+from stenolog.cli.picker import pick
+from stenolog.cli.terminal import console
+from stenolog.cli.text import error_sentence, one_line, printable, sentence
+from stenolog.errors import StenologError
+from stenolog.stores.opening import address
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+
+LEAVING: Final = ("/quit", "/exit")
+_COMPLETED: Final = 30
+OWN: Final = (("/quit", "", "leave; the session stays"),)
+"""Commands of a terminal, besides those of the loop."""
+
+
+class _Entered:
+    """Something that was entered, until it is answered."""
+
+    def __init__(self, text: str, screen: Screen) -> None:
+        self.text = text
+        self.screen = screen
+        self.waits = False
+        self.shown = False
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_command(self) -> bool:
+        return self.text.startswith("/") and not self.text.startswith("//")
+
+
+class Conversation:
+    """Stands behind the line: sends, stops, and knows what is being answered."""
+
+    def __init__(self, opened: Opened, key: str) -> None:
+        self.key = key
+        self._opened = opened
+        self._console = console()
+        self._meter = Meter(opened.agent.model.name)
+        self._entered: list[_Entered] = []
+        self._resuming: Screen | None = None
+        self._stopping: set[asyncio.Task[bool]] = set()
+        self.line = Line(self, history=self._history(), completer=self._completer())
+
+    async def run(self) -> None:
+        """Talk until the user leaves."""
+        while True:
+            wish = await self.line.run()
+            if isinstance(wish, Leave):
+                break
+            await self._pick(wish)
+        if self.busy:
+            await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
+        await self._settled()
+
+    def say(self, words: str, style: str = "dim") -> None:
+        """Put a sentence of ours above the line."""
+        from rich.text import Text
+
+        with self._console.capture() as captured:
+            self._console.print(Text(printable(words), style=style), highlight=False)
+        self.line.show(captured.get().removesuffix("\n").split("\n"))
+
+    def come_back(self) -> None:
+        """Show what was said in this session, and go on with a turn that broke off."""
+        history = self._opened.agent.sessions.get_history(self.key, last=LAST)
+        self.line.show(past_lines(history, self._console))
+        if standing(history).unfinished:
+            self.say("The last turn was interrupted; going on with it.", "yellow")
+            self._resuming = self._screen()
+            self._keep_task(asyncio.create_task(self._resume()))
+
+    # --- what the line asks ------------------------------------------------------------------
+
+    def send(self, text: str) -> Wish | None:
+        """Send a message or a command; what the terminal itself can do is a wish."""
+        words = text.split()
+        if words[0] in LEAVING:
+            return Leave()
+        if words[0] == "/stop":
+            self.stop()
+            return None
+        if words[0] == "/resume" and self._opened.agent.catalog is not None and not self.busy:
+            return Pick(" ".join(words[1:]))
+        self._begin(text)
+        return None
+
+    def stop(self) -> None:
+        """End the answer that is being written."""
+        stopping = asyncio.create_task(
+            self._opened.loop.stop(self.key, agent=self._opened.agent.id)
+        )
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being answered."""
+        return bool(self._entered or self._resuming)
+
+    def live(self, rows: int) -> Sequence[str]:
+        """What is still changing."""
+        if self._resuming is not None:
+            return self._resuming.live(rows)
+        shown = next((one for one in self._entered if one.shown), None)
+        return shown.screen.live(rows) if shown is not None else ()
+
+    def waiting(self) -> Sequence[str]:
+        """What was entered meanwhile."""
+        return [one.text for one in self._entered if not one.shown]
+
+    def status(self) -> str:
+        """The status line."""
+        return self._meter.words()
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether a compaction is near."""
+        return self._meter.nearly_full
+
+    # --- turns -------------------------------------------------------------------------------
+
+    def _screen(self) -> Screen:
+        told = self._opened.settings.cli
+        return Screen(
+            self._console,
+            self._meter,
+            show=self.line.show,
+            reasoning=told.show_reasoning,
+            markdown=told.markdown,
+        )
+
+    def _begin(self, text: str) -> None:
+        one = _Entered(text, self._screen())
+        # A message is stored at once and waits in the log. A command changes what the log says,
+        # or which one is talked in, so that it waits here, and what comes after it too.
+        before = self._entered[-1].task if self._entered else None
+        blocked = one.is_command or any(other.is_command for other in self._entered)
+        one.waits = self.busy
+        if not one.waits:
+            self._show(one)
+        one.task = asyncio.create_task(self._hear(one, before if blocked else None))
+        self._entered.append(one)
+        self.line.changed()
+
+    async def _hear(self, one: _Entered, before: "asyncio.Task[None] | None") -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            if one.is_command:
+                self._show(one)
+            inbound = Inbound(key=self.key, content=one.text)
+            tell = partial(self._tell, one)
+            answer = await self._opened.loop.hear(
+                inbound, tell=tell, agent=self._opened.agent.id, everything=True
+            )
+        except StenologError as error:
+            self._show(one)
+            one.screen.note(error_sentence(error))
+        else:
+            self._show(one)
+            self._answered(one, answer)
+        finally:
+            self._entered.remove(one)
+            self.line.changed()
+
+    def _answered(self, one: _Entered, answer: Answer) -> None:
+        if one.waits and answer.outcome == "elsewhere":
+            stopped = answer.text.endswith(INTERRUPTED)
+            one.screen.note(
+                "Stopped together with the answer above; /retry asks again."
+                if stopped
+                else "Answered above."
+            )
+            return
+        one.screen.finish(answer)
+        if answer.key != self.key:
+            self.key = answer.key
+            if one.text.startswith("/resume"):
+                self.come_back()
+
+    def _tell(self, one: _Entered, event: Event) -> None:
+        if isinstance(event, Asked):
+            self._show(one)
+        one.screen.tell(event)
+        self.line.changed()
+
+    def _show(self, one: _Entered) -> None:
+        if not one.shown:
+            one.shown = True
+            self.say(said_by_user(one.text), "bold")
+            self.line.show([""])
+
+    async def _resume(self) -> None:
+        screen = self._resuming
+        assert screen is not None
+
+        def tell(event: Event) -> None:
+            screen.tell(event)
+            self.line.changed()
+
+        try:
+            for answer in await self._opened.loop.resume(
+                self.key, tell=tell, agent=self._opened.agent.id
+            ):
+                screen.finish(answer)
+        except StenologError as error:
+            screen.note(error_sentence(error))
+        finally:
+            self._resuming = None
+            self.line.changed()
+
+    def _keep_task(self, task: "asyncio.Task[None]") -> None:
+        self._resuming_task = task
+
+    async def _settled(self) -> None:
+        """Wait until all that was entered has come to its end."""
+        tasks = [one.task for one in self._entered if one.task is not None]
+        if self._resuming is not None:
+            tasks.append(self._resuming_task)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- choosing a session ------------------------------------------------------------------
+
+    async def _pick(self, wish: Pick) -> None:
+        catalog = self._opened.agent.catalog
+        assert catalog is not None
+        try:
+            found = await asyncio.to_thread(matching, catalog, wish.text) if wish.text else ()
+            key = (
+                found[0].key
+                if len(found) == 1
+                else await pick(catalog, text=wish.text, channel=CHANNEL)
+            )
+        except StenologError as error:
+            self.say(error_sentence(error), "yellow")
+            return
+        if key is None:
+            self.say("No other session was chosen; this one goes on.")
+        elif key == self.key:
+            self.say("This is the session you are in.")
+        else:
+            self._begin(f"/resume {key}")
+
+    def _completer(self) -> Commands:
+        known = [(f"/{name.removeprefix('/')}", *rest) for name, rest in COMMANDS.items()]
+        return Commands([*known, *OWN], self._sessions)
+
+    def _sessions(self, text: str) -> Iterable[tuple[str, str]]:
+        catalog = self._opened.agent.catalog
+        if catalog is None:
+            return []
+        try:
+            if text.strip():
+                found = matching(catalog, text.strip())
+            else:
+                found = catalog.list(limit=_COMPLETED).entries
+        except StenologError:
+            return []
+        return [(entry.key, printable(entry.title)) for entry in found[:_COMPLETED]]
+
+    def _history(self) -> "History | None":
+        # Who keeps sessions nowhere does not want to find them in another file.
+        where = self._opened.agent.spec.sessions
+        return None if address(where).engine == "memory" else KeptHistory(history_file())
+
+
+def greeting(opened: Opened, key: str) -> list[str]:
+    """What is said at the beginning: who answers, and what does not work."""
+    agent = opened.agent
+    name = f"{agent.id} · " if agent.id else ""
+    first = f"{one_line(name)}{printable(agent.model.name)} · {one_line(key)}"
+    return [first, *(f"! {sentence(problem)}" for problem in agent.problems)]

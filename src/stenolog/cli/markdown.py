@@ -1,0 +1,205 @@
+"""Markdown as it arrives: finished blocks are shown for good, the last one again and again.
+
+A long answer is cut where a block ends, so that only the block being written is ever painted anew.
+A list is cut between its items, and a long piece of code between two of its lines.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from stenolog.cli.text import printable
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+    from rich.console import Console
+
+_LISTS: Final = ("bullet_list_open", "ordered_list_open")
+_NUMBER: Final = re.compile(r"( *)\d+")
+_LONG: Final = 40
+"""So many lines of code are long enough to show the first of them for good."""
+_TOO_LONG: Final = 200
+_THEME: Final = "ansi_dark"
+"""Colours of the terminal's own, and no background: it may be light or dark."""
+
+
+class Block(Struct, frozen=True, kw_only=True):
+    """A part of a text that is shown by itself."""
+
+    source: str
+    gap: int = 1
+    """How many empty lines stand before it."""
+
+
+class Stream:
+    """A text that is still being written, in blocks."""
+
+    def __init__(self) -> None:
+        self._source = ""
+        self._gap = 0
+
+    def add(self, text: str) -> list[Block]:
+        """Take in what came next; the blocks that it finished."""
+        self._source += text
+        if "\n" not in text:
+            return []
+        # What a line is, its end decides: `-` may become an item, a rule or a heading.
+        whole = self._source[: self._source.rfind("\n") + 1]
+        found = _parts(whole)
+        done: list[Block] = []
+        if len(found) > 1:
+            done = self._blocks(found[:-1])
+            self._begin_at(found[-1])
+            found = _parts(self._source[: self._source.rfind("\n") + 1])
+        if found:
+            done += self._some_code(found[0])
+        return done
+
+    def end(self) -> list[Block]:
+        """All that is left; the next text is one of its own."""
+        left = self.unfinished
+        self._source, self._gap = "", 0
+        return left
+
+    @property
+    def unfinished(self) -> list[Block]:
+        """What was not finished yet, as it would be shown if no more came."""
+        return self._blocks(_parts(self._source))
+
+    def _blocks(self, parts: "Sequence[_Part]") -> list[Block]:
+        return [
+            Block(source=part.source, gap=part.gap if at else self._gap)
+            for at, part in enumerate(parts)
+        ]
+
+    def _begin_at(self, part: "_Part") -> None:
+        lines = self._source.split("\n")[part.line :]
+        if part.number is not None:
+            # Many models number all items 1, which counts only from where the list begins.
+            lines[0] = _NUMBER.sub(rf"\g<1>{part.number}", lines[0], count=1)
+        self._source, self._gap = "\n".join(lines), part.gap
+
+    def _some_code(self, part: "_Part") -> Iterator[Block]:
+        """The first lines of code that grows long; they will not look different later."""
+        if part.fence is None:
+            return
+        opening, *lines = self._source.split("\n")[part.line :]
+        cut = _place_to_cut(lines[:-1])
+        if cut is None:
+            return
+        first, rest = lines[:cut], lines[cut:]
+        gap = next((at for at, line in enumerate(reversed(first)) if line.strip()), 0)
+        first = first[: len(first) - gap]
+        yield from self._blocks(
+            [_Part(source="\n".join([opening, *first, part.fence]), gap=part.gap)]
+        )
+        self._source, self._gap = "\n".join([opening, *rest]), gap
+
+
+class _Part(Struct, frozen=True, kw_only=True):
+    """A block, and where it stands in the text."""
+
+    source: str
+    gap: int
+    line: int = 0
+    number: int | None = None
+    """Which number it has, as an item of a list that has numbers."""
+    fence: str | None = None
+    """What would close it, as code whose end has not come yet."""
+
+
+def _parts(source: str) -> list[_Part]:
+    lines = source.split("\n")
+    tokens = _parser().parse(source)
+    found: list[_Part] = []
+    for at, token in enumerate(tokens):
+        if token.level or token.map is None or token.nesting < 0:
+            continue
+        if token.type in _LISTS:
+            found += _items(tokens[at:], lines)
+        else:
+            first, end = token.map
+            text = "\n".join(lines[first:end])
+            found.append(_Part(source=text, gap=1, line=first, fence=_open_fence(token, lines)))
+    return found
+
+
+def _items(tokens: "Sequence[Token]", lines: Sequence[str]) -> Iterator[_Part]:
+    """The items of the list that begins here."""
+    numbered = tokens[0].type == "ordered_list_open"
+    number = int(tokens[0].attrs.get("start", 1)) if numbered else None
+    for token in tokens[1:]:
+        if token.level == 0:
+            return
+        if token.level != 1 or token.type != "list_item_open" or token.map is None:
+            continue
+        first, end = token.map
+        text = "\n".join(lines[first:end])
+        if number is not None:
+            text = _NUMBER.sub(rf"\g<1>{number}", text, count=1)
+        apart = bool(first) and not lines[first - 1].strip()
+        yield _Part(source=text, gap=int(apart), line=first, number=number)
+        number = None if number is None else number + 1
+
+
+def _open_fence(token: "Token", lines: Sequence[str]) -> str | None:
+    if token.type != "fence" or token.map is None:
+        return None
+    first, end = token.map
+    last = lines[end - 1].strip()
+    closed = end - first > 1 and last.startswith(token.markup) and not last.strip(token.markup[0])
+    return None if closed else token.markup
+
+
+def _place_to_cut(lines: Sequence[str]) -> int | None:
+    """How many of these lines of code to show for good; None: it is not that long yet.
+
+    Where something new begins after an empty line, for there no text of several lines is open.
+    """
+    if len(lines) < _LONG:
+        return None
+    for at in range(len(lines) - 1, 0, -1):
+        if lines[at][:1].strip() and not lines[at - 1].strip():
+            return at
+    return len(lines) if len(lines) >= _TOO_LONG else None
+
+
+@cache
+def _parser() -> "MarkdownIt":
+    # Slow to import, and only a terminal needs it.
+    from markdown_it import MarkdownIt
+
+    # Tags and the targets of links are text that somebody wrote: shown, not swallowed.
+    plain = MarkdownIt("commonmark", {"html": False}).disable("reference")
+    return plain.enable("strikethrough").enable("table")
+
+
+def painted(block: Block, console: "Console") -> list[str]:
+    """The lines of a block for this console, with the empty ones before it."""
+    from rich.markdown import Markdown
+
+    # Links are written out: where one leads is for the reader to see.
+    shown = Markdown("", code_theme=_THEME, hyperlinks=False)
+    shown.parsed = _parser().parse(printable(block.source))
+    for token in shown.parsed:
+        # A title in the middle of the line looks lost between paragraphs.
+        token.tag = "h2" if token.tag == "h1" else token.tag
+        for part in token.children or ():
+            # Verse, addresses, logs: whoever wrote the line end meant it.
+            part.type = "hardbreak" if part.type == "softbreak" else part.type
+    with console.capture() as captured:
+        console.print(shown)
+    lines = [line.rstrip() for line in captured.get().split("\n")]
+    return [""] * block.gap + _without_empty_ends(lines)
+
+
+_STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _without_empty_ends(lines: list[str]) -> list[str]:
+    written = [at for at, line in enumerate(lines) if _STYLE.sub("", line).strip()]
+    return lines[written[0] : written[-1] + 1] if written else []

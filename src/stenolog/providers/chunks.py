@@ -1,0 +1,221 @@
+"""What an OpenAI-compatible server says of an answer, read into deltas. No network: only values.
+
+Servers differ in how they send tool calls, thoughts and usage; each difference that is known is
+settled here, so that all who read deltas see one shape.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from stenolog.providers.base import CallPart, Delta, Usage
+from stenolog.providers.failures import Failure, Trouble, failure_of
+
+DONE: Final = "[DONE]"
+_SHOWN: Final = 200
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+_HIGH: Final = ("\ud800", "\udbff")
+
+
+class ChunkReader:
+    """One answer of a stream, chunk by chunk.
+
+    `new_id` names the calls that a server left without an id. Raises Trouble for a chunk that is
+    none, and for an error that the server sent in place of one.
+    """
+
+    def __init__(self, *, new_id: Callable[[], str]) -> None:
+        self.done = False
+        """Whether the server said that nothing more will come."""
+        self.finished = False
+        """Whether it said why the answer ended."""
+        self._usage: Usage | None = None
+        self._calls = _Calls(new_id)
+        self._half = ""
+
+    def read(self, data: str) -> Delta | None:
+        """What one event says; None where it says nothing of the answer."""
+        if data.strip() == DONE:
+            self.done = True
+            return None
+        if not data.strip():
+            return None
+        chunk = decoded(data, "chunk")
+        if (failure := failure_of(chunk)) is not None:
+            raise Trouble(failure)
+        return self._delta(chunk, "delta", data)
+
+    def whole(self, body: str) -> Delta | None:
+        """An answer that came in one piece, to a request that asked for a stream."""
+        answer = decoded(body, "answer")
+        if (failure := failure_of(answer)) is not None:
+            raise Trouble(failure)
+        if not isinstance(answer, dict) or not answer.get("choices"):
+            raise _malformed("answer", body)
+        self.done = True
+        return self._delta(answer, "message", body)
+
+    def rest(self) -> Delta | None:
+        """What is known only at the end: the usage, and a character of which half had come."""
+        text = "\ufffd" if self._half else ""
+        self._half = ""
+        return Delta(text=text, usage=self._usage) if text or self._usage else None
+
+    def _delta(self, chunk: Any, field: str, data: str) -> Delta | None:
+        if not isinstance(chunk, dict):
+            raise _malformed("chunk", data)
+        # Some count on in every chunk; the last one counts.
+        self._usage = _usage(chunk.get("usage")) or self._usage
+        choices = chunk.get("choices") or []
+        if not isinstance(choices, list):
+            raise _malformed("chunk", data)
+        for choice in choices:
+            if not isinstance(choice, dict):
+                raise _malformed("chunk", data)
+            if choice.get("index") in (0, None):
+                return self._choice(choice, field, data)
+        return None
+
+    def _choice(self, choice: Mapping[str, Any], field: str, data: str) -> Delta | None:
+        said = choice.get(field) or {}
+        if not isinstance(said, dict):
+            raise _malformed("chunk", data)
+        listed = said.get("tool_calls") or []
+        if not isinstance(listed, list) or not all(isinstance(call, dict) for call in listed):
+            raise _malformed("chunk", data)
+        text, thought = _words(said.get("content"))
+        if isinstance(said.get("refusal"), str):
+            text += said["refusal"]
+        thoughts = (said.get(name) for name in _THOUGHTS)
+        reasoning = next((one for one in thoughts if isinstance(one, str) and one), thought)
+        finish = choice.get("finish_reason")
+        ended = "" if self.finished or not isinstance(finish, str) else finish
+        self.finished = self.finished or bool(ended)
+        delta = Delta(
+            text=self._whole_characters(text),
+            reasoning=_mended(reasoning),
+            calls=tuple(self._calls.part(call) for call in listed),
+            finish=ended,
+        )
+        return delta if delta != _NOTHING else None
+
+    def _whole_characters(self, text: str) -> str:
+        """The text without half a character at its end, which is kept for the next piece."""
+        if not text:
+            return ""
+        text = self._half + text
+        self._half = text[-1] if _HIGH[0] <= text[-1] <= _HIGH[1] else ""
+        return _mended(text[:-1] if self._half else text)
+
+
+_NOTHING: Final = Delta()
+
+
+class _Calls:
+    """Which call a part belongs to; servers number them, name them, or just send them."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._ids: list[str] = []
+        """By our index: what the server calls it, or empty."""
+        self._arguments: list[str] = []
+        self._places: dict[int, int] = {}
+        """By the server's index: ours."""
+
+    def part(self, call: Mapping[str, Any]) -> CallPart:
+        function = call.get("function")
+        function = function if isinstance(function, dict) else {}
+        id, name = _text(call.get("id")), _text(function.get("name"))
+        given = function.get("arguments")
+        arguments = given if isinstance(given, str) else "" if given is None else json.dumps(given)
+        number = call.get("index")
+        number = number if isinstance(number, int) and not isinstance(number, bool) else None
+        place = self._place(number, id=id, name=name, arguments=arguments)
+        if place is None:
+            place = len(self._ids)
+            self._ids.append(id)
+            self._arguments.append("")
+            if number is not None:
+                self._places[number] = place
+            id = id or self._new_id()
+        self._arguments[place] += arguments
+        return CallPart(index=place, id=id, name=name, arguments=_mended(arguments))
+
+    def _place(self, number: int | None, *, id: str, name: str, arguments: str) -> int | None:
+        """Where the part belongs; None where a new call begins with it."""
+        if number is None:
+            if id:
+                return self._ids.index(id) if id in self._ids else None
+            return None if name or not self._ids else len(self._ids) - 1
+        place = self._places.get(number)
+        if place is None or not id or not self._ids[place]:
+            # Whole calls that are all numbered 0, and have no id, are told apart by their JSON.
+            again = place is not None and name and not id and arguments.startswith("{")
+            return None if again and _is_whole(self._arguments[place or 0]) else place
+        # Some number every call 0.
+        return place if self._ids[place] == id else None
+
+
+def decoded(data: str, what: str) -> Any:
+    """The JSON of a chunk or an answer. Raises Trouble that shows how it begins."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise _malformed(what, data) from None
+
+
+def _malformed(what: str, data: str) -> Trouble:
+    shown = data if len(data) <= _SHOWN else f"{data[:_SHOWN]}…"
+    return Trouble(Failure(f"sent a malformed {what}: {shown!r}"))
+
+
+def _words(content: Any) -> tuple[str, str]:
+    """The text and the thoughts of a content, which may be a list of parts."""
+    if isinstance(content, str):
+        return content, ""
+    text = thought = ""
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict):
+            continue
+        if part.get("type") == "thinking":
+            inner = part.get("thinking")
+            thought += inner if isinstance(inner, str) else _words(inner)[0]
+        else:
+            text += _text(part.get("text"))
+    return text, thought
+
+
+def _usage(told: Any) -> Usage | None:
+    if not isinstance(told, dict):
+        return None
+    details = told.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    found = Usage(
+        prompt=_count(told.get("prompt_tokens")),
+        answer=_count(told.get("completion_tokens")),
+        cached=_count(cached) or _count(told.get("prompt_cache_hit_tokens")),
+    )
+    return found if found != Usage() else None
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _mended(text: str) -> str:
+    """The text with pairs of surrogates joined and single ones replaced: no store takes a pair."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

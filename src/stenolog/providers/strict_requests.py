@@ -1,0 +1,195 @@
+"""What a strict provider finds wrong with a request, in words like OpenAI's.
+
+No server takes everything that another one takes. This one takes only what all of them do, so that
+a request that passes here passes anywhere.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+_FIELDS: Final = {
+    "system": {"role", "content", "name"},
+    "developer": {"role", "content", "name"},
+    "user": {"role", "content", "name"},
+    "assistant": {"role", "content", "name", "tool_calls", "refusal", "audio"},
+    "tool": {"role", "content", "tool_call_id"},
+}
+_PARTS: Final = {
+    "system": {"text"},
+    "developer": {"text"},
+    "user": {"text", "image_url", "input_audio", "file"},
+    "assistant": {"text", "refusal"},
+    "tool": {"text"},
+}
+_REQUEST: Final = {
+    "model": str,
+    "messages": list,
+    "stream": bool,
+    "stream_options": dict,
+    "tools": list,
+    "tool_choice": (str, dict),
+    "parallel_tool_calls": bool,
+    "response_format": dict,
+    "max_tokens": int,
+    "max_completion_tokens": int,
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "seed": int,
+    "stop": (str, list),
+    "user": str,
+    "metadata": dict,
+    "reasoning_effort": str,
+}
+
+
+def fault_of(request: Any) -> str | None:
+    """What is wrong with a request to `/chat/completions`, or None."""
+    return next(_faults(request), None)
+
+
+def _faults(request: Any) -> Iterator[str]:
+    if not isinstance(request, Mapping):
+        yield "We could not parse the JSON body of your request."
+        return
+    for name, value in request.items():
+        kinds: Any = _REQUEST.get(name)
+        if kinds is None:
+            yield f"Unrecognized request argument supplied: {name}"
+        elif not isinstance(value, kinds):
+            yield f"Invalid type for '{name}': got {type(value).__name__}."
+    for name in ("model", "messages"):
+        if not request.get(name):
+            yield f"Missing required parameter: '{name}'."
+    if request.get("stream_options") and not request.get("stream"):
+        yield "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+    if request.get("tools") == []:
+        yield "Invalid 'tools': empty array. Expected an array with minimum length 1."
+    yield from _tool_faults(request.get("tools") or [])
+    messages = request.get("messages")
+    if isinstance(messages, list):
+        for at, message in enumerate(messages):
+            yield from _message_faults(message, f"messages.[{at}]")
+        yield from _pairing_faults([one for one in messages if isinstance(one, Mapping)])
+
+
+def _tool_faults(tools: Any) -> Iterator[str]:
+    names = set()
+    for at, tool in enumerate(tools if isinstance(tools, list) else ()):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type") != "function":
+            yield f"Invalid value: 'tools[{at}]' must be of type 'function'."
+            continue
+        name = function.get("name")
+        if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
+            yield f"Invalid 'tools[{at}].function.name': string does not match pattern."
+        elif len(name) > 64 or not name.isascii():
+            yield f"Invalid 'tools[{at}].function.name': at most 64 letters, digits, _ or -."
+        if name in names:
+            yield f"Tool names must be unique: {name!r} is there twice."
+        names.add(name)
+        if not isinstance(function.get("parameters", {}), Mapping):
+            yield f"Invalid type for 'tools[{at}].function.parameters': expected an object."
+
+
+def _message_faults(message: Any, where: str) -> Iterator[str]:
+    if not isinstance(message, Mapping):
+        yield f"Invalid type for '{where}': expected an object."
+        return
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _FIELDS:
+        known = ", ".join(f"'{one}'" for one in _FIELDS)
+        yield f"Invalid value: {role!r}. Supported values are: {known}. ({where}.role)"
+        return
+    for name in message:
+        if name not in _FIELDS[role]:
+            yield f"Additional properties are not allowed ('{name}' was unexpected) - '{where}'"
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    if content is None or content == "":
+        # Between calls an assistant may say nothing; others speak to say something.
+        if role != "assistant" or not calls:
+            yield f"Invalid value for 'content' of {role} message: must not be empty. ({where})"
+    elif isinstance(content, list):
+        yield from _part_faults(content, _PARTS[role], f"{where}.content")
+    elif not isinstance(content, str):
+        yield f"Invalid type for '{where}.content': expected one of a string or array of objects."
+    elif not content.strip() and not calls:
+        yield f"Invalid value for '{where}.content': text must contain non-whitespace characters."
+    if "tool_calls" in message:
+        yield from _call_faults(calls, f"{where}.tool_calls")
+    if role == "tool" and not (isinstance(message.get("tool_call_id"), str)):
+        yield f"Missing required parameter: '{where}.tool_call_id'."
+
+
+def _part_faults(parts: Sequence[Any], kinds: set[str], where: str) -> Iterator[str]:
+    if not parts:
+        yield f"Invalid '{where}': empty array. Expected an array with minimum length 1."
+    for at, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in kinds:
+            yield f"Invalid value: {kind!r}. Supported values are: {sorted(kinds)}. ({where}[{at}])"
+        elif kind == "text":
+            text = part.get("text")
+            if not isinstance(text, str) or not text.strip():
+                yield f"Invalid '{where}[{at}].text': text content blocks must be non-empty."
+
+
+def _call_faults(calls: Any, where: str) -> Iterator[str]:
+    if not isinstance(calls, list) or not calls:
+        yield f"Invalid '{where}': empty array. Expected an array with minimum length 1."
+        return
+    for at, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or call.get("type") != "function":
+            yield f"Invalid value: '{where}[{at}]' must be of type 'function'."
+            continue
+        if not isinstance(call.get("id"), str) or not call["id"]:
+            yield f"Missing required parameter: '{where}[{at}].id'."
+        if extra := call.keys() - {"id", "type", "function"}:
+            yield f"Additional properties are not allowed ({sorted(extra)}) - '{where}[{at}]'"
+        if extra := function.keys() - {"name", "arguments"}:
+            yield f"Additional properties are not allowed ({sorted(extra)}) - '{where}[{at}]'"
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            yield f"Missing required parameter: '{where}[{at}].function.name'."
+        if not isinstance(function.get("arguments"), str):
+            yield f"Invalid type for '{where}[{at}].function.arguments': expected a string."
+
+
+def _pairing_faults(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Every call is answered before anybody else speaks, and once; ids are not used twice."""
+    open_calls: list[str] = []
+    answered: set[str] = set()
+    used: set[str] = set()
+    for at, message in enumerate(messages):
+        if message.get("role") == "tool":
+            id = str(message.get("tool_call_id"))
+            if id in open_calls:
+                open_calls.remove(id)
+                answered.add(id)
+            elif id in answered:
+                yield f"Duplicate tool result: tool_call_id {id!r} was answered before. ({at})"
+            else:
+                yield (
+                    "messages with role 'tool' must be a response to a preceeding message with "
+                    f"'tool_calls': tool_call_id {id!r} of messages.[{at}] was not found."
+                )
+            continue
+        if open_calls:
+            yield _unanswered(open_calls)
+        calls = message.get("tool_calls")
+        calls = calls if message.get("role") == "assistant" and isinstance(calls, list) else []
+        open_calls = [str(call.get("id")) for call in calls if isinstance(call, Mapping)]
+        for id in open_calls:
+            if id in used:
+                yield f"Duplicate tool call id: {id!r} in messages.[{at}] was used before."
+            used.add(id)
+    if open_calls:
+        yield _unanswered(open_calls)
+
+
+def _unanswered(ids: Sequence[str]) -> str:
+    return (
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to "
+        "each 'tool_call_id'. The following tool_call_ids did not have response messages: "
+        + ", ".join(ids)
+    )

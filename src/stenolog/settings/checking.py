@@ -1,0 +1,151 @@
+"""Whether one value is right for its field, and what to say where it is not."""
+
+import difflib
+import math
+import re
+import zoneinfo
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import inspect
+
+from stenolog.errors import UsageError
+from stenolog.settings.environment import half_characters
+from stenolog.settings.fields import Field
+from stenolog.settings.writing import literal
+from stenolog.stores.opening import address
+
+_LONGEST: Final = 60
+"""So much of a wrong value is shown."""
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Wrong(Exception):
+    """The value is not what the field takes; the words say what it does."""
+
+
+def checked(field: Field, value: object) -> Any:
+    """The value as the field holds it. Raises Wrong."""
+    if isinstance(value, str) and half_characters(value):
+        raise Wrong("this is no UTF-8 text")
+    try:
+        found = msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        raise Wrong(f"{wanted(field)} is wanted{_instead_of(field, value)}") from error
+    further = _FURTHER.get(field.path)
+    if further is not None and found:
+        further(found)
+    return found
+
+
+def wanted(field: Field) -> str:
+    """What the field takes, in words: `a whole number of at least 1`."""
+    match inspect.type_info(field.type):
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() as kind:
+            return f"a whole number {_from_to(kind)}"
+        case inspect.FloatType() as kind:
+            return f"a number {_from_to(kind)}"
+        case inspect.LiteralType():
+            # Not the kind's own values: those have lost their order.
+            return "one of " + ", ".join(literal(choice) for choice in get_args(field.type))
+        case inspect.VarTupleType():
+            return "a list of texts"
+        case inspect.DictType():
+            return "a table of texts"
+    return "text"
+
+
+def _from_to(kind: inspect.IntType | inspect.FloatType) -> str:
+    least = f"of at least {kind.ge:,}" if kind.ge is not None else f"above {kind.gt:,}"
+    return f"{least} and at most {kind.le:,}"
+
+
+def _instead_of(field: Field, value: object) -> str:
+    # A secret that stands in the wrong place must not stand in a log, too.
+    if field.secret or isinstance(value, Mapping):
+        return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f", not {value}"
+    try:
+        shown = literal(value)
+    except TypeError:
+        shown = str(value)
+    return f", not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
+
+
+# --- what a type cannot say ------------------------------------------------------------------
+
+
+def _is_a_place(value: str) -> None:
+    try:
+        address(value)
+    except UsageError as error:
+        raise Wrong(str(error)) from error
+
+
+def _is_a_zone(value: str) -> None:
+    try:
+        zoneinfo.ZoneInfo(value)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        names = zoneinfo.available_timezones()
+        if not names:
+            raise Wrong("this machine knows no time zones; install tzdata") from error
+        near = difflib.get_close_matches(value, sorted(names), n=1)
+        advice = f"; {near[0]}?" if near else ", such as Europe/Zurich"
+        raise Wrong(f"the name of a time zone is wanted{advice}") from error
+
+
+def _is_a_server(value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right or any(each.isspace() or not each.isprintable() for each in value):
+        raise Wrong("the address of a server is wanted, as in http://localhost:8080/v1")
+
+
+def _is_a_key(value: str) -> None:
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise Wrong("a key has no spaces, line ends or letters beyond ASCII")
+
+
+def _is_a_variable(value: str) -> None:
+    # It may be the key itself, by mistake: so it is not shown.
+    if not _VARIABLE.fullmatch(value):
+        raise Wrong("the name of an environment variable is wanted, as in OPENAI_API_KEY")
+
+
+def _are_headers(value: Mapping[str, str]) -> None:
+    for name, text in value.items():
+        if not _HEADER.fullmatch(name):
+            raise Wrong(f"{literal(name)} is no name of a header")
+        if not text.isprintable():
+            raise Wrong(f"the value of {name} has a line end or another control character")
+
+
+def _are_routes(value: tuple[str, ...]) -> None:
+    for route in value:
+        channel, colon, sender = route.partition(":")
+        if not channel or (colon and not sender) or route != route.strip():
+            raise Wrong(
+                "a route is a channel, as in telegram, or a sender in it, as in telegram:123, "
+                f"not {literal(route)}"
+            )
+
+
+_FURTHER: Final[Mapping[tuple[str, ...], Callable[[Any], None]]] = {
+    ("agent", "sessions"): _is_a_place,
+    ("agents", "NAME", "sessions"): _is_a_place,
+    ("agents", "NAME", "routes"): _are_routes,
+    ("memory", "zone"): _is_a_zone,
+    ("models", "NAME", "base_url"): _is_a_server,
+    ("models", "NAME", "key"): _is_a_key,
+    ("models", "NAME", "key_env"): _is_a_variable,
+    ("models", "NAME", "headers"): _are_headers,
+}

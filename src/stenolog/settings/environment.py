@@ -1,0 +1,115 @@
+"""Settings in the environment: `STENO_AGENT__MAX_ITERATIONS` is `agent.max_iterations`.
+
+Two underscores stand for the dot, because names of fields have one.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from msgspec import inspect
+
+from stenolog.settings.fields import NAMED, Field, all_fields, find, unknown
+from stenolog.settings.problems import Path, Problem
+
+PREFIX: Final = "STENO_"
+DOT: Final = "__"
+
+_BOOLEANS: Final = {
+    "true": True, "yes": True, "on": True, "1": True,
+    "false": False, "no": False, "off": False, "0": False,
+}  # fmt: skip
+
+_T = TypeVar("_T")
+
+
+class Said:
+    """What the environment says: values that are not checked yet, and names that are wrong."""
+
+    def __init__(self, environment: Mapping[str, str], names: Mapping[str, set[str]]) -> None:
+        """`names`: those that the config file gives to models and agents."""
+        self.values: dict[Path, tuple[str, object]] = {}
+        """By path: the variable, and what it holds."""
+        self.problems: list[Problem] = []
+        for variable in sorted(environment):
+            if not variable.startswith(PREFIX):
+                continue
+            words = variable.removeprefix(PREFIX)
+            if DOT not in words:
+                self._look_at_other(variable, words)
+                continue
+            path = _with_names(tuple(part.lower() for part in words.split(DOT)), names)
+            field = find(path)
+            if field is None:
+                self._refuse(variable, path)
+            elif environment[variable]:
+                self.values[path] = (variable, parsed(field, environment[variable]))
+
+    def _look_at_other(self, variable: str, words: str) -> None:
+        # STENO_UPDATE is none of ours, but STENO_AGENT_MODEL would be silently without effect.
+        section = words.partition("_")[0].lower()
+        if section not in {path[0] for path in all_fields()}:
+            return
+        meant = [each for each in all_fields() if "_".join(each).upper() == words]
+        name = variable_of(meant[0]) if meant else f"{PREFIX}{section.upper()}{DOT}NAME"
+        reason = f"there is no such setting; {name}? (two underscores stand for the dot)"
+        self.problems.append(Problem(source=variable, reason=reason))
+
+    def _refuse(self, variable: str, path: Path) -> None:
+        reason = unknown(path)
+        self.problems.append(Problem(source=variable, field=".".join(path), reason=reason))
+
+
+def variable_of(path: Path) -> str:
+    """The variable that sets a field."""
+    return PREFIX + DOT.join(path).upper().replace("-", "_")
+
+
+def parsed(field: Field, text: str) -> object:
+    """What a text means for a field; the text itself where it means nothing."""
+    if half_characters(text):
+        return text
+    match inspect.type_info(field.type):
+        case inspect.BoolType():
+            return _BOOLEANS.get(text.strip().lower(), text)
+        case inspect.IntType():
+            return _or_text(int, text)
+        case inspect.FloatType():
+            return _or_text(float, text)
+        case inspect.VarTupleType() if not text.strip().startswith("["):
+            return [part.strip() for part in text.split(",") if part.strip()]
+        case inspect.VarTupleType() | inspect.DictType():
+            return _or_text(_toml, text)
+    return text
+
+
+def half_characters(text: str) -> bool:
+    """Whether it came from bytes that are no text."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _or_text(read: Callable[[str], _T], text: str) -> _T | str:
+    try:
+        return read(text.strip())
+    except (ValueError, RecursionError):
+        return text
+
+
+def _toml(text: str) -> Any:
+    table = tomllib.loads(f"value = {text}")
+    if len(table) != 1:
+        raise ValueError("more than one value")
+    return table["value"]
+
+
+def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
+    """The path with the name as the config file spells it: variables have no case and no dash."""
+    if len(path) < 2 or path[0] not in NAMED:
+        return path
+    known = {as_in_variables(name): name for name in names.get(path[0], ())}
+    return (path[0], known.get(as_in_variables(path[1]), path[1]), *path[2:])
+
+
+def as_in_variables(name: str) -> str:
+    """A name without what variables cannot tell apart."""
+    return name.lower().replace("-", "_")

@@ -1,0 +1,139 @@
+"""The config file: where it is, what stands in it, and in which line."""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path as File
+from typing import Any, Final
+
+import platformdirs
+from msgspec import Struct
+
+from stenolog.settings.problems import Path, Problem, WrongSettings
+
+VARIABLE: Final = "STENO_CONFIG"
+
+_AT: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
+_DEEPEST: Final = 5
+"""No field stands deeper."""
+_LONGEST: Final = 1_000
+"""A value of more lines than this is looked for no further; its line is then not told."""
+
+
+class Written(Struct, frozen=True, kw_only=True):
+    """What a config file says."""
+
+    file: File
+    table: dict[str, Any]
+    lines: dict[Path, int]
+    """In which line each value and each table begins."""
+    shared: bool = False
+    """Whether others than its owner may read it."""
+
+    def source(self, path: Path) -> str:
+        """`FILE:LINE` of a value, or of the table it stands in."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return f"{self.file}:{self.lines[path[:end]]}"
+        return str(self.file)
+
+
+def config_path(config: File | None, environment: Mapping[str, str]) -> File:
+    """Which file is read: the one named, that of STENO_CONFIG, or the user's own.
+
+    None is looked for in the current folder: it could send conversations and keys elsewhere.
+    """
+    if config is not None:
+        return at_home(config)
+    if environment.get(VARIABLE):
+        return at_home(environment[VARIABLE])
+    return platformdirs.user_config_path("stenolog") / "config.toml"
+
+
+def at_home(name: str | File) -> File:
+    """A file by its name; `~` is the user's home."""
+    # pathlib raises where there is no such user.
+    return File(os.path.expanduser(name))  # noqa: PTH111
+
+
+def read_file(config: File | None, environment: Mapping[str, str]) -> Written | None:
+    """What the file says; None where the user has none. Raises WrongSettings.
+
+    A file that was named must be there.
+    """
+    file = config_path(config, environment)
+    try:
+        content = file.read_bytes()
+        shared = bool(file.stat().st_mode & 0o077)
+    except FileNotFoundError:
+        if config is None and not environment.get(VARIABLE):
+            return None
+        named = "" if config is not None else f", which {VARIABLE} names"
+        raise _wrong(str(file), f"there is no such file{named}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise _wrong(str(file), f"it cannot be read: {reason}") from error
+    text = _decoded(file, content)
+    table = _parsed(file, text)
+    return Written(file=file, table=table, lines=lines_of(text), shared=shared)
+
+
+def lines_of(text: str) -> dict[Path, int]:
+    """In which line of this TOML each value and each table begins.
+
+    tomllib does not say. But no value ends inside of a line, and none is whole before its end: so
+    from where one ends, lines are added until it is TOML again.
+    """
+    found: dict[Path, int] = {}
+    lines = text.split("\n")
+    begin, header = 0, ""
+    while begin < len(lines):
+        for end in range(begin + 1, min(begin + _LONGEST, len(lines)) + 1):
+            statement = "\n".join(lines[begin:end])
+            is_header = statement.lstrip().startswith("[")
+            try:
+                table = tomllib.loads(statement if is_header else f"{header}\n{statement}")
+            except ValueError:
+                continue
+            if is_header:
+                header = statement
+            for path in _paths(table):
+                found.setdefault(path, begin + 1)
+            break
+        else:
+            return found
+        begin = end
+    return found
+
+
+def _paths(table: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
+    for name, value in table.items():
+        yield (*above, name)
+        if isinstance(value, dict) and len(above) < _DEEPEST:
+            yield from _paths(value, (*above, name))
+
+
+def _decoded(file: File, content: bytes) -> str:
+    try:
+        # tomllib takes no line ends of Windows in what it is given as text.
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise _wrong(f"{file}:{line}", "this is no UTF-8 text") from error
+
+
+def _parsed(file: File, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise _wrong(str(file), "it is nested too deeply") from error
+    except ValueError as error:
+        words = str(error)
+        at = _AT.search(words)
+        source = f"{file}:{at[1]}:{at[2]}" if at else str(file)
+        raise _wrong(source, f"this is no TOML: {_AT.sub('', words)}") from error
+
+
+def _wrong(source: str, reason: str) -> WrongSettings:
+    return WrongSettings([Problem(source=source, reason=reason)])

@@ -1,0 +1,171 @@
+"""The settings as values. A field's docstring is what the config file and docs/settings.md say.
+
+Defaults and bounds stand here and nowhere else. Every field can be written in TOML, which has no
+null: where nothing is a choice, it is empty text or 0.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+HIDDEN = "***"
+"""What is shown in the place of a secret."""
+
+# Sleeping and waiting take no more than some systems' clocks do; nobody waits for a day.
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+
+SECRET = ("key", "headers", "keys")
+"""The fields whose values are never shown."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def without_password(text: str) -> str:
+    """An address as it can be shown: `scheme://user:***@host`."""
+    scheme, slashes, rest = text.partition("://")
+    if not slashes:
+        return text
+    host, slash, path = rest.partition("/")
+    named, at, server = host.rpartition("@")
+    if not at:
+        return text
+    user = named.partition(":")[0]
+    shown = f"{user}:{HIDDEN}" if ":" in named else HIDDEN
+    return f"{scheme}://{shown}@{server}{slash}{path}"
+
+
+def masked(name: str, value: Any) -> Any:
+    """The value of a field as it can be shown."""
+    if name in SECRET:
+        return dict.fromkeys(value, HIDDEN) if isinstance(value, Mapping) else value and HIDDEN
+    if isinstance(value, Mapping):
+        return dict(value)
+    return without_password(value) if isinstance(value, str) else value
+
+
+def _told(self: Struct) -> str:
+    fields = ((name, masked(name, getattr(self, name))) for name in self.__struct_fields__)
+    return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields)})"
+
+
+class ContextSettings(Struct, frozen=True, kw_only=True):
+    """What goes to the model beside the numbers that every agent has."""
+
+    reserve: CountOrNone = 0
+    """Tokens kept free for the answer. 0: a quarter of the context, at most 4,096."""
+    reasoning: Literal["none", "newest", "all"] = "none"
+    """Whose reasoning is sent back to the model: no message's, that of the newest turn, or all."""
+    merge_user: bool = False
+    """Whether user messages in a row are sent as one, for servers that refuse two."""
+    user_first: bool = False
+    """Whether the first message sent must be a user's, for servers that refuse another."""
+    keep_fields: tuple[str, ...] = ()
+    """Further fields of messages to send. Many servers refuse a field that they do not know."""
+
+
+class AgentSettings(Struct, frozen=True, kw_only=True):
+    """An agent: its model, its sessions, and how far it may go."""
+
+    sessions: str = "./workspace"
+    """Where the sessions are kept, as with `-w`: a folder, `sqlite:FILE`, or `memory:` for nowhere.
+    A relative path starts at the current folder."""
+    model: str = ""
+    """The model: `scripted`, `local`, `local:/path.gguf`, `ollama/NAME`, `openai/NAME`,
+    `openrouter/NAME`, `http://host:port/v1#model`, or the NAME of a `[models.NAME]`. Empty: what is
+    found, by a key in the environment, an Ollama on this machine, or local weights."""
+    max_context_tokens: Annotated[int, Meta(ge=2, le=1_000_000_000)] = 32_000
+    """Tokens that a request may have: system prompt, tools, memory, history and the answer."""
+    max_history_messages: Count = 50
+    """More messages than this are compacted, however short they are."""
+    system: str = ""
+    """The system prompt. Empty: a short one of our own."""
+    system_file: str = ""
+    """A file that holds the system prompt, instead of `system`. Named in a config file, a relative
+    path starts at the folder of that file."""
+    max_iterations: Annotated[int, Meta(ge=1, le=1_000)] = 25
+    """How often the model is asked in one turn, which is how often it may call tools."""
+    tool_timeout: Seconds = 60.0
+    """Seconds that a tool may take."""
+    tool_output_limit: Count = 20_000
+    """Characters of a tool's output that are kept; the rest of a longer one is cut off."""
+    routes: tuple[str, ...] = ()
+    """Who is answered by this agent: a channel, as in `telegram`, or one sender in it, as in
+    `telegram:123`. All others are answered by the agent that `[agent]` describes."""
+    context: ContextSettings = field(default_factory=ContextSettings)
+
+    __repr__ = _told
+
+
+class MemorySettings(Struct, frozen=True, kw_only=True):
+    """What is remembered beyond a conversation."""
+
+    consolidation: bool = True
+    """Whether notes are made of what was said, after each turn, by the agent's model."""
+    recall_tokens: CountOrNone = 1_500
+    """Tokens of notes and past messages that are shown to the model. 0: none."""
+    half_life_days: Annotated[float, Meta(gt=0, le=1_000_000)] = 30.0
+    """After so many days what was said counts about half as much in recall. Facts do not age."""
+    zone: str = ""
+    """The time zone of the users, for words such as "yesterday": a name such as `Europe/Zurich`.
+    Empty: that of this machine."""
+
+
+class ChannelSettings(Struct, frozen=True, kw_only=True):
+    """What is true of all chat apps."""
+
+    session_persistence: bool = True
+    """Whether the sessions of channels are kept on disk. false: in memory, until the process ends.
+    `channels_config.session_persistence`, as zeroclaw calls it, is read too."""
+
+
+class ModelSettings(Struct, frozen=True, kw_only=True):
+    """A model with a name of your own, for `agent.model`."""
+
+    base_url: str = ""
+    """The server, as in `http://localhost:8080/v1`."""
+    model: str = ""
+    """What the server calls the model. Without a base_url: a model as `agent.model` names it."""
+    key: str = ""
+    """The API key. The file must then be readable by nobody else; key_env is the better way."""
+    key_env: str = ""
+    """The environment variable that holds the API key, as in `OPENAI_API_KEY`."""
+    timeout: Seconds = 120.0
+    """Seconds to wait for the next piece of an answer."""
+    first_byte_timeout: Seconds = 300.0
+    """Seconds to wait for the first piece of an answer: some servers load the model first."""
+    retries: Annotated[int, Meta(ge=0, le=100)] = 4
+    """How often a request is made again where the server is busy or cannot be reached."""
+    headers: Mapping[str, str] = NOTHING
+    """Further HTTP headers. They are treated as secrets."""
+
+    __repr__ = _told
+
+
+class CliSettings(Struct, frozen=True, kw_only=True):
+    """How `steno chat` looks."""
+
+    markdown: bool = True
+    """Whether answers are laid out as Markdown in a terminal."""
+    show_reasoning: bool = False
+    """Whether the model's reasoning is shown, where it tells it."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """All settings in force. Their text form holds no secret."""
+
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    channels: ChannelSettings = field(default_factory=ChannelSettings)
+    cli: CliSettings = field(default_factory=CliSettings)
+    models: Mapping[str, ModelSettings] = field(default_factory=lambda: MappingProxyType({}))
+    agents: Mapping[str, AgentSettings] = field(default_factory=lambda: MappingProxyType({}))
+    """Further agents by name; what one does not say itself is as `agent` says."""
+    keys: Mapping[str, str] = NOTHING
+    """Of the environment, what finds and opens models: each `…_API_KEY`, `OLLAMA_HOST`,
+    `OPENAI_BASE_URL`, and what a key_env names."""
+
+    __repr__ = _told

@@ -1,0 +1,140 @@
+"""`steno config`: what it shows and writes, and how wrong settings are told."""
+
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from stenolog.settings import Settings, load_settings
+from stenolog.settings.writing import commented_file
+
+Steno = Callable[..., Result]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The config file, in a folder that is not there yet, named by the environment."""
+    file = tmp_path / "new" / "folder" / "config.toml"
+    monkeypatch.setenv("STENO_CONFIG", str(file))
+    return file
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o600)
+
+
+def test_init_writes_a_file_that_only_its_owner_reads(steno: Steno, file: Path) -> None:
+    result = steno("config", "init")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"Written: {file}\n"
+    assert file.read_text() == commented_file()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert load_settings() == Settings(keys=load_settings().keys)
+
+
+def test_init_leaves_a_file_that_is_there(steno: Steno, file: Path) -> None:
+    _write(file, "mine")
+    result = steno("config", "init")
+    assert (result.exit_code, file.read_text()) == (1, "mine")
+    assert f"There is something at {file} already" in result.stderr
+
+
+def test_init_tells_where_it_cannot_write(steno: Steno, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = steno("config", "init", "--config", str(tmp_path / "file" / "config.toml"))
+    assert result.exit_code == 1
+    assert "Error: Cannot write" in result.stderr or "already" in result.stderr
+
+
+def test_init_can_write_to_stdout(steno: Steno, file: Path) -> None:
+    result = steno("config", "init", "--stdout")
+    assert (result.stdout, file.exists()) == (commented_file(), False)
+
+
+def test_path_names_the_file_whether_it_is_there_or_not(steno: Steno, file: Path) -> None:
+    missing = steno("config", "path")
+    assert (missing.exit_code, missing.stdout) == (0, f"{file}\n")
+    assert "There is no such file yet" in missing.stderr
+    _write(file, "")
+    there = steno("config", "path")
+    assert (there.stdout, there.stderr) == (f"{file}\n", "")
+    assert steno("config", "path", "--config", "other.toml").stdout == "other.toml\n"
+
+
+def test_show_is_toml_with_the_source_behind_each_value(
+    steno: Steno, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(file, "[agent]\nmodel = 'local'\n[models.m]\nkey = 'hush'\n")
+    monkeypatch.setenv("STENO_AGENT__MAX_ITERATIONS", "3")
+    monkeypatch.setenv("SOME_API_KEY", "hush")
+    result = steno("config", "show")
+    assert result.exit_code == 0
+    assert f'agent.model = "local"  # {file}:2\n' in result.stdout
+    assert "agent.max_iterations = 3  # STENO_AGENT__MAX_ITERATIONS\n" in result.stdout
+    assert "agent.tool_timeout = 60.0  # default\n" in result.stdout
+    assert f'models.m.key = "***"  # {file}:4\n' in result.stdout
+    assert tomllib.loads(result.stdout)["agent"]["model"] == "local"
+    assert result.stderr == f"Read: {file}\nFound in the environment: SOME_API_KEY\n"
+    assert "hush" not in result.output
+
+
+def test_show_tells_programs_the_same(steno: Steno, file: Path) -> None:
+    _write(file, "[agent]\nsystem = '''" + "long " * 100 + "'''\n[models.m]\nheaders = {A = 'b'}")
+    whole = json.loads(steno("config", "show", "--json").stdout)
+    assert (whole["file"], whole["found"], whole["keys"]) == (str(file), True, [])
+    assert whole["settings"]["agent.system"] == {"value": "long " * 100, "source": f"{file}:2"}
+    assert whole["settings"]["models.m.headers"]["value"] == {"A": "***"}
+    assert whole["settings"]["memory.zone"] == {"value": "", "source": "default"}
+    shown = steno("config", "show").stdout
+    assert "long …" in shown
+    assert "long " * 100 not in shown
+
+
+def test_show_takes_the_users_own_file_where_none_is_named(steno: Steno) -> None:
+    result = steno("config", "show")
+    own = Path(os.environ["XDG_CONFIG_HOME"], "stenolog", "config.toml")
+    assert (result.exit_code, result.stderr) == (0, f"There is no {own}.\n")
+
+
+def test_all_that_is_wrong_is_told_line_by_line(
+    steno: Steno, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(file, "[agent]\nmodle = 'x'\n")
+    monkeypatch.setenv("STENO_AGENT__MAX_ITERATIONS", "many")
+    result = steno("config", "show")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == [
+        "Error: 2 settings are wrong.",
+        f"{file}:2: agent.modle: there is no such field; agent.model?",
+        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: a whole number of at least 1 and at "
+        'most 1,000 is wanted, not "many".',
+    ]
+
+
+def test_a_named_file_that_is_missing_is_told(steno: Steno) -> None:
+    result = steno("config", "show", "--config", "nowhere.toml")
+    assert (result.exit_code, result.stderr) == (1, "Error: nowhere.toml: there is no such file.\n")
+
+
+def test_a_key_that_others_can_read_is_warned_about(steno: Steno, file: Path) -> None:
+    _write(file, "[models.m]\nkey = 'sk'\n")
+    file.chmod(0o644)
+    result = steno("config", "show")
+    assert result.exit_code == 0
+    assert "Warning: " in result.stderr
+    assert "can be read by others, and holds models.m.key" in result.stderr
+
+
+def test_what_a_value_holds_does_not_drive_the_terminal(steno: Steno, file: Path) -> None:
+    _write(file, '[agent]\nsystem = "\\u001b[31m\\u202e"\n')
+    shown = steno("config", "show").stdout
+    assert 'agent.system = "\\u001b[31m\\u202e"' in shown
+    assert "\x1b" not in shown

@@ -1,0 +1,88 @@
+"""What can be asked, and what is refused before anybody relies on it."""
+
+import functools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from stenolog.errors import UsageError
+from stenolog.providers.asking import check_ask
+from stenolog.providers.scripted import Scripted
+
+
+def _with_how(messages: Sequence[Mapping[str, Any]], **how: object) -> str:
+    return f"{messages}{how}"
+
+
+class _Client:
+    def answer(self, messages: object, schema: object = None, max_tokens: object = None) -> str:
+        return f"{messages}{schema}{max_tokens}"
+
+    def __call__(self, messages: object, *, max_tokens: int, schema: object) -> str:
+        return f"{messages}{max_tokens}{schema}"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        _with_how,
+        lambda *messages, **how: f"{messages}{how}",
+        functools.partial(_with_how, temperature=0),
+        Scripted(["yes"]),
+        _Client(),
+        _Client().answer,
+        dict,
+        max,  # says nothing of what it takes
+    ],
+)
+def test_what_takes_the_keywords_is_a_model(ask: object) -> None:
+    check_ask(ask)
+
+
+def _bare(messages: object) -> str:
+    return str(messages)
+
+
+def _half(messages: object, *, schema: object = None) -> str:
+    return f"{messages}{schema}"
+
+
+def _more(messages: object, model: str, **how: object) -> str:
+    return f"{messages}{model}{how}"
+
+
+@pytest.mark.parametrize("ask", [_bare, _half, _more, lambda: "", functools.partial(_bare, [])])
+def test_what_cannot_take_the_keywords_is_refused_with_what_to_add(ask: object) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_ask(ask)
+    assert str(raised.value) == (
+        "ask is called as ask(messages, schema=…, max_tokens=…); add **how"
+    )
+
+
+async def _later(messages: object, **how: object) -> str:
+    return f"{messages}{how}"
+
+
+async def _streaming(messages: object, **how: object) -> AsyncIterator[str]:
+    yield f"{messages}{how}"
+
+
+class _AsyncClient:
+    async def __call__(self, messages: object, **how: object) -> str:
+        return f"{messages}{how}"
+
+
+@pytest.mark.parametrize(
+    "ask", [_later, _streaming, _AsyncClient(), functools.partial(_later, model="x")]
+)
+def test_what_would_have_to_be_awaited_is_refused(ask: object) -> None:
+    with pytest.raises(UsageError, match="and not awaited"):
+        check_ask(ask)
+
+
+@pytest.mark.parametrize("ask", ["gpt-5", 1, {"model": "x"}])
+def test_what_cannot_be_called_is_refused(ask: object) -> None:
+    with pytest.raises(UsageError, match="cannot be called"):
+        check_ask(ask)

@@ -1,0 +1,537 @@
+"""A model over real HTTP, against a server that plays every fault by name."""
+
+import asyncio
+import gzip
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from stenolog.context.overflow import read_overflow
+from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
+from stenolog.providers.base import ChatModel, Reply, Usage
+from stenolog.providers.model_server import ModelServer
+from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.providers.plays import OVERFLOWS, Play
+from unit.providers.answering import ask, asked_once, messages, tool
+
+SAID = "You said: how tall is the mountain?"
+ASKED = SAID.removeprefix("You said: ")
+SCHEMA = {
+    "type": "object",
+    "properties": {"height": {"type": "integer"}},
+    "required": ["height"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer() as started:
+        yield started
+
+
+def model_of(server: ModelServer, **changed: Any) -> OpenAIChat:
+    return OpenAIChat("scripted", base_url=server.url, **{"backoff": 0.001, **changed})
+
+
+def test_it_is_a_chat_model_and_is_called_like_its_model() -> None:
+    model = OpenAIChat("gpt-x")
+    assert isinstance(model, ChatModel)
+    assert model.name == "gpt-x"
+    assert OpenAIChat("gpt-x", name="mine/gpt-x").name == "mine/gpt-x"
+
+
+def test_an_answer_comes_in_pieces_with_its_end_and_its_usage(server: ModelServer) -> None:
+    async def pieces() -> list[str]:
+        model = model_of(server)
+        found = [delta.text async for delta in model.stream(messages(ASKED))]
+        await model.close()
+        await model.close()
+        return found
+
+    found = asyncio.run(pieces())
+    assert len([piece for piece in found if piece]) > 2
+    assert "".join(found) == SAID
+
+    reply, error = asked_once(model_of(server), ASKED)
+    assert error is None
+    assert (reply.text, reply.finish) == (SAID, "stop")
+    assert reply.usage is not None
+    assert reply.usage.prompt > 0
+    assert reply.usage.answer > 0
+    assert server.requests[-1]["stream_options"] == {"include_usage": True}
+    assert server.refused == 0
+
+
+def test_what_is_asked_is_sent_as_it_is(server: ModelServer) -> None:
+    model = model_of(server, extra={"temperature": 0, "max_tokens": 9})
+    asked_once(model, "ölig 😀", tools=[tool("look")], schema=SCHEMA, max_tokens=50)
+    sent = server.requests[0]
+    assert sent["messages"] == messages("ölig 😀")
+    assert sent["tools"] == [tool("look")]
+    assert (sent["temperature"], sent["max_tokens"]) == (0, 50)
+    shape = sent["response_format"]
+    assert shape["type"] == "json_schema"
+    assert shape["json_schema"] == {"name": "answer", "schema": SCHEMA, "strict": True}
+
+
+def test_what_json_cannot_carry_is_refused_before_it_is_sent(server: ModelServer) -> None:
+    _, error = asked_once(model_of(server), [{"role": "user", "content": {1, 2}}])
+    assert isinstance(error, UsageError)
+    assert "JSON" in str(error)
+    assert server.asked == 0
+
+
+def test_connections_are_used_again(server: ModelServer) -> None:
+    async def twice() -> int:
+        model = model_of(server)
+        for _ in range(3):
+            async for _ in model.stream(messages("hello")):
+                pass
+        threads = [one for one in threading.enumerate() if "process_request" in one.name]
+        await model.close()
+        return len(threads)
+
+    assert asyncio.run(twice()) == 1
+
+
+def test_it_goes_on_in_another_event_loop(server: ModelServer) -> None:
+    model = model_of(server)
+    for _ in range(2):
+        reply, error = asked_once(model, ASKED)
+        assert (reply.text, error) == (SAID, None)
+
+
+# --- tool calls and thoughts -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["parts", "whole", "no_index", "no_id", "zero_index"])
+def test_tool_calls_in_parallel_are_kept_apart_however_they_are_sent(
+    server: ModelServer, way: Any
+) -> None:
+    server.play(Play(calls=way))
+    text = 'call look {"at": "the longest of all mountains", "n": 1} and now and look {"at": "x"}'
+    reply, error = asked_once(model_of(server), text)
+    assert error is None
+    assert reply.finish == "tool_calls"
+    assert [call["function"]["name"] for call in reply.calls] == ["look", "now", "look"]
+    assert [json.loads(call["function"]["arguments"]) for call in reply.calls] == [
+        {"at": "the longest of all mountains", "n": 1},
+        {},
+        {"at": "x"},
+    ]
+    assert len({call["id"] for call in reply.calls}) == 3
+
+
+def test_calls_without_an_id_get_one_that_no_other_request_gives(server: ModelServer) -> None:
+    server.play(Play(calls="no_id"), Play(calls="no_id"))
+    first, _ = asked_once(model_of(server), "call look")
+    second, _ = asked_once(model_of(server), "call look")
+    assert first.calls[0]["id"] != second.calls[0]["id"]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_are_told_apart_from_the_answer(server: ModelServer, field: str) -> None:
+    said = {"reasoning_content": "It is Everest they mean.", "content": "8,849 m."}
+    server.play(Play(answer=said, reasoning_field=field))
+    reply, _ = asked_once(model_of(server), ASKED)
+    assert (reply.reasoning, reply.text) == ("It is Everest they mean.", "8,849 m.")
+
+
+# --- faults ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "play", [Play(cut_after=3), Play(reset_after=3), Play(end_after=3)], ids=["cut", "reset", "end"]
+)
+def test_a_stream_cut_in_the_middle_is_told_after_what_had_come(
+    server: ModelServer, play: Play
+) -> None:
+    server.play(play)
+    reply, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert "broke off" in str(error)
+    assert "not whole" in str(error)
+    assert reply.text
+    if play.reset_after is None:
+        assert reply.text == SAID[:24]
+    # What was handed on cannot be taken back, so it was not tried again.
+    assert server.asked == 1
+
+
+def test_a_stream_cut_before_its_first_word_is_asked_for_again(server: ModelServer) -> None:
+    server.play(Play(cut_after=0), Play(reset=True), Play(end_after=0))
+    reply, error = asked_once(model_of(server), ASKED)
+    assert (reply.text, error) == (SAID, None)
+    assert server.asked == 4
+
+
+def test_a_cut_after_the_end_was_told_is_none(server: ModelServer) -> None:
+    server.play(Play(cut_after=100), Play(done=False), Play(finish=False))
+    for _ in range(3):
+        reply, error = asked_once(model_of(server), ASKED)
+        assert (reply.text, error) == (SAID, None)
+    assert server.asked == 3
+
+
+def test_429_with_retry_after_is_waited_out(
+    server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    soon = format_datetime(datetime.now(UTC) - timedelta(seconds=5), usegmt=True)
+    server.play(Play(status=429, retry_after="0.01"), Play(status=429, retry_after=soon))
+    # By its own counsel it would wait for minutes.
+    with caplog.at_level(logging.INFO, logger="stenolog"):
+        reply, error = asked_once(model_of(server, backoff=100), ASKED)
+    assert (reply.text, error) == (SAID, None)
+    assert server.asked == 3
+    assert "asked again in 0.0 s" in caplog.text
+
+
+def test_a_retry_after_beyond_all_patience_is_told_and_not_waited_for(server: ModelServer) -> None:
+    server.play(Play(status=429, retry_after="86400"))
+    _, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert "Retry-After: 86400" in str(error)
+    assert server.asked == 1
+
+
+def test_500s_are_tried_again_and_in_the_end_told(server: ModelServer) -> None:
+    server.play(Play(status=500), Play(status=503), Play(status=502))
+    reply, error = asked_once(model_of(server), ASKED)
+    assert (reply.text, error) == (SAID, None)
+
+    server.play(*[Play(status=500)] * 3)
+    _, error = asked_once(model_of(server, retries=2), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert "answered 500: The server had an error" in str(error)
+    assert "after 3 tries" in str(error)
+
+
+def test_a_server_that_is_not_there_is_told(server: ModelServer) -> None:
+    server.close()
+    _, error = asked_once(model_of(server, retries=1), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert "cannot be reached" in str(error)
+    assert server.url in str(error)
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        '{"choices":[{"delta":{"content":"half',
+        "[1, 2]",
+        '{"choices":"x"}',
+        '{"choices":[{"delta":"x"}]}',
+        '{"choices":[{"delta":{"tool_calls":["x"]}}]}',
+        "hello",
+        "[" * 100_000,
+    ],
+    ids=range(7),
+)
+def test_a_malformed_chunk_is_named(server: ModelServer, malformed: str) -> None:
+    server.play(Play(malformed_after=2, malformed=malformed))
+    reply, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert f"malformed chunk: {malformed[:30]!r}"[:-1] in str(error)
+    assert len(str(error)) < 500
+    assert reply.text == SAID[:12]
+
+
+def test_an_error_inside_of_the_stream_is_told_in_the_servers_words(server: ModelServer) -> None:
+    server.play(Play(error_after=3))
+    reply, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert "The server had an error" in str(error)
+    assert reply.text == SAID[:24]
+
+    too_long = '{"message":"Context size has been exceeded.","type":"server_error","code":500}'
+    server.play(Play(error_after=0, error=too_long))
+    _, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelRefused)
+    assert read_overflow(error)
+    assert server.asked == 2
+
+    server.play(Play(error_after=0, error='"overloaded"'))
+    reply, error = asked_once(model_of(server), ASKED)
+    assert (reply.text, error) == (SAID, None)
+
+
+@pytest.mark.parametrize("dialect", OVERFLOWS)
+def test_a_request_that_is_too_long_is_known_as_such_in_every_dialect(
+    server: ModelServer, dialect: str
+) -> None:
+    server.play(Play(overflow=dialect))
+    _, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelRefused)
+    found = read_overflow(error)
+    assert found is not None
+    assert found.limit == (8_192 if "%(limit)d" in OVERFLOWS[dialect][1] else None)
+    # No time makes a request shorter.
+    assert server.asked == 1
+
+
+def test_a_slow_first_byte_is_waited_for_and_silence_is_not(server: ModelServer) -> None:
+    server.play(Play(first_byte=0.1), Play(first_piece=0.1))
+    for _ in range(2):
+        reply, error = asked_once(model_of(server, timeout=0.001), ASKED)
+        # The pieces behind the first come at once; only that one is waited for.
+        assert error is None or "silent for 0.001 s" in str(error)
+        assert reply.text.startswith(SAID[:12])
+
+    for slow in (Play(first_byte=30), Play(first_piece=30)):
+        server.play(slow)
+        _, error = asked_once(model_of(server, first_byte_timeout=0.1, retries=0), ASKED)
+        assert isinstance(error, ModelUnavailable)
+        assert "silent for 0.1 s" in str(error)
+
+
+def test_a_server_that_falls_silent_in_the_middle_is_told(server: ModelServer) -> None:
+    server.play(Play(stall_after=3))
+    reply, error = asked_once(model_of(server, timeout=0.1), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert "silent for 0.1 s: the answer is not whole" in str(error)
+    assert reply.text == SAID[:24]
+    assert server.asked == 1
+
+
+def test_usage_that_is_missing_is_no_fault(server: ModelServer) -> None:
+    server.play(Play(usage=False))
+    reply, error = asked_once(model_of(server), ASKED)
+    assert (reply.text, reply.finish, error) == (SAID, "stop", None)
+    assert reply.usage is None
+
+
+def test_an_answer_in_one_piece_is_taken(server: ModelServer) -> None:
+    server.play(Play(whole=True), Play(whole=True))
+    reply, error = asked_once(model_of(server), ASKED)
+    assert (reply.text, reply.finish, error) == (SAID, "stop", None)
+    assert isinstance(reply.usage, Usage)
+    reply, _ = asked_once(model_of(server), "call look {} and now {}")
+    assert [call["function"]["name"] for call in reply.calls] == ["look", "now"]
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (401, "Check the key in SOME_KEY."),
+        (403, "Check whether the key in SOME_KEY may use this model."),
+        (404, "Check the name of the model (scripted) and base_url (http://127.0.0.1"),
+        (402, "no credit left"),
+    ],
+)
+def test_a_refusal_tells_the_servers_words_and_what_to_do(
+    server: ModelServer, status: int, advice: str
+) -> None:
+    body = '{"error":{"message":"These are its words.","code":"some_code"}}'
+    server.play(Play(status=status, body=body))
+    _, error = asked_once(model_of(server, key_name="SOME_KEY"), ASKED)
+    assert isinstance(error, ModelRefused)
+    assert f"answered {status}: These are its words. (code: some_code)" in str(error)
+    assert advice in str(error)
+    assert server.asked == 1
+
+
+def test_an_empty_account_is_not_asked_again(server: ModelServer) -> None:
+    body = '{"error":{"message":"You have none left.","code":"insufficient_quota"}}'
+    server.play(Play(status=429, body=body))
+    _, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelRefused)
+    assert server.asked == 1
+
+
+def test_a_web_page_and_a_moved_server_are_told(server: ModelServer) -> None:
+    server.play(Play(body="<html>Welcome</html>", content_type="text/html"), Play(status=308))
+    for word in ("web page", "answered 308"):
+        _, error = asked_once(model_of(server), ASKED)
+        assert isinstance(error, ModelRefused)
+        assert word in str(error)
+    server.play(Play(body='{"hello": "there"}'))
+    _, error = asked_once(model_of(server, retries=0), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert "malformed answer" in str(error)
+
+
+@pytest.mark.parametrize("field", ["stream_options", "response_format"])
+def test_a_field_that_a_server_refuses_is_left_out_from_then_on(field: str) -> None:
+    with ModelServer(lacks=[field]) as server:
+        model = model_of(server, retries=0)
+        for _ in range(2):
+            reply, error = asked_once(model, ASKED, schema=SCHEMA)
+            assert (reply.text, error) == (SAID, None)
+        assert [field in sent for sent in server.requests] == [True, False, False]
+        assert server.refused == 1
+
+
+def test_a_newer_name_for_the_longest_answer_is_learnt(server: ModelServer) -> None:
+    words = "Unsupported parameter: 'max_tokens' is not supported with this model."
+    server.play(Play(status=400, body=json.dumps({"error": {"message": words}})))
+    _, error = asked_once(model_of(server, retries=0), ASKED, max_tokens=70)
+    assert error is None
+    assert "max_tokens" not in server.requests[1]
+    assert server.requests[1]["max_completion_tokens"] == 70
+
+
+def test_a_refusal_for_good_is_not_tried_for_ever(server: ModelServer) -> None:
+    words = "stream_options and response_format and all else"
+    server.play(*[Play(status=400, body=words)] * 10)
+    _, error = asked_once(model_of(server), ASKED, schema=SCHEMA)
+    assert isinstance(error, ModelRefused)
+    assert server.asked == 3
+
+
+# --- keys ------------------------------------------------------------------------------------
+
+
+def test_a_key_is_in_no_error_no_log_and_no_repr(caplog: pytest.LogCaptureFixture) -> None:
+    key, other = "sk-very-secret-1234", "another-secret-5678"
+    with ModelServer(key=key) as server, caplog.at_level(logging.DEBUG):
+        model = model_of(server, key=f" {key}\n", headers={"X-Key": other}, retries=1)
+        assert asked_once(model, ASKED)[1] is None
+        told = f"Incorrect API key provided: {key}, {other}"
+        server.play(Play(status=500, body=told), Play(status=401, body=told))
+        _, error = asked_once(model, ASKED)
+        assert isinstance(error, ModelRefused)
+        assert "Incorrect API key provided: [key], [key]" in str(error)
+        shown = f"{error} {error!r} {error.__cause__!r} {model!r} {caplog.text}"
+        assert key not in shown
+        assert other not in shown
+        # It was sent, all the same.
+        _, error = asked_once(model_of(server, key="wrong"), ASKED)
+        assert "answered 401" in str(error)
+
+
+@pytest.mark.parametrize("key", ["sk-secret\nHeader: x", "sk-secret\N{EM DASH}"])
+def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(UsageError, match="the key has characters") as caught:
+        OpenAIChat("x", key=key)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:8080/v1", "ftp://host/v1", "http:///v1", "http://me:secret@host/v1", ""]
+)
+def test_a_base_url_that_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="base_url"):
+        OpenAIChat("x", base_url=address)
+
+
+# --- who stops reading -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("play", [Play(stall_after=3), Play(first_byte=60)], ids=["words", "none"])
+def test_cancelling_the_reader_closes_the_connection_at_once(
+    server: ModelServer, play: Play
+) -> None:
+    server.play(play)
+    reply = Reply()
+
+    async def cancelled() -> None:
+        model = model_of(server)
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for delta in model.stream(messages(ASKED)):
+                reply.add(delta)
+                if reply.text == SAID[:24]:
+                    begun.set()
+
+        task = asyncio.create_task(read())
+        if play.first_byte:
+            await asyncio.to_thread(server.wait_until, lambda: server.asked == 1)
+        else:
+            await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # The model is still open; what was said is kept.
+        assert await asyncio.to_thread(server.wait_until, lambda: server.left == 1)
+        await model.close()
+
+    asyncio.run(cancelled())
+    assert reply.text == ("" if play.first_byte else SAID[:24])
+
+
+def test_who_stops_reading_ends_the_request(server: ModelServer) -> None:
+    server.play(Play(pause=0.2))
+
+    async def stopped() -> None:
+        model = model_of(server)
+        async with aclosing(model.stream(messages(ASKED))) as deltas:
+            async for _ in deltas:
+                break
+        assert await asyncio.to_thread(server.wait_until, lambda: server.left == 1)
+        reply, error = await ask(model, "again")
+        assert (reply.text, error) == ("You said: again", None)
+
+    asyncio.run(stopped())
+
+
+def test_a_wait_before_the_next_try_can_be_cancelled(server: ModelServer) -> None:
+    server.play(Play(status=503, retry_after="50"))
+
+    async def cancelled() -> None:
+        model = model_of(server)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await anext(model.stream(messages(ASKED)))
+        await model.close()
+
+    asyncio.run(cancelled())
+    assert server.asked == 1
+
+
+# --- hostile bodies --------------------------------------------------------------------------
+
+
+class _Hostile(BaseHTTPRequestHandler):
+    """Answers without an end, until nobody listens."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        way = self.path.split("/")[1]
+        self.send_response(500 if way == "error" else 200)
+        kind = "text/event-stream" if way in ("line", "events") else "application/json"
+        self.send_header("Content-Type", kind)
+        if way == "bomb":
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        piece = {
+            "line": b"data: " + b"x" * 2**20,
+            "events": b"data: " + json.dumps({"x": "y" * 2**20}).encode() + b"\n\n",
+            "bomb": gzip.compress(b" " * (70 * 2**20)),
+        }.get(way, b"x" * 2**20)
+        try:
+            for _ in range(200):
+                self.wfile.write(piece)
+        except OSError:
+            return
+
+    def log_message(self, format: str, *args: Any) -> None:
+        del format, args
+
+
+@pytest.mark.parametrize("way", ["line", "events", "error", "body", "bomb"])
+def test_a_body_without_an_end_is_not_read_to_it(way: str) -> None:
+    server = HTTPServer(("127.0.0.1", 0), _Hostile)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/{way}"
+        _, error = asked_once(OpenAIChat("x", base_url=url, retries=0), ASKED)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert isinstance(error, ModelUnavailable if way in ("error", "line") else ModelRefused)
+    assert len(str(error)) < 3_000

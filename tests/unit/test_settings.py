@@ -1,0 +1,716 @@
+"""Settings: what wins, what is refused and how it is told, and that no secret is shown."""
+
+import inspect
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import inspect as types
+
+from stenolog.agent.spec import AgentSpec
+from stenolog.cli.workspace import DEFAULT as WORKSPACE
+from stenolog.context.arranging import Needs
+from stenolog.context.budget import Limits
+from stenolog.memory.memory import HALF_LIFE_DAYS, RECALL_TOKENS
+from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.settings import (
+    MemorySettings,
+    ModelSettings,
+    Settings,
+    WrongSettings,
+    config_path,
+    load_settings,
+    settings_in_force,
+)
+from stenolog.settings.applied import limits_of, needs_of, zone_of
+from stenolog.settings.checking import wanted
+from stenolog.settings.environment import variable_of
+from stenolog.settings.fields import NAME, Field, all_fields
+from stenolog.settings.file import lines_of
+from stenolog.settings.problems import dotted
+from stenolog.settings.writing import commented_file, literal
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+BEGIN = "<!-- begin fields: written by tests/unit/test_settings.py -->\n"
+END = "<!-- end fields -->\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def _load(file: Path | None, text: str = "", **given: Any) -> Settings:
+    if file is not None:
+        file.write_text(text)
+        file.chmod(0o600)
+    return load_settings(config=file, environment=given.pop("environment", {}), **given)
+
+
+def _refused(file: Path, text: str = "", **given: Any) -> list[str]:
+    with pytest.raises(WrongSettings) as caught:
+        _load(file, text, **given)
+    return [str(problem).replace(str(file), "FILE") for problem in caught.value.problems]
+
+
+# --- what wins -------------------------------------------------------------------------------
+
+
+def test_without_a_file_everything_is_as_by_default() -> None:
+    assert load_settings(environment={}) == Settings()
+
+
+def test_flags_stand_over_the_environment_and_that_over_the_file(file: Path) -> None:
+    text = "[agent]\nmax_iterations = 2\nmax_history_messages = 2\nmax_context_tokens = 2000"
+    environment = {"STENO_AGENT__MAX_ITERATIONS": "3", "STENO_AGENT__MAX_HISTORY_MESSAGES": "3"}
+    flags = {"agent.max_iterations": 4, "agent.model": None}
+    agent = _load(file, text, environment=environment, flags=flags).agent
+    found = (agent.max_iterations, agent.max_history_messages, agent.max_context_tokens)
+    assert (found, agent.tool_timeout, agent.model) == ((4, 3, 2000), 60.0, "")
+
+
+def test_each_value_says_where_it_comes_from(file: Path) -> None:
+    file.write_text("\n[agent]\nmodel = 'local'\nmax_iterations = 2\n[agents.ada]\nsystem = 'Hi'")
+    found = settings_in_force(
+        config=file,
+        environment={"STENO_MEMORY__ZONE": "UTC"},
+        flags={"agent.max_iterations": 9},
+    )
+    sources = {name: each.source for name, each in found.shown.items()}
+    assert sources["agent.model"] == f"{file}:3"
+    assert sources["agent.max_iterations"] == "the command line"
+    assert sources["agent.sessions"] == sources["agents.ada.sessions"] == "default"
+    assert sources["memory.zone"] == "STENO_MEMORY__ZONE"
+    assert sources["agents.ada.system"] == f"{file}:6"
+    assert sources["agents.ada.model"] == "agent.model"
+    assert (found.file, found.found) == (file, True)
+
+
+def test_the_file_is_the_one_named_or_the_variables_or_the_users_own() -> None:
+    named, variable = Path("a.toml"), {"STENO_CONFIG": "~/b.toml"}
+    own = Path(os.environ["XDG_CONFIG_HOME"], "stenolog", "config.toml")
+    assert config_path(named, variable) == named
+    assert config_path(None, variable) == Path.home() / "b.toml"
+    assert config_path(None, {"STENO_CONFIG": ""}) == config_path(None, {}) == own
+
+
+def test_no_file_of_the_current_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("steno.toml", "config.toml", "stenolog.toml", ".steno.toml"):
+        Path(name).write_text("[agent]\nmodel = 'http://elsewhere/v1#m'\n")
+    assert load_settings(environment={}).agent.model == ""
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_file_that_was_named_must_be_there(file: Path, by_variable: bool) -> None:
+    config = None if by_variable else file
+    environment = {"STENO_CONFIG": str(file)} if by_variable else {}
+    with pytest.raises(WrongSettings, match=re.escape(f"{file}: there is no such file")):
+        load_settings(config=config, environment=environment)
+
+
+def test_defaults_are_those_of_the_rooms_that_use_them() -> None:
+    settings = Settings()
+    assert settings.agent.sessions == WORKSPACE
+    assert limits_of(settings.agent) == Limits()
+    assert needs_of(settings.agent) == Needs()
+    memory = settings.memory
+    assert (memory.recall_tokens, memory.half_life_days) == (RECALL_TOKENS, HALF_LIFE_DAYS)
+    for name in ("sessions", "model", "max_iterations", "tool_timeout", "tool_output_limit"):
+        assert getattr(settings.agent, name) == getattr(AgentSpec(), name)
+    chat = inspect.signature(OpenAIChat).parameters
+    for name in ("timeout", "first_byte_timeout", "retries"):
+        assert getattr(ModelSettings(), name) == chat[name].default
+
+
+def test_a_further_agent_is_as_agent_says_but_for_what_it_says_itself(file: Path) -> None:
+    settings = _load(
+        file,
+        """
+        [agent]
+        model = "local"
+        context.reserve = 100
+        [agents.ada]
+        max_iterations = 3
+        routes = ["telegram:1"]
+        context.user_first = true
+        [agents.bob]
+        """,
+    )
+    ada, bob = settings.agents["ada"], settings.agents["bob"]
+    assert (ada.model, ada.max_iterations, ada.routes) == ("local", 3, ("telegram:1",))
+    assert (ada.context.reserve, ada.context.user_first) == (100, True)
+    assert bob == settings.agent
+
+
+def test_the_reference_s_name_for_session_persistence_is_read(file: Path) -> None:
+    other = "[channels_config]\nsession_persistence = false\n"
+    assert _load(file, other).channels.session_persistence is False
+    same = other + "[channels]\nsession_persistence = false\n"
+    assert _load(file, same).channels.session_persistence is False
+    assert _refused(file, other + "[channels]\nsession_persistence = true\n") == [
+        "FILE:2: channels_config.session_persistence: channels.session_persistence (FILE:4) says "
+        "otherwise; keep that one alone"
+    ]
+    assert _refused(file, "[channels_config]\nsession_backend = 1\n") == [
+        "FILE:2: channels_config.session_backend: there is no such field; "
+        "there are session_persistence"
+    ]
+
+
+def test_a_value_is_frozen(file: Path) -> None:
+    settings = _load(file, "[models.a]\nheaders = {X = 'y'}\n")
+    with pytest.raises(TypeError):
+        settings.models["a"].headers["X"] = "z"  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        settings.agent.model = "other"  # type: ignore[misc]
+
+
+# --- system prompts --------------------------------------------------------------------------
+
+
+def test_a_prompt_named_in_the_file_is_looked_for_beside_it(
+    file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    (elsewhere / "prompt.md").write_text("from here")
+    (file.parent / "prompt.md").write_text("beside the file")
+    text = "[agent]\nsystem_file = 'prompt.md'\n"
+    assert _load(file, text).agent.system == "beside the file"
+    flags = {"agent.system_file": "prompt.md"}
+    assert _load(file, text, flags=flags).agent.system == "from here"
+
+
+def test_what_was_said_last_of_two_ways_to_say_it_counts(file: Path) -> None:
+    (file.parent / "prompt.md").write_text("from the file")
+    text = "[agent]\nsystem_file = 'prompt.md'\n[agents.ada]\nsystem = 'Ada'\n[agents.bob]\n"
+    settings = _load(file, text)
+    assert (settings.agents["ada"].system, settings.agents["ada"].system_file) == ("Ada", "")
+    assert settings.agents["bob"].system == "from the file"
+    settings = _load(file, text, environment={"STENO_AGENT__SYSTEM": "other"})
+    assert (settings.agent.system, settings.agent.system_file) == ("other", "")
+
+
+def test_two_ways_to_say_the_same_at_once_are_refused(file: Path) -> None:
+    text = "[agent]\nsystem = 'a'\nsystem_file = 'b'\n[models.m]\nkey = 'c'\nkey_env = 'D'\n"
+    (file.parent / "b").touch()
+    assert _refused(file, text) == [
+        "FILE:2: agent.system: say this or agent.system_file (FILE:3), not both",
+        "FILE:5: models.m.key: say this or models.m.key_env (FILE:6), not both",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"\xff", "is no UTF-8 text"),
+        (b"x" * 1_048_577, "is too long for a system prompt"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_told(
+    file: Path, content: bytes | None, reason: str
+) -> None:
+    prompt = file.parent / "prompt.md"
+    if content is not None:
+        prompt.write_bytes(content)
+    told = _refused(file, "[agent]\nsystem_file = 'prompt.md'\n")
+    assert told == [f"FILE:2: agent.system_file: {prompt} {reason}"]
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+def test_everything_wrong_is_told_at_once(file: Path) -> None:
+    text = """
+[agent]
+max_contxt_tokens = 8000
+model = 3
+[agent.context]
+reasoning = "some"
+[memmory]
+[models.fast]
+retries = 101
+[max_context_tokens]
+"""
+    environment = {"STENO_AGENT__MAX_ITERATIONS": "many", "STENO_UPDATE": "1"}
+    assert _refused(file, text, environment=environment, flags={"agent.tool_timeout": 0}) == [
+        "FILE:3: agent.max_contxt_tokens: there is no such field; agent.max_context_tokens?",
+        "FILE:4: agent.model: text is wanted, not 3",
+        'FILE:6: agent.context.reasoning: one of "none", "newest", "all" is wanted, not "some"',
+        "FILE:7: memmory: there is no such field; memory?",
+        "FILE:9: models.fast.retries: a whole number of at least 0 and at most 100 is wanted, "
+        "not 101",
+        "FILE:10: max_context_tokens: there is no such field; agent.max_context_tokens or "
+        "agents.NAME.max_context_tokens?",
+        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: a whole number of at least 1 and at "
+        'most 1,000 is wanted, not "many"',
+        "the command line: agent.tool_timeout: a number above 0 and at most 86,400 is wanted, "
+        "not 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[agent]\nmodel = \n", "FILE:2:9: this is no TOML: Invalid value"),
+        ("a = 1\na = 2\n", "FILE:2:6: this is no TOML: Cannot overwrite a value"),
+        ("\n\n[agent]\nmodel = '\xff'", "FILE:4: this is no UTF-8 text"),
+        ("agent = 3", "FILE:1: agent: a table is wanted, as in [agent]"),
+        ("\n[[agent]]", "FILE:2: agent: a table is wanted, as in [agent]"),
+        ("[models]\na = 3", "FILE:2: models.a: a table is wanted, as in [models.a]"),
+        ("[agent]\nroutes = ['x']", "FILE:2: agent.routes: there is no such field; "
+         "agents.NAME.routes?"),
+        ("x = " + "[" * 100_000, "FILE: it is nested too deeply"),
+    ],
+)  # fmt: skip
+def test_what_is_no_toml_and_no_table_is_told_with_its_line(
+    file: Path, text: str, told: str
+) -> None:
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(WrongSettings) as caught:
+        load_settings(config=file, environment={})
+    assert [str(each).replace(str(file), "FILE") for each in caught.value.problems] == [told]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("agent.sessions = 'sqllite:x'", "agent.sessions: 'sqllite:' is no engine"),
+        ("memory.zone = 'Europe/Zürich'", "memory.zone: the name of a time zone is wanted"),
+        ("memory.zone = '../etc/passwd'", "memory.zone: the name of a time zone is wanted"),
+        ("models.a.base_url = 'localhost:1'", "models.a.base_url: the address of a server"),
+        ("models.a.base_url = 'http://h:x/'", "models.a.base_url: the address of a server"),
+        ("models.a.headers = {'a b' = 'x'}", 'models.a.headers: "a b" is no name of a header'),
+        ("models.a.headers = {a = \"x\\ny\"}", "models.a.headers: the value of a has a line end"),
+        ("agents.a.routes = [':1']", "agents.a.routes: a route is a channel"),
+        ("agents.a.routes = ['x:']", "agents.a.routes: a route is a channel"),
+        ("agents.main.model = 'x'", "agents.main: the agent main is the one"),
+        ("agents.a__b.model = 'x'", "agents.a__b: a name has letters"),
+        ("[agents.'a b']", 'agents."a b": a name has letters'),
+        ("[models.a-b]\n[models.A_b]", "models.a-b: 'A_b' is too much like it"),
+        ("agent.context.reserve = 32_000", "agent.context.reserve: 32,000 leaves nothing"),
+        ("agent.max_context_tokens = 9\nagents.a.context.reserve = 9",
+         "agents.a.context.reserve: 9 leaves nothing of max_context_tokens, which is 9"),
+        ("agents.a.routes = ['x']\nagents.b.routes = ['y', 'x']",
+         "agents.b.routes: x is routed by agents.a.routes (FILE:1), too"),
+    ],
+)  # fmt: skip
+def test_what_no_type_can_say_is_refused_too(file: Path, text: str, told: str) -> None:
+    [words] = _refused(file, text)
+    assert told in words
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(WrongSettings, match="it cannot be read: Is a directory"):
+        load_settings(config=tmp_path, environment={})
+
+
+def _sample(field: Field) -> st.SearchStrategy[object]:
+    """Values that a field takes."""
+    match types.type_info(field.type):
+        case types.BoolType():
+            return st.booleans()
+        case types.IntType() as kind:
+            return st.integers(kind.ge, kind.le)
+        case types.FloatType() as kind:
+            assert kind.le is not None
+            return st.floats(0.001, kind.le)
+        case types.LiteralType(values=choices):
+            return st.sampled_from(choices)
+        case types.VarTupleType():
+            return st.lists(st.sampled_from(["telegram", "slack:C42"]), max_size=0)
+        case types.DictType():
+            return st.just({"X-Title": "steno"})
+    return {
+        "sessions": st.sampled_from(["./here", "sqlite:a.db", "memory:"]),
+        "zone": st.sampled_from(["", "UTC"]),
+        "base_url": st.sampled_from(["", "http://localhost:1/v1"]),
+        # Of two that say the same, only one is given.
+        "key": st.just(""),
+        "system_file": st.just(""),
+        "key_env": st.sampled_from(["", "MY_KEY"]),
+    }.get(field.path[-1], st.text(st.characters(codec="utf-8"), max_size=20))
+
+
+def _wrong(field: Field) -> st.SearchStrategy[object]:
+    """Values that a field does not take: of another type, or out of its bounds."""
+    others: list[st.SearchStrategy[Any]] = [
+        st.just(datetime(2026, 11, 5, tzinfo=UTC)),
+        st.just([[1]]),
+        st.just({"deeper": {"x": 1}}),
+    ]
+    match types.type_info(field.type):
+        case types.BoolType():
+            others += [st.integers(), st.sampled_from(["true", ""])]
+        case types.IntType() as kind:
+            assert kind.ge is not None
+            assert kind.le is not None
+            others += [st.integers(max_value=kind.ge - 1), st.integers(min_value=kind.le + 1)]
+            others += [st.floats(), st.booleans(), st.just("10")]
+        case types.FloatType() as kind:
+            others += [st.floats(max_value=0), st.booleans(), st.just("10")]
+            others += [st.just(float("inf")), st.just(float("nan"))]
+        case types.LiteralType():
+            others += [st.integers(), st.just("some"), st.booleans()]
+        case types.VarTupleType():
+            others += [st.text("ab"), st.lists(st.integers(), min_size=1)]
+        case types.DictType():
+            others = [st.text("ab"), st.just({"a": 1}), st.just([])]
+        case _:
+            others += [st.integers(), st.booleans(), st.floats()]
+    return st.one_of(others)
+
+
+def _named(path: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("mine" if part == NAME else part for part in path)
+
+
+def _toml(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else literal(value)
+
+
+def _text(given: Mapping[tuple[str, ...], object]) -> str:
+    return "".join(f"{dotted(path)} = {_toml(value)}\n" for path, value in given.items())
+
+
+_right: st.SearchStrategy[dict[tuple[str, ...], Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        _named(path): _sample(field)
+        for path, field in all_fields().items()
+        # One that is larger than the context is wrong, and has a test of its own.
+        if path[-1] != "reserve"
+    },
+)
+
+
+@given(_right)
+def test_whatever_is_right_is_taken_as_it_stands(
+    tmp_path_factory: pytest.TempPathFactory, given: dict[tuple[str, ...], object]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "right.toml"
+    file.write_text(_text(given))
+    file.chmod(0o600)
+    settings = load_settings(config=file, environment={})
+    for path, value in given.items():
+        found: Any = settings
+        for part in path:
+            found = found[part] if isinstance(found, Mapping) else getattr(found, part)
+        assert found == (tuple(value) if isinstance(value, list) else value)
+    for agent in (settings.agent, *settings.agents.values()):
+        assert limits_of(agent).max_context_tokens == agent.max_context_tokens
+
+
+@given(st.data())
+def test_any_single_wrong_field_is_refused_with_file_and_name(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    given = data.draw(_right)
+    fields = all_fields()
+    field = fields[data.draw(st.sampled_from(list(fields)))]
+    if data.draw(st.booleans()):
+        path = _named(field.path)
+        given[path] = data.draw(_wrong(field))
+    else:
+        # A name that is no field, in any table, or below what is no table.
+        above = _named(field.path)[: data.draw(st.integers(0, len(field.path) - 1))]
+        name = data.draw(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8))
+        path = (*above, f"{name}\x01" if data.draw(st.booleans()) else f"x{name}")
+        given[path] = data.draw(st.integers())
+    file = tmp_path_factory.getbasetemp() / "wrong.toml"
+    text = _text(given)
+    file.write_text(text)
+    with pytest.raises(WrongSettings) as caught:
+        load_settings(config=file, environment={})
+    [problem] = caught.value.problems
+    assert problem.field == dotted(path)
+    assert problem.source == f"{file}:{1 + text[: text.index(dotted(path) + ' =')].count(chr(10))}"
+
+
+@given(st.binary(max_size=60) | st.text("[]a.='\"\n#1 models{},", max_size=60).map(str.encode))
+def test_no_file_at_all_raises_anything_else(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.toml"
+    file.write_bytes(content)
+    told = str(file)
+    try:
+        load_settings(config=file, environment={})
+    except WrongSettings as error:
+        told = str(error)
+    assert str(file) in told
+
+
+def test_lines_are_those_in_which_values_and_tables_begin() -> None:
+    text = (
+        '# [not.this]\nfirst = """\n[agent]\nmodel = 1\n"""\n[a.b] # c\nc = [\n  1,\n  2,\n]\n'
+        "d.e = 1\n\n[f]\n'g h' = {i = 1}\n"
+    )
+    assert lines_of(text) == {
+        ("first",): 2,
+        ("a",): 6,
+        ("a", "b"): 6,
+        ("a", "b", "c"): 7,
+        ("a", "b", "d"): 11,
+        ("a", "b", "d", "e"): 11,
+        ("f",): 13,
+        ("f", "g h"): 14,
+        ("f", "g h", "i"): 14,
+    }
+
+
+# --- the environment -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("STENO_AGENT__TOOL_TIMEOUT", " 2.5 ", "agent.tool_timeout", 2.5),
+        ("STENO_AGENT__MAX_CONTEXT_TOKENS", "8_000", "agent.max_context_tokens", 8000),
+        ("STENO_MEMORY__CONSOLIDATION", "Off", "memory.consolidation", False),
+        ("STENO_MEMORY__CONSOLIDATION", "1", "memory.consolidation", True),
+        ("STENO_AGENT__MODEL", " x ", "agent.model", " x "),
+        ("STENO_AGENTS__ADA__ROUTES", "telegram, slack:C42,", "agents.ada.routes",
+         ("telegram", "slack:C42")),
+        ("STENO_AGENTS__ADA__ROUTES", '["a"]', "agents.ada.routes", ("a",)),
+        ("STENO_AGENT__MAX_ITERATIONS", "", "agent.max_iterations", 25),
+        ("STENO_CHANNELS_CONFIG__SESSION_PERSISTENCE", "no", "channels.session_persistence", False),
+    ],
+)  # fmt: skip
+def test_a_variable_is_read_as_its_field_wants_it(
+    variable: str, text: str, name: str, value: object
+) -> None:
+    found = settings_in_force(environment={variable: text})
+    assert found.shown[name].value == value
+
+
+def test_headers_may_stand_in_a_variable() -> None:
+    environment = {"STENO_MODELS__M__HEADERS": '{ X-Title = "steno" }'}
+    assert load_settings(environment=environment).models["m"].headers == {"X-Title": "steno"}
+
+
+def test_a_variable_finds_the_name_as_the_file_spells_it(file: Path) -> None:
+    text = "[models.My-Server]\nmodel = 'x'\n"
+    environment = {"STENO_MODELS__MY_SERVER__RETRIES": "7", "STENO_MODELS__OTHER__RETRIES": "8"}
+    models = _load(file, text, environment=environment).models
+    assert {name: model.retries for name, model in models.items()} == {"My-Server": 7, "other": 8}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "told"),
+    [
+        ("STENO_AGENT__MODLE", "x",
+         "STENO_AGENT__MODLE: agent.modle: there is no such field; agent.model?"),
+        ("STENO_AGENT_MODEL", "x", "STENO_AGENT_MODEL: there is no such setting; "
+         "STENO_AGENT__MODEL? (two underscores stand for the dot)"),
+        ("STENO_MODELS_FAST_KEY", "x", "STENO_MODELS_FAST_KEY: there is no such setting; "
+         "STENO_MODELS__NAME? (two underscores stand for the dot)"),
+        ("STENO_MODELS__FAST", "x",
+         "STENO_MODELS__FAST: models.fast: a field of it is wanted, as in models.fast.model"),
+        ("STENO_MEMORY__CONSOLIDATION", "maybe", "STENO_MEMORY__CONSOLIDATION: "
+         'memory.consolidation: true or false is wanted, not "maybe"'),
+        ("STENO_AGENT__MODEL", "\udcff", "STENO_AGENT__MODEL: agent.model: this is no UTF-8 text"),
+        ("STENO_AGENTS__A__ROUTES", "a,\udcff",
+         "STENO_AGENTS__A__ROUTES: agents.a.routes: this is no UTF-8 text"),
+        ("STENO_AGENTS__A__ROUTES", "['a']\nb = 1", "STENO_AGENTS__A__ROUTES: agents.a.routes: "
+         "a list of texts is wanted, not \"['a']\\nb = 1\""),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable_is_refused_by_its_name(variable: str, text: str, told: str) -> None:
+    with pytest.raises(WrongSettings) as caught:
+        load_settings(environment={variable: text})
+    assert [str(each) for each in caught.value.problems] == [told]
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    others = ("STENO_UPDATE", "STENO_REQUIRE", "STENO_TEST_POSTGRES", "STENO_SEED", "STENOLOG_X")
+    assert load_settings(environment=dict.fromkeys(others, "1")) == Settings()
+
+
+def test_every_field_has_a_variable_of_its_own() -> None:
+    variables = [variable_of(path) for path in all_fields()]
+    assert len(set(variables)) == len(variables)
+    for path, field in all_fields().items():
+        if NAME not in path and isinstance(field.default, bool | int | float):
+            environment = {variable_of(path): str(field.default)}
+            found = settings_in_force(environment=environment)
+            assert found.shown[field.name].source == variable_of(path)
+
+
+# --- secrets ---------------------------------------------------------------------------------
+
+
+def test_keys_of_the_environment_are_given_to_who_finds_models(file: Path) -> None:
+    environment = {
+        "OPENAI_API_KEY": "sk-1",
+        "OLLAMA_HOST": "elsewhere",
+        "OPENAI_BASE_URL": "http://h",
+        "MINE": "sk-2",
+        "EMPTY_API_KEY": "",
+        "HOME": "x",
+    }
+    settings = _load(file, "[models.m]\nkey_env = 'MINE'\n", environment=environment)
+    assert settings.keys == {
+        "OPENAI_API_KEY": "sk-1",
+        "OLLAMA_HOST": "elsewhere",
+        "OPENAI_BASE_URL": "http://h",
+        "MINE": "sk-2",
+    }
+
+
+def test_no_secret_is_in_what_is_printed(file: Path) -> None:
+    text = (
+        "[agent]\nmodel = 'http://u:hush@h/v1#m'\n[models.m]\nkey = 'hush'\n"
+        "base_url = 'http://hush@h/'\nheaders = {A = 'hush'}\n"
+    )
+    file.write_text(text)
+    environment = {"OPENAI_API_KEY": "hush"}
+    found = settings_in_force(config=file, environment=environment)
+    assert found.settings.models["m"].key == "hush"
+    assert "hush" not in repr(found)
+    assert found.shown["models.m.key"].value == "***"
+    assert found.shown["models.m.headers"].value == {"A": "***"}
+    assert "http://u:***@h/v1#m" in repr(found)
+
+
+@pytest.mark.parametrize("line", [
+    "key = ['hush']", "key_env = 'sk-hush'", "headers = 'hush'", "headers = {A = \"hush\\n\"}",
+    "key = 'hush \\u'", "headers = {A = ['hush']}",
+])  # fmt: skip
+def test_no_secret_is_in_an_error(file: Path, line: str) -> None:
+    [told] = _refused(file, f"[models.m]\n{line}\n")
+    assert told.startswith("FILE:2: models.m.")
+    assert "hush" not in told
+
+
+def test_a_key_in_a_file_that_others_can_read_is_warned_about(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "[models.m]\nkey = 'sk'\n"
+    _load(file, text)
+    assert caplog.messages == []
+    file.chmod(0o640)
+    load_settings(config=file, environment={})
+    [words] = caplog.messages
+    assert words == f"{file} can be read by others, and holds models.m.key: chmod 600 {file}"
+    caplog.clear()
+    file.write_text("[models.m]\nkey_env = 'MINE'\n")
+    load_settings(config=file, environment={})
+    assert caplog.messages == []
+
+
+# --- what is written -------------------------------------------------------------------------
+
+
+def test_the_commented_file_sets_nothing(file: Path) -> None:
+    assert _load(file, commented_file()) == Settings()
+
+
+def test_the_commented_file_has_every_field_with_its_default(file: Path) -> None:
+    bare = re.sub(r"(?m)^#(?=[\[a-z])", "", commented_file())
+    found = {
+        path
+        for path in lines_of(bare)
+        if isinstance(_at(tomllib.loads(bare), path), str | int | float | bool | list)
+        or path[-1] == "headers"
+    }
+    names = {"fast": NAME, "ada": NAME}
+    listed = {tuple(names.get(part, part) for part in path) for path in found}
+    shared = {path for path in all_fields() if path[0] == "agents"}
+    own = {("agents", NAME, name) for name in ("model", "system", "routes")}
+    assert listed == {*all_fields()} - shared | own
+    settings = _load(file, bare)
+    assert settings.agents["ada"] == settings.agent == Settings().agent
+    assert settings.models["fast"] == ModelSettings()
+
+
+def _at(table: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        table = table[part]
+    return table
+
+
+_values = st.recursive(
+    st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=8,
+)
+
+
+@given(_values)
+def test_what_is_written_as_toml_is_read_back(value: object) -> None:
+    assert tomllib.loads(f"value = {literal(value)}")["value"] == value
+
+
+def test_the_page_has_every_field() -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    current = before + BEGIN + _table() + END + after
+    if os.environ.get("STENO_UPDATE"):
+        PAGE.write_text(current)
+    assert PAGE.read_text() == current, "a field changed: run make fix"
+
+
+def _table() -> str:
+    rows = ["| field | default | takes | |", "|---|---|---|---|"]
+    for field in all_fields().values():
+        if field.path[0] == "agents" and field.path[-1] != "routes":
+            continue
+        rows.append(
+            f"| `{field.name}` | `{literal(field.default)}` | {wanted(field)} | {field.text} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def test_every_field_says_what_it_is_for() -> None:
+    for field in all_fields().values():
+        assert re.fullmatch(r"[A-Z][^|]*\.", field.text), field.name
+
+
+# --- as other rooms take them ----------------------------------------------------------------
+
+
+def test_a_reserve_and_a_zone_are_taken_as_they_were_set() -> None:
+    environment = {"STENO_AGENT__CONTEXT__RESERVE": "77", "STENO_MEMORY__ZONE": "UTC"}
+    settings = load_settings(environment=environment)
+    assert limits_of(settings.agent).reserve == 77
+    assert zone_of(settings.memory).utcoffset(None) == UTC.utcoffset(None)
+
+
+@pytest.mark.parametrize(("named", "hours"), [("Asia/Tokyo", 9), (":Asia/Tokyo", 9)])
+def test_without_a_zone_that_of_the_machine_is_taken(
+    named: str, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", named)
+    zone = zone_of(MemorySettings())
+    assert datetime(2026, 7, 1, tzinfo=zone).utcoffset() == datetime(
+        2026, 7, 1, hours, tzinfo=UTC
+    ) - datetime(2026, 7, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("named", ["", "XYZ-3"])
+def test_a_machine_s_zone_without_a_name_is_taken_too(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", named)
+    assert datetime.now(zone_of(MemorySettings())).utcoffset() is not None
+
+
+def test_fields_can_be_read_from_a_program(file: Path) -> None:
+    settings = _load(file, "[models.m]\nmodel = 'x'\n")
+    assert msgspec.structs.asdict(settings.models["m"])["model"] == "x"
