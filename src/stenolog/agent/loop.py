@@ -1,15 +1,12 @@
 """The loop: what front ends hold. Messages and commands in, answers out."""
 
 import logging
-from typing import TypeVar
 
 from stenolog.agent import commands
 from stenolog.agent.commands import Commands
 from stenolog.agent.events import Answer, Event, Inbound, Tell, nobody
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turns import TTL, Left, Turns
-
-T = TypeVar("T")
 
 _logger = logging.getLogger("stenolog")
 
@@ -52,6 +49,7 @@ class AgentLoop:
         Raises UsageError for a key or a message that can never be stored; what the model's server
         or the store raises is told by the answer.
         """
+        self._turns.check_open()
         instance = self._registry.agent(agent)
         careful = _careful(tell)
         key = await self._turns.threads.run(instance.own_key, inbound.key)
@@ -70,6 +68,7 @@ class AgentLoop:
 
         What was said is kept, with a mark; it is stored when this returns.
         """
+        self._turns.check_open()
         instance = self._registry.agent(agent)
         return await self._turns.stop(
             instance, await self._turns.threads.run(instance.own_key, key)
@@ -83,6 +82,7 @@ class AgentLoop:
         Of one session, or of all of an agent's (of every agent's, where none is named) that the
         index calls interrupted; the log decides. Turns that another process has are left to it.
         """
+        self._turns.check_open()
         careful = _careful(tell)
         if key is not None:
             instance = self._registry.agent(agent)

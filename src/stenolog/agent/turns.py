@@ -102,6 +102,11 @@ class Turns:
         """The sessions in which an answer is being made, by this process."""
         return {key for (_, key), seat in self._seats.items() if seat.task is not None}
 
+    def check_open(self) -> None:
+        """Raise StoreClosed where nothing is taken in any more."""
+        if self._closed:
+            raise StoreClosed("the agent was closed before this call")
+
     async def answer(
         self,
         instance: AgentInstance,
@@ -363,8 +368,7 @@ class Turns:
 
     @contextmanager
     def _used(self, instance: AgentInstance, key: str) -> Iterator[_Seat]:
-        if self._closed:
-            raise StoreClosed("the agent was closed before this message")
+        self.check_open()
         place = (instance.id, key)
         if place not in self._seats:
             self._seats[place] = _Seat(InHand(key, self.threads.run))

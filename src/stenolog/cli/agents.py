@@ -2,20 +2,23 @@
 
 import asyncio
 import os
+import shlex
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import click
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.loop import AgentLoop, Left
+from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import SYSTEM, AgentSpec
+from stenolog.agent.turns import Left
+from stenolog.cli.agent_options import Options
 from stenolog.cli.config import settings_of
+from stenolog.cli.text import one_line
 from stenolog.errors import UsageError
 from stenolog.providers.base import ChatModel
 from stenolog.providers.finding import (
@@ -30,24 +33,18 @@ from stenolog.sessions.folders import others_in
 from stenolog.settings import AgentSettings, ModelSettings, Settings
 from stenolog.settings.applied import limits_of, needs_of
 
+T = TypeVar("T")
+
 CHANNEL: Final = "cli"
 SENDER: Final = "default"
 MAIN: Final = "main"
 PATIENCE: Final = 10.0
 """So many seconds a turn in flight has when the program is asked to end."""
+_SOON: Final = 0.7
 _AT_ONCE: Final = 3.0
 """So many seconds it takes at most to cut everything off."""
 NOT_SAVED: Final = 3
 """The exit code where something was said that is in no store."""
-
-
-class Options(Struct, frozen=True, kw_only=True):
-    """What the options of a command say; None was not given."""
-
-    config: Path | None = None
-    workspace: str | None = None
-    agent: str | None = None
-    model: str | None = None
 
 
 class Opened(Struct, frozen=True, kw_only=True):
@@ -141,18 +138,20 @@ def _model(settings: Settings, wanted: str) -> ChatModel:
 
 
 class Signals:
-    """What the system asks for: to end. The first time is told; from then on it is counted."""
+    """What the system asks for: to end."""
 
-    def __init__(self, asked: Callable[[], None]) -> None:
-        self._asked = asked
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        """Set from the first one on."""
+        self.number = 0
+        """The signal that came last; 0: none."""
         self._loop = asyncio.get_running_loop()
         self._numbers: list[int] = []
         self._again = asyncio.Event()
-        self.number = 0
-        """The signal that came last; 0: none."""
+        self.watch(signal.SIGTERM, signal.SIGHUP)
 
     def watch(self, *numbers: int) -> None:
-        """Be told of these signals."""
+        """Be told of these signals, too."""
         for number in numbers:
             self._loop.add_signal_handler(number, self._came, number)
             self._numbers.append(number)
@@ -162,16 +161,30 @@ class Signals:
         while self._numbers:
             self._loop.remove_signal_handler(self._numbers.pop())
 
+    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What it returns; None where it was cancelled because the program is to end."""
+        task = asyncio.create_task(work)
+        asked = asyncio.create_task(self.asked.wait())
+        tasks: set[asyncio.Task[Any]] = {task, asked}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            asked.cancel()
+            task.cancel()
+            await asyncio.wait(tasks)
+        return None
+
     async def another(self) -> None:
         """Wait for one more."""
         self._again.clear()
         await self._again.wait()
 
     def _came(self, number: int) -> None:
-        first, self.number = not self.number, number
+        self.number = number
+        self.asked.set()
         self._again.set()
-        if first:
-            self._asked()
 
 
 async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any]) -> int:
@@ -181,36 +194,45 @@ async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any
     message that was acknowledged is in the log.
     """
     loop = opened.loop
-    closing = asyncio.create_task(loop.close(patience=PATIENCE))
+    signals.watch(signal.SIGINT)
+    closings = [asyncio.create_task(loop.close(patience=PATIENCE))]
     another = asyncio.create_task(signals.another())
-    tasks: set[asyncio.Task[Any]] = {closing, another}
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    if not closing.done():
-        unfinished = sorted(loop.busy)
-        at_once = asyncio.create_task(loop.close(patience=0))
-        done, _ = await asyncio.wait({closing, at_once}, timeout=_AT_ONCE)
-        if len(done) < 2:
-            say(words_of_left(Left(turns=tuple(unfinished))) or "Ended in the middle of closing.")
-            os._exit(128 + (signals.number or signal.SIGTERM))
+    tasks: set[asyncio.Task[Any]] = {*closings, another}
+    done, _ = await asyncio.wait(tasks, timeout=_SOON, return_when=asyncio.FIRST_COMPLETED)
+    if not done:
+        what = "the answer is" if loop.busy else "a summary is"
+        say(f"Ending: {what} being finished, for up to {PATIENCE:.0f} s; Ctrl-C ends it at once.")
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if not closings[0].done():
+        unfinished = tuple(sorted(loop.busy))
+        closings.append(asyncio.create_task(loop.close(patience=0)))
+        done, _ = await asyncio.wait(closings, timeout=_AT_ONCE)
+        if len(done) < len(closings):
+            say(words_of_left(Left(turns=unfinished)) or "Ended while it was closing.")
+            os._exit(_ended_by(signals))
     another.cancel()
-    left = await closing
+    signals.ignore()
+    # The call that cut the turns off knows of them, the other one may not.
+    left = max([await one for one in closings], key=lambda one: len(one.turns))
     words = words_of_left(left)
     if words:
         say(words)
     if left.not_saved:
         return NOT_SAVED
-    return 128 + (signals.number or signal.SIGTERM) if left.turns else 0
+    return _ended_by(signals) if left.turns else 0
+
+
+def _ended_by(signals: Signals) -> int:
+    return 128 + (signals.number or signal.SIGTERM)
 
 
 def words_of_left(left: Left) -> str:
     """What a closed agent leaves, and what becomes of it; empty where that is nothing."""
     words = []
     if left.turns:
-        keys = ", ".join(left.turns)
-        words.append(
-            f"Left unanswered: {keys}. The messages are stored; `steno chat KEY` goes on there."
-        )
+        ways = ", ".join(f"`steno chat {shlex.quote(one_line(key))}`" for key in left.turns)
+        words.append(f"Left unanswered, with all messages stored; {ways} goes on.")
     if left.not_saved:
         what = "1 message is" if left.not_saved == 1 else f"{left.not_saved:,} messages are"
-        words.append(f"Lost: {what} in no store, because it could not be written.")
+        words.append(f"Lost: {what} in no store, because nothing could be written.")
     return "\n".join(words)

@@ -151,12 +151,7 @@ class Line:
         finally:
             painting.cancel()
             await asyncio.gather(painting, return_exceptions=True)
-            self._write()
-
-    def leave(self) -> None:
-        """End the line from outside."""
-        if self._app.is_running and not self._app.is_done:
-            self._app.exit(result=Leave())
+            self.flush()
 
     def show(self, lines: Iterable[str]) -> None:
         """Put finished lines above the line, soon."""
@@ -176,11 +171,11 @@ class Line:
             except TimeoutError:
                 pass
             self._changed.clear()
-            self._write()
+            self.flush()
             self._app.invalidate()
             await asyncio.sleep(_FRAME)
 
-    def _write(self) -> None:
+    def flush(self) -> None:
         """Finished lines go out at once, where the line stood; it is painted below them."""
         if not self._lines:
             return
@@ -235,8 +230,8 @@ class Line:
 
     def _live_text(self) -> AnyFormattedText:
         typed = min(_MOST_LINES, self._buffer.document.line_count)
-        room = self._app.output.get_size().rows - typed - len(self._behind.waiting()) - 3
-        return ANSI("\n".join(self._behind.live(max(1, room))))
+        room = self._app.output.get_size().rows - typed - len(self._behind.waiting()) - 4
+        return ANSI("\n".join([*self._behind.live(max(1, room)), ""]))
 
     def _waiting_text(self) -> StyleAndTextTuples:
         width = self._app.output.get_size().columns - 12

@@ -55,13 +55,20 @@ class Meter:
         self.model = model
         self._tokens = 0
         self._budget = 0
-        self._sent = 0
-        self._answered = 0
+        self.sent = 0
+        """How many tokens this turn has sent, over all its requests."""
+        self.answered = 0
+        self.cached = 0
         self._recalled = 0
+
+    def forget(self) -> None:
+        """Another session: nothing is known of its context yet."""
+        self._tokens = self._budget = 0
+        self.begin()
 
     def begin(self) -> None:
         """A new turn: count from nothing."""
-        self._sent = self._answered = self._recalled = 0
+        self.sent = self.answered = self.cached = self._recalled = 0
 
     def take(self, event: Event) -> None:
         """Count what this event tells."""
@@ -71,8 +78,9 @@ class Meter:
                 self._tokens, self._budget = event.tokens, event.budget
                 self._recalled = max(self._recalled, event.recalled)
             case Counted():
-                self._sent += event.usage.prompt
-                self._answered += event.usage.answer
+                self.sent += event.usage.prompt
+                self.answered += event.usage.answer
+                self.cached += event.usage.cached
             case Compacted():
                 self._tokens = event.compaction.tokens_after
             case _:
@@ -93,8 +101,8 @@ class Meter:
         parts = [printable(self.model)]
         if self._budget:
             parts.append(f"context {self.percent} % (≈{self._tokens:,} of {self._budget:,})")
-        if self._sent or self._answered:
-            parts.append(f"{self._sent:,} tokens in, {self._answered:,} out")
+        if self.sent or self.answered:
+            parts.append(f"{self.sent:,} tokens in, {self.answered:,} out")
         if self._recalled:
             parts.append(f"{self._recalled} recalled")
         return " · ".join(part for part in parts if part)
@@ -159,6 +167,7 @@ class Screen:
         self._spoke = False
         self._last = ""
         self._over = False
+        self._compacted = False
         meter.begin()
 
     def tell(self, event: Event) -> None:
@@ -181,6 +190,7 @@ class Screen:
             case ToolEnded():
                 self._tool_ended(event)
             case Compacted():
+                self._compacted = True
                 self._say(f"⊟ {words_of_compaction(event.compaction)}", "cyan")
             case NotSaved():
                 self._say(f"! {words_of_not_saved(event)}", _BAD)
@@ -201,7 +211,7 @@ class Screen:
         self._end_text()
         self._tools.clear()
         self._waiting = ""
-        told = answer.outcome in ("answered", "interrupted") and self._spoke
+        told = self._compacted if answer.outcome == "command" else self._spoke
         if not told and answer.outcome != "failed":
             stream = self._new_stream()
             self._print_blocks([*stream.add(answer.text), *stream.end()])

@@ -80,21 +80,22 @@ class Choices:
             if (self.all_channels or entry.channel == self.channel) and self._fits(key)
         ]
         # What a person called it counts for more than what was said somewhere in it.
-        self.matches = [entry for entry in shown if self._named(entry.key)]
+        self.matches = [entry for entry in shown if self.named(entry.key)]
         self.matches += [
             self._entries[key]
             for key in self.hits
             if key in self._entries
-            and not self._named(key)
+            and not self.named(key)
             and (self.all_channels or self._entries[key].channel == self.channel)
         ]
         places = [at for at, entry in enumerate(self.matches) if entry.key == kept]
         self.selected = places[0] if places else min(self.selected, max(0, len(self.matches) - 1))
 
     def _fits(self, key: str) -> bool:
-        return key in self.hits or self._named(key)
+        return key in self.hits or self.named(key)
 
-    def _named(self, key: str) -> bool:
+    def named(self, key: str) -> bool:
+        """Whether title, key or first prompt have the words of the query."""
         words = self._words[key]
         return all(word in words for word in self.query.casefold().split())
 

@@ -1,19 +1,21 @@
 """A conversation in a terminal: what is typed goes to the loop, what happens goes to the screen."""
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from stenolog.agent.commands import COMMANDS
+from stenolog.agent.commands import COMMANDS, parse
 from stenolog.agent.events import Answer, Asked, Event, Inbound
 from stenolog.agent.standing import standing
 from stenolog.agent.turn import INTERRUPTED
-from stenolog.cli.agents import CHANNEL, Opened
+from stenolog.cli.agents import CHANNEL, Opened, Signals
 from stenolog.cli.chat_history import KeptHistory, history_file
 from stenolog.cli.chat_input import Commands, Leave, Line, Pick, Wish
 from stenolog.cli.chat_past import LAST, past_lines, said_by_user
 from stenolog.cli.chat_screen import Meter, Screen
+from stenolog.cli.chat_start import Start
 from stenolog.cli.choices import matching
 from stenolog.cli.picker import pick
 from stenolog.cli.terminal import console
@@ -23,9 +25,15 @@ from stenolog.stores.opening import address
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.output import Output
 
 LEAVING: Final = ("/quit", "/exit")
 _COMPLETED: Final = 30
+_KEYS: Final = (
+    "Enter sends; Alt-Enter, or \\ at the end of a line, begins another line. Ctrl-C stops an "
+    "answer. Ctrl-R searches what you typed before. Ctrl-D or /quit leaves; the session stays."
+)
 OWN: Final = (("/quit", "", "leave; the session stays"),)
 """Commands of a terminal, besides those of the loop."""
 
@@ -42,32 +50,60 @@ class _Entered:
 
     @property
     def is_command(self) -> bool:
-        return self.text.startswith("/") and not self.text.startswith("//")
+        return parse(self.text) is not None
 
 
 class Conversation:
     """Stands behind the line: sends, stops, and knows what is being answered."""
 
-    def __init__(self, opened: Opened, key: str) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        key: str,
+        *,
+        source: "Input | None" = None,
+        output: "Output | None" = None,
+    ) -> None:
+        """`source` and `output`: the terminal, where it is not this process's own."""
         self.key = key
         self._opened = opened
         self._console = console()
         self._meter = Meter(opened.agent.model.name)
         self._entered: list[_Entered] = []
         self._resuming: Screen | None = None
+        self._resumption: asyncio.Task[None] | None = None
+        self._leaving = False
+        self._said = False
         self._stopping: set[asyncio.Task[bool]] = set()
-        self.line = Line(self, history=self._history(), completer=self._completer())
+        self.line = Line(
+            self,
+            history=self._history(),
+            completer=self._completer(),
+            source=source,
+            output=output,
+        )
 
-    async def run(self) -> None:
-        """Talk until the user leaves."""
-        while True:
-            wish = await self.line.run()
-            if isinstance(wish, Leave):
-                break
-            await self._pick(wish)
-        if self.busy:
+    async def run(self, signals: Signals) -> None:
+        """Talk until the user leaves, or the system asks to end."""
+        try:
+            while isinstance(wish := await signals.unless_asked(self.line.run()), Pick):
+                await signals.unless_asked(self._pick(wish))
+        finally:
+            self._leaving = True
+        if not signals.asked.is_set():
+            # Who leaves does not wait for an answer. What was said of it is kept.
             await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
-        await self._settled()
+            if self._said:
+                self.say(f"`steno chat {shlex.quote(one_line(self.key))}` goes on here.")
+
+    async def ended(self) -> None:
+        """Wait for all that was entered, when the loop is closed, and show the last of it."""
+        tasks = [one.task for one in self._entered if one.task is not None]
+        if self._resumption is not None:
+            tasks.append(self._resumption)
+        if tasks:
+            await asyncio.wait(tasks)
+        self.line.flush()
 
     def say(self, words: str, style: str = "dim") -> None:
         """Put a sentence of ours above the line."""
@@ -77,14 +113,29 @@ class Conversation:
             self._console.print(Text(printable(words), style=style), highlight=False)
         self.line.show(captured.get().removesuffix("\n").split("\n"))
 
+    def greet(self, start: Start) -> None:
+        """Say who answers, in which session, and what does not work; show what was said there."""
+        agent = self._opened.agent
+        name = f"{one_line(agent.id)} · " if agent.id else ""
+        self.say(f"{name}{agent.model.name} · {one_line(self.key)}")
+        if start.words:
+            self.say(start.words)
+        for problem in agent.problems:
+            self.say(f"! {sentence(problem)}", "yellow")
+        self.line.show([""])
+        if start.goes_on:
+            self.come_back()
+
     def come_back(self) -> None:
         """Show what was said in this session, and go on with a turn that broke off."""
         history = self._opened.agent.sessions.get_history(self.key, last=LAST)
         self.line.show(past_lines(history, self._console))
         if standing(history).unfinished:
             self.say("The last turn was interrupted; going on with it.", "yellow")
+            self.line.show([""])
+            self._said = True
             self._resuming = self._screen()
-            self._keep_task(asyncio.create_task(self._resume()))
+            self._resumption = asyncio.create_task(self._resume())
 
     # --- what the line asks ------------------------------------------------------------------
 
@@ -112,7 +163,7 @@ class Conversation:
     @property
     def busy(self) -> bool:
         """Whether something is being answered."""
-        return bool(self._entered or self._resuming)
+        return bool(self._entered or self._resuming is not None)
 
     def live(self, rows: int) -> Sequence[str]:
         """What is still changing."""
@@ -148,6 +199,7 @@ class Conversation:
 
     def _begin(self, text: str) -> None:
         one = _Entered(text, self._screen())
+        self._said = self._said or not one.is_command
         # A message is stored at once and waits in the log. A command changes what the log says,
         # or which one is talked in, so that it waits here, and what comes after it too.
         before = self._entered[-1].task if self._entered else None
@@ -189,9 +241,15 @@ class Conversation:
                 else "Answered above."
             )
             return
+        if self._leaving and answer.outcome == "failed":
+            return  # who closes the loop tells what is left
         one.screen.finish(answer)
+        if one.text == "/help":
+            self.say(_KEYS)
+            self.line.show([""])
         if answer.key != self.key:
             self.key = answer.key
+            self._meter.forget()
             if one.text.startswith("/resume"):
                 self.come_back()
 
@@ -226,17 +284,6 @@ class Conversation:
             self._resuming = None
             self.line.changed()
 
-    def _keep_task(self, task: "asyncio.Task[None]") -> None:
-        self._resuming_task = task
-
-    async def _settled(self) -> None:
-        """Wait until all that was entered has come to its end."""
-        tasks = [one.task for one in self._entered if one.task is not None]
-        if self._resuming is not None:
-            tasks.append(self._resuming_task)
-        if tasks:
-            await asyncio.wait(tasks)
-
     # --- choosing a session ------------------------------------------------------------------
 
     async def _pick(self, wish: Pick) -> None:
@@ -260,7 +307,7 @@ class Conversation:
             self._begin(f"/resume {key}")
 
     def _completer(self) -> Commands:
-        known = [(f"/{name.removeprefix('/')}", *rest) for name, rest in COMMANDS.items()]
+        known = [(f"/{name}", one.arguments, one.help) for name, one in COMMANDS.items()]
         return Commands([*known, *OWN], self._sessions)
 
     def _sessions(self, text: str) -> Iterable[tuple[str, str]]:
@@ -280,11 +327,3 @@ class Conversation:
         # Who keeps sessions nowhere does not want to find them in another file.
         where = self._opened.agent.spec.sessions
         return None if address(where).engine == "memory" else KeptHistory(history_file())
-
-
-def greeting(opened: Opened, key: str) -> list[str]:
-    """What is said at the beginning: who answers, and what does not work."""
-    agent = opened.agent
-    name = f"{agent.id} · " if agent.id else ""
-    first = f"{one_line(name)}{printable(agent.model.name)} · {one_line(key)}"
-    return [first, *(f"! {sentence(problem)}" for problem in agent.problems)]

@@ -136,7 +136,7 @@ class Picker:
         when = age(entry.updated, now) if entry.updated is not None else "-"
         mark = {"running": "●", "interrupted": "◐"}.get(entry.state, " ")
         title = one_line(printable(entry.title)) or one_line(entry.key)
-        if entry.key in self.choices.hits and not chosen:
+        if entry.key in self.choices.hits and not self.choices.named(entry.key):
             title = f"{title}  …{one_line(printable(self.choices.hits[entry.key].snippet))}"
         start = f"{'>' if chosen else ' '} {when:>10} {entry.visible:>6,} "
         rest = _fitted(f" {title}", width - len(start) - 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec.structs import replace
@@ -20,16 +20,19 @@ from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import Others, Place, others_in
-from stenolog.sessions.importers.folder import Folder, Source
-from stenolog.sessions.importers.pairs import LOG_SUFFIX
 from stenolog.stores.base import Store
-from stenolog.stores.json_file import SUFFIX
+from stenolog.stores.jsonl.names import SUFFIX
 from stenolog.stores.opening import address
+
+if TYPE_CHECKING:
+    from stenolog.sessions.importers.folder import Source
 
 _A_PAGE: Final = 50
 """So many sessions are listed in a terminal, where nothing else is said."""
 _ALL: Final = 1 << 62
 """More sessions than there can be."""
+_OLD_SUFFIX: Final = ".json"
+"""What the whole sessions of other programs end with."""
 _NAMED: Final = 8
 """So many others that have sessions are named."""
 
@@ -130,8 +133,8 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
     in_folder = address(place.where).engine == "jsonl"
     folder = Path(place.where, place.namespace) if in_folder else place.old
     names = [path.name for path in folder.iterdir()] if folder and folder.is_dir() else []
-    more = sum(name.endswith(LOG_SUFFIX) for name in names) - (listed if in_folder else 0)
-    if more <= 0 and not any(name.endswith(SUFFIX) for name in names):
+    more = sum(name.endswith(SUFFIX) for name in names) - (listed if in_folder else 0)
+    if more <= 0 and not any(name.endswith(_OLD_SUFFIX) for name in names):
         return  # files that are our sessions need not be looked at one by one
     old = [] if where.namespace is not None else _old(place)
     if old:
@@ -142,7 +145,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
             f"{_files_are(len(old))} not of stenolog; `steno import {source} -w {workspace}{agent}`"
             " takes in what picoclaw or zeroclaw wrote."
         )
-    unreadable = more - sum(one.body == one.name and one.name.endswith(LOG_SUFFIX) for one in old)
+    unreadable = more - sum(one.body == one.name and one.name.endswith(SUFFIX) for one in old)
     if in_folder and unreadable > 0:
         yield (
             f"{_files_are(unreadable)} no session that can be read; "
@@ -150,8 +153,11 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
         )
 
 
-def _old(place: Place) -> list[Source]:
+def _old(place: Place) -> "list[Source]":
     """What other programs left where this store looks for it when a loop opens it."""
+    # Who has only sessions of ours does not wait for it.
+    from stenolog.sessions.importers.folder import Folder
+
     if place.old is not None:
         with suppress(OSError), Folder(place.old) as folder:
             return folder.sources(thorough=False)

@@ -16,6 +16,8 @@ from stenolog.cli.text import error_sentence, sentence
 from stenolog.errors import StenologError
 
 COMMANDS: Final = {
+    "ask": "stenolog.cli.ask",
+    "chat": "stenolog.cli.chat",
     "config": "stenolog.cli.config",
     "doctor": "stenolog.cli.doctor",
     "export": "stenolog.cli.sessions",

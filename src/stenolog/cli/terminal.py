@@ -14,7 +14,9 @@ _DUMB: Final = ("", "dumb", "unknown")
 def is_interactive() -> bool:
     """Whether somebody types and looks, in a terminal that can move its cursor."""
     term = os.environ.get("TERM", "").casefold()
-    return sys.stdin.isatty() and sys.stdout.isatty() and term not in _DUMB
+    # A program may be started with its stdin closed; then there is no stream for it.
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    return typed and sys.stdout.isatty() and term not in _DUMB
 
 
 def console() -> "Console":

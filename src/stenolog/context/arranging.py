@@ -36,6 +36,8 @@ EMPTY: Final = "[no text]"
 GOES_ON: Final = "[the conversation goes on]"
 _FIRST: Final = ("system", "developer")
 """Whose messages stand before the talk."""
+_TEXTS: Final = ("text", "input_text", "output_text")
+"""The parts that are nothing but a text. A field of this name in any other says little of it."""
 
 
 class Needs(Struct, frozen=True, kw_only=True):
@@ -228,6 +230,7 @@ def _called(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
         if part.get("type") == "tool_use":
             call, id = next(renamed)
             given = call.arguments if isinstance(call.arguments, Mapping) else {}
+            part = {name: value for name, value in part.items() if name != "text"}
             parts.append({**part, "id": id, "name": call.name, "input": given})
         elif part.get("type") != "tool_result":
             parts.append(part)
@@ -272,8 +275,8 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
     parts: list[Mapping[str, Any]] = []
     for part in value:
         if isinstance(part, Mapping) and isinstance(part.get("type"), str):
-            if part["type"] not in without and not _is_blank(part):
-                parts.append(part)
+            if part["type"] not in without and (kept := _kept(part)) is not None:
+                parts.append(kept)
         elif part:
             text = part if isinstance(part, str) else as_json(part)
             if text.strip():
@@ -281,10 +284,16 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
     return parts or None
 
 
-def _is_blank(part: Mapping[str, Any]) -> bool:
-    """Whether it is a text that says nothing, which strict providers refuse."""
-    text = part.get("text", "" if part["type"] == "text" else None)
-    return isinstance(text, str) and not text.strip()
+def _kept(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The part; None for a text that says nothing, which strict providers refuse."""
+    if part["type"] not in _TEXTS:
+        return part
+    text = part.get("text")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        return {**part, "text": as_json(text)}
+    return part if text.strip() else None
 
 
 def _merged(first: Body, second: Body) -> Body:

@@ -278,6 +278,11 @@ class _Conversation(BaseHTTPRequestHandler):
             self._send(413, _error("Request entity too large"))
             return
         body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            # Its client was killed while it asked; nobody was refused anything.
+            self.close_connection = True
+            self.server.model.count("left")
+            return
         if self.path.partition("?")[0].rstrip("/") != "/v1/chat/completions":
             self._send(404, _error(f"Invalid URL (POST {self.path})"))
             return
@@ -337,33 +342,37 @@ class _Conversation(BaseHTTPRequestHandler):
         self._wait(play.first_piece)
         choices = list(_choices(message, play))
         for sent, choice in enumerate(choices):
-            self._fault(play, range(sent, sent + 1))
+            self._fault(play, sent, sent)
             if sent == play.end_after:
                 self._write(b"0\r\n\r\n")
                 return
             self._wait(play.pause if sent else 0.0)
             self._event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
         # What was to come after more pieces than there are, comes at the end.
-        self._fault(play, range(len(choices), sys.maxsize))
+        self._fault(play, len(choices), sys.maxsize)
         if usage is not None:
             self._event(json.dumps({**_chunk(request, []), "usage": _told(usage)}))
         if play.done:
             self._event("[DONE]")
         self._write(b"0\r\n\r\n")
 
-    def _fault(self, play: Play, pieces: range) -> None:
+    def _fault(self, play: Play, first: int, last: int) -> None:
         """What is to happen after so many pieces. Raises _Left where nothing can follow."""
-        if play.error_after in pieces:
+
+        def is_due(after: int | None) -> bool:
+            return after is not None and first <= after <= last
+
+        if is_due(play.error_after):
             self._event(f'{{"error":{play.error}}}')
             self._write(b"0\r\n\r\n")
             raise _Left
-        if play.malformed_after in pieces:
+        if is_due(play.malformed_after):
             self._event(play.malformed)
-        if play.stall_after in pieces:
+        if is_due(play.stall_after):
             self._wait(_FOR_EVER)
-        if play.cut_after in pieces:
+        if is_due(play.cut_after):
             raise _Left
-        if play.reset_after in pieces:
+        if is_due(play.reset_after):
             self._reset()
 
     # --- bytes -------------------------------------------------------------------------------

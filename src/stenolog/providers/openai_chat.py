@@ -194,6 +194,8 @@ class OpenAIChat:
                 timeout=httpx2.Timeout(None, connect=_CONNECT),
                 # A proxy is for the world outside; this machine is reached directly.
                 trust_env=self._url.host not in LOOPBACK,
+                # Certificates take a tenth of a second to read; plain HTTP has none to check.
+                verify=self._url.scheme == "https",
             )
         return self._client
 

@@ -12,7 +12,7 @@ _FIELDS: Final = {
     "developer": {"role", "content", "name"},
     "user": {"role", "content", "name"},
     "assistant": {"role", "content", "name", "tool_calls", "refusal", "audio"},
-    "tool": {"role", "content", "tool_call_id"},
+    "tool": {"role", "content", "tool_call_id", "name"},
 }
 _PARTS: Final = {
     "system": {"text"},

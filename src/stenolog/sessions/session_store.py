@@ -79,7 +79,10 @@ class SessionStore(Protocol):
         ...
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
-        """Hide all but the last visible ones. A failure gives False: nothing is hidden."""
+        """Hide all but the last visible ones; 0 or less hides all.
+
+        A failure gives False: nothing is hidden.
+        """
         ...
 
     def checkpoint(

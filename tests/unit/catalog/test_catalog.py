@@ -380,3 +380,7 @@ def test_a_closed_store_is_told_as_such(store: Store, catalog: Catalog) -> None:
     store.close()
     with pytest.raises(StoreClosed):
         catalog.list()
+
+
+def test_a_catalog_says_of_which_store_it_is(store: Store, catalog: Catalog) -> None:
+    assert repr(catalog) == f"Catalog({store!r})"

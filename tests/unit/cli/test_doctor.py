@@ -185,9 +185,7 @@ def test_a_folder_with_nothing_of_ours_in_it_is_not_called_healthy(
 
 
 @pytest.mark.parametrize("ours", ["sessions", "agents", "notes"])
-def test_a_workspace_that_was_only_begun_is_healthy(
-    place: Path, steno: Steno, ours: str
-) -> None:
+def test_a_workspace_that_was_only_begun_is_healthy(place: Path, steno: Steno, ours: str) -> None:
     (place / "begun" / ours).mkdir(parents=True, mode=0o700)
     (place / "begun").chmod(0o700)
     (place / "begun" / "README").touch()

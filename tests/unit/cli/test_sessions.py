@@ -161,6 +161,24 @@ def test_colours_are_for_terminals_and_no_color_is_honoured(
 # --- export ----------------------------------------------------------------------------------
 
 
+def test_a_session_is_found_by_its_alias_too(place: Path, steno: Steno) -> None:
+    (place / "old").mkdir()
+    message = {"role": "user", "content": "from before"}
+    old = {"key": "telegram:9", "messages": [message], "summary": "A greeting."}
+    (place / "old" / "telegram_9.json").write_text(json.dumps(old))
+    assert steno("import", "old").exit_code == 0
+
+    for where in ("./workspace", "sqlite:steno.db"):
+        assert steno("import", "old", "-w", where).exit_code == 0
+        for command in ("show", "export"):
+            by_key = steno(command, "telegram:9", "-w", where)
+            by_alias = steno(command, "telegram_9", "-w", where)
+            assert by_alias.exit_code == 0
+            assert "from before" in by_alias.stdout
+            assert by_alias.stdout == by_key.stdout
+    assert steno("show", "telegram_8").exit_code == 1
+
+
 def test_p10_export_prints_the_messages_as_they_were_given(steno: Steno) -> None:
     given: list[dict[str, Any]] = [
         {"role": "user", "content": "line\nend \x1b[31m ☕ \u202e"},

@@ -43,6 +43,13 @@ def uses(text: str, *ids: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": text}, *parts]}
 
 
+def uses_with_a_text(text: Any, *ids: Any) -> dict[str, Any]:
+    """Calls of which each has a field that belongs into parts of another kind."""
+    said = uses("so", *ids)
+    parts = [part if part["type"] == "text" else {**part, "text": text} for part in said["content"]]
+    return {**said, "content": parts}
+
+
 def hands(*ids: Any, text: str = "") -> dict[str, Any]:
     parts: list[Any] = [
         {"type": "tool_result", "tool_use_id": id, "content": f"seen {id}"} for id in ids
@@ -84,6 +91,11 @@ _CONTENTS: SearchStrategy[Any] = st.one_of(
             _TEXTS,
             st.builds(lambda text: {"type": "text", "text": text}, _TEXTS),
             st.just({"type": "image_url", "image_url": {"url": "x", "detail": "low"}}),
+            st.builds(
+                lambda kind, text: {"type": kind, "text": text},
+                st.sampled_from(["text", "input_text", "output_text", "image_url"]),
+                st.one_of(_TEXTS, st.sampled_from([None, 5, True, [], ["a"], {"a": "b"}])),
+            ),
         ),
         max_size=3,
     ),
@@ -128,6 +140,9 @@ def anything() -> SearchStrategy[list[dict[str, Any]]]:
         st.builds(tool, _IDS, _CONTENTS),
         st.builds(lambda ids: uses("use", *ids), ids),
         st.builds(lambda text, ids: thinks(text, *ids), _TEXTS, ids),
+        st.builds(
+            lambda text, ids: uses_with_a_text(text, *ids), st.one_of(_TEXTS, st.none()), ids
+        ),
         st.builds(lambda content, more: {**assistant(content), **more}, _CONTENTS, _FURTHER),
         st.builds(lambda content, more: {**user(content), **more}, _CONTENTS, _FURTHER),
         st.builds(lambda more: {**assistant(None, "c1"), **more}, _FURTHER),
@@ -235,7 +250,8 @@ def _says_nothing(content: Any) -> bool:
         return not content.strip()
     if not isinstance(content, list) or not content:
         return True
-    texts = [part.get("text") for part in content if part["type"] == "text"]
+    kinds = ("text", "input_text", "output_text")
+    texts = [part.get("text") for part in content if part["type"] in kinds]
     results = [part["content"] for part in content if part["type"] == "tool_result"]
     return not all(isinstance(text, str) and text.strip() for text in texts) or any(
         map(_says_nothing, results)

@@ -18,6 +18,7 @@ from unit.context.histories import (
     tool,
     user,
     uses,
+    uses_with_a_text,
 )
 
 PLAIN = Needs()
@@ -211,6 +212,31 @@ def test_parts_that_say_nothing_are_left_out() -> None:
         "content": [{"type": "text", "text": ""}, *uses("", "u1")["content"]],
     }
     assert [part["type"] for part in arrange([said], PLAIN)[0]["content"]] == ["tool_use"]
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [("", None), (" \n", None), (None, None), (5, "5"), (["a"], '["a"]'), ({"a": 1}, '{"a":1}')],
+)
+def test_the_text_of_a_part_is_always_text(kind: str, given: Any, sent: str | None) -> None:
+    [made] = arrange([user(["so", {"type": kind, "text": given, "note": 1}])], PLAIN)
+    kept = [] if sent is None else [{"type": kind, "text": sent, "note": 1}]
+    assert made["content"] == [{"type": "text", "text": "so"}, *kept]
+
+
+@pytest.mark.parametrize("text", ["", " ", None])
+def test_a_part_that_is_no_text_is_not_judged_by_one(text: Any) -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}, "text": text}
+    assert arrange([user(["what is it?", image])], PLAIN)[0]["content"][1] == image
+
+
+@pytest.mark.parametrize("text", ["", " ", "x", None])
+def test_a_call_with_a_text_is_a_call(text: Any) -> None:
+    said = uses_with_a_text(text, "u1", "u2")
+    made = arrange([user("hi"), said, hands("u1", "u2")], PLAIN)
+    assert made == arrange([user("hi"), uses("so", "u1", "u2"), hands("u1", "u2")], PLAIN)
+    assert faults(made) == []
 
 
 def test_half_a_surrogate_pair_can_be_sent() -> None:

@@ -343,9 +343,7 @@ def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(tmp_path: Path)
     with pytest.raises(UsageError, match=r"notes= takes a Store"):
         Memory(face.store, face)  # type: ignore[arg-type]
     with open_memory(tmp_path / "w", sessions=face.store) as memory:
-        assert repr(memory) == (
-            f"Memory({face.store!r}, {memory.notes.store!r}, agent='main')"
-        )
+        assert repr(memory) == (f"Memory({face.store!r}, {memory.notes.store!r}, agent='main')")
     face.close()
 
 

@@ -275,6 +275,9 @@ def test_where_there_is_no_session_it_says_so(
         "There is no session in old that picoclaw or zeroclaw wrote (.jsonl, or the older .json)."
     )
     assert "left out" in result.stderr if content else result.stderr == f"{none}\n"
+    for where in ("workspace", "sqlite:new/steno.db"):
+        assert steno("import", "old", "-w", where).exit_code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]  # no workspace for nothing
     assert steno("import", "nowhere").exit_code == 2
 
 

@@ -452,6 +452,29 @@ def test_p11_wide_modes_of_trash_locks_and_index_are_named(workspace: Path) -> N
     assert _findings(workspace) == []
 
 
+def test_what_another_program_left_in_a_heap_is_told_once_with_one_command(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "workspace" / "sessions"
+    place.mkdir(parents=True, mode=0o700)
+    place.parent.chmod(0o700)
+    for name in ("a_1", "b_2", "c_3"):
+        log = place / f"{name}.jsonl"
+        log.write_text('{"role":"user","content":"x"}\n')
+        log.chmod(0o600)
+    report = examine(place.parent)
+    [finding] = report.findings
+    assert report.sessions == 3
+    assert (finding.kind, finding.key) == (Kind.FOREIGN_LOG, None)
+    assert (finding.path, finding.where) == ("sessions/a_1.jsonl", "and 2 more")
+    command = re.search("`steno (.+)` takes them in", finding.advice)
+    assert command is not None
+
+    assert CliRunner().invoke(main, shlex.split(command[1])).exit_code == 0
+    with open_store(place.parent) as store:
+        assert len(store.list_sessions()) == 3
+
+
 def test_what_another_program_wrote_is_told_with_the_command_that_takes_it_in(
     tmp_path: Path,
 ) -> None:
@@ -484,7 +507,7 @@ def test_a_database_is_not_taken_for_a_folder(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"name it as sqlite:{file}"):
             wrong(str(file))
     (tmp_path / "b.db").write_bytes(b"something else")
-    with pytest.raises(UsageError, match="there is a file at .*b.db, and no folder"):
+    with pytest.raises(UsageError, match=r"there is a file at .*b.db, and no folder"):
         examine(tmp_path / "b.db")
 
 

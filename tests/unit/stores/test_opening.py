@@ -102,7 +102,7 @@ def test_a_database_named_as_a_folder_is_not_made_one(
 
 def test_a_file_is_not_a_workspace(tmp_path: Path) -> None:
     (tmp_path / "passwd").write_text("x")
-    with pytest.raises(UsageError, match="there is a file at .*passwd, and no folder"):
+    with pytest.raises(UsageError, match=r"there is a file at .*passwd, and no folder"):
         open_store(tmp_path / "passwd")
 
 

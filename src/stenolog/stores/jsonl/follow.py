@@ -19,15 +19,14 @@ def news(logs: Logs, key: str, after: int) -> News | None:
     give their seqs to others.
     """
 
-    def look(log: Log) -> tuple[Log, str, int, Found]:
+    def look(log: Log) -> tuple[tuple[Log, str, int], Found]:
         found = log.everything(after=after) if log.next_seq > after + 1 else Found([])
-        return log, log.known_state().uid, log.next_seq - 1, found
+        return (log, log.known_state().uid, log.next_seq - 1), found
 
-    seen = logs.read(key, look)
+    seen = logs.gathered(key, look)
     if seen is None:
         return None
-    log, uid, end, found = seen
-    messages = logs.completed(log, found)
+    (log, uid, end), messages = seen
     if messages:
         try:
             sync(log)

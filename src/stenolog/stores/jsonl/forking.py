@@ -16,17 +16,16 @@ class Seen(Struct, frozen=True):
     """A session at the moment when it is forked."""
 
     log: Log
-    found: Found
     fork: Fork
     uid: str
     generation: int
 
 
-def look(log: Log, *, new_key: str, at: int | None, uid: str, now: str) -> Seen:
+def look(log: Log, *, new_key: str, at: int | None, uid: str, now: str) -> tuple[Seen, Found]:
     """What a fork takes over. Raises UsageError. The log's mutex is held."""
     state, end = log.settled()
     fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
-    return Seen(log, log.in_sight(last=None, after=None), fork, state.uid, state.generation)
+    return Seen(log, fork, state.uid, state.generation), log.in_sight(last=None, after=None)
 
 
 def whole_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:

@@ -17,7 +17,7 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import Trashed
+from stenolog.records import Message, Trashed
 from stenolog.stores.jsonl import forking, trash, writer
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.jsonl.log import Log
@@ -47,8 +47,7 @@ class Lives:
         """As Store.fork."""
         deadline = self._deadline()
         while True:
-            seen = self._seen(key, new_key, at)
-            messages = self._logs.completed(seen.log, seen.found)
+            seen, messages = self._seen(key, new_key, at)
             try:
                 # What another process wrote, and a power cut may take back, is not passed on.
                 writer.sync(seen.log)
@@ -83,13 +82,13 @@ class Lives:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def _seen(self, key: str, new_key: str, at: int | None) -> forking.Seen:
+    def _seen(self, key: str, new_key: str, at: int | None) -> tuple[forking.Seen, list[Message]]:
         if self._logs.read(key, lambda _: True) is None:
             trash.settle(self._directory)
             raise NoSuchSession(key)
         self._check_free(new_key)
         uid, now = os.urandom(8).hex(), writer.now()
-        seen = self._logs.read(
+        seen = self._logs.gathered(
             key, lambda log: forking.look(log, new_key=new_key, at=at, uid=uid, now=now)
         )
         if seen is None:

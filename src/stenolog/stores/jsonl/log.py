@@ -443,8 +443,8 @@ class Log:
     def archives_of(self, found: "Found") -> list[archive.Opened]:
         """The archives that hold what else was asked for, newest first.
 
-        The only method that may be called without the mutex: it can take long, and archives do
-        not change.
+        The only method that may be called without the mutex: it can take long, and an archive
+        does not change. But a purge deletes those of a log that it has replaced.
         """
         return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
 

@@ -42,9 +42,9 @@ from stenolog.records import (
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.base import Append
+from stenolog.stores.disk import refusal
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.jsonl import archive, compaction, leases, listing, marks, trash, writer
-from stenolog.stores.disk import refusal
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import POLL, news
 from stenolog.stores.jsonl.leases import JSONLLease
@@ -466,14 +466,15 @@ class JSONLStore:
         if last is not None and last < 0:
             raise UsageError(f"last={last}: how many messages, 0 or more")
 
-        def look(log: Log) -> tuple[Log, Found]:
+        def look(log: Log) -> tuple[None, Found]:
             if full:
-                return log, log.everything(after=max(0, after or 0))
-            return log, log.in_sight(last=last, after=after)
+                return None, log.everything(after=max(0, after or 0))
+            return None, log.in_sight(last=last, after=after)
 
         with self._uses:
-            seen = self._read(key, look)
-            messages = self._logs.completed(*seen) if seen is not None else []
+            check_key(key)
+            seen = self._logs.gathered(key, look)
+        messages = seen[1] if seen is not None else []
         return messages if last is None or not full else messages[max(0, len(messages) - last) :]
 
     def get_summary(self, key: str) -> str:

@@ -155,14 +155,37 @@ class Logs:
                 return None
             _check_time(deadline, key)
 
-    def completed(self, log: Log, found: Found) -> list[Message]:
-        """What was found, with what archives add: these are read while nobody has to wait."""
+    def gathered(
+        self, key: str, look: Callable[[Log], tuple[T, Found]]
+    ) -> tuple[T, list[Message]] | None:
+        """What a log says, and what was found in it with what archives add; None: no such session.
+
+        Archives are read while nobody has to wait. Where a purge takes them away meanwhile, all of
+        it is looked at anew. Raises StoreBusy where that happens again and again.
+        """
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            seen = self.read(key, lambda log: (log, *look(log)))
+            if seen is None:
+                return None
+            log, told, found = seen
+            messages = self._completed(log, found)
+            if messages is not None:
+                return told, messages
+            self.discard(log)
+            _check_time(deadline, key)
+
+    def _completed(self, log: Log, found: Found) -> list[Message] | None:
+        """What was found, with what archives add; None where these are another log's by now."""
         messages = found.messages
         if found.low:
             try:
                 archives = log.archives_of(found)
             except OSError as error:
                 raise explained(error, f"reading the archives of {log.key!r}") from error
+            # A purge replaces the log before it deletes its archives.
+            if any(one.bad for one in archives) and not log.is_at(self.directory.stat(log.name)):
+                return None
             with log.mutex:
                 messages = log.complete(found, archives)
         self.trim(log)

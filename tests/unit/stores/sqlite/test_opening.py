@@ -97,8 +97,10 @@ def test_without_apsw_the_error_names_the_extra(file: Path) -> None:
         "import sys; sys.modules['apsw'] = None\n"
         "import stenolog\n"
         "from stenolog import *\n"
+        "from stenolog.sessions.verify import examine\n"
         "for opened in (lambda: stenolog.open_store('sqlite:' + sys.argv[1]),\n"
-        "               lambda: stenolog.SQLiteStore(sys.argv[1])):\n"
+        "               lambda: stenolog.SQLiteStore(sys.argv[1]),\n"
+        "               lambda: examine('sqlite:' + sys.argv[1])):\n"
         "    try:\n"
         "        opened()\n"
         "    except stenolog.UsageError as error:\n"
@@ -107,7 +109,10 @@ def test_without_apsw_the_error_names_the_extra(file: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True
     )
-    assert done.stdout.count("pip install 'stenolog[sqlite]'") == 2
+    told = done.stdout.splitlines()
+    assert len(told) == 3
+    assert len(set(told)) == 1
+    assert told[0].endswith("pip install 'stenolog[sqlite]'")
     assert not file.exists()
 
 

@@ -1,0 +1,133 @@
+"""`steno ask`: one question, one answer, for scripts."""
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stenolog.cli.agent_options import Options, agent_options
+from stenolog.cli.text import json_text, printable, sentence
+
+if TYPE_CHECKING:
+    from stenolog.agent.events import Answer, Inbound
+    from stenolog.cli.agents import Opened
+    from stenolog.cli.chat_lines import Teller
+    from stenolog.cli.chat_screen import Meter
+
+
+@click.command("ask")
+@click.argument("question", required=False)
+@click.option(
+    "--session", "key", metavar="KEY", help="Ask in this session; otherwise in a new one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@agent_options
+@click.pass_context
+def ask_command(
+    ctx: click.Context, question: str | None, key: str | None, as_json: bool, options: Options
+) -> None:
+    """Ask an agent QUESTION, and write its answer to stdout as it comes.
+
+    Where QUESTION is - or missing, it is read from stdin. Everything but the answer goes to
+    stderr. Both are kept like any conversation: `steno chat -c` goes on with it. A question is
+    never taken for a command.
+
+    Control characters are left out of the answer; with --json it is exact, and key, seq, outcome,
+    saved, model, usage and tools stand beside it.
+
+    Exit code: 0 answered, 1 not answered, 2 wrong usage, 3 answered and not saved, 130 stopped
+    with Ctrl-C.
+    """
+    asked = _question(question)
+    ctx.exit(asyncio.run(_ask(options, asked, key=key, as_json=as_json)))
+
+
+def _question(given: str | None) -> str:
+    if given is not None and given != "-":
+        text = given
+    elif sys.stdin is None or (given is None and sys.stdin.isatty()):
+        raise click.UsageError("Write a question, as in: steno ask 'How tall is K2?'")
+    else:
+        text = sys.stdin.read()
+    if not text.strip():
+        raise click.UsageError("The question is empty.")
+    return text.strip()
+
+
+async def _ask(options: Options, question: str, *, key: str | None, as_json: bool) -> int:
+    # Slow to import, and not for who asks for help.
+    from stenolog.agent.commands import new_key, parse
+    from stenolog.agent.events import Inbound
+    from stenolog.cli.agents import CHANNEL, SENDER, Signals, close_agent, open_agent
+    from stenolog.cli.chat_lines import Teller
+    from stenolog.cli.chat_pipe import code_of
+    from stenolog.cli.chat_screen import Meter
+
+    opened = open_agent(options)
+    signals = Signals()
+    meter = Meter(opened.agent.model.name)
+    for problem in opened.agent.problems:
+        _say(sentence(problem))
+    # A question is nobody's command, whatever it begins with.
+    content = question if parse(question) is None else f"/{question}"
+    inbound = Inbound(key=key or new_key(CHANNEL, SENDER), content=content)
+    asking = _Asking(opened, inbound)
+    teller = Teller(meter, talkative=sys.stderr.isatty(), quiet=as_json, unread=asking.stop)
+    hearing = asyncio.create_task(asking.answered(teller))
+    ending = asyncio.create_task(signals.asked.wait())
+    try:
+        await asyncio.wait({hearing, ending}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        code = await close_agent(opened, signals, _say)
+        ending.cancel()
+    answer = await hearing
+    if as_json:
+        click.echo(json_text(_fields(answer, teller, meter)))
+    return code or code_of(answer)
+
+
+class _Asking:
+    """One question on its way; Ctrl-C stops the answer, and so does a reader that is gone."""
+
+    def __init__(self, opened: "Opened", inbound: "Inbound") -> None:
+        self._opened = opened
+        self._inbound = inbound
+        self._stopping: asyncio.Task[bool] | None = None
+
+    def stop(self) -> None:
+        stopping = self._opened.loop.stop(self._inbound.key, agent=self._opened.agent.id)
+        self._stopping = asyncio.create_task(stopping)
+
+    async def answered(self, teller: "Teller") -> "Answer":
+        """The answer, told as it comes. Raises UsageError, and OSError of stdout."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self.stop)
+        try:
+            answer = await self._opened.loop.hear(
+                self._inbound, tell=teller.tell, agent=self._opened.agent.id
+            )
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+        teller.finish(answer)
+        return answer
+
+
+def _fields(answer: "Answer", teller: "Teller", meter: "Meter") -> dict[str, Any]:
+    failed = answer.outcome == "failed"
+    fields = {
+        "key": answer.key,
+        "answer": "" if failed else answer.text,
+        "seq": answer.seq,
+        "outcome": answer.outcome,
+        "saved": answer.saved,
+        "model": meter.model,
+        "usage": {"sent": meter.sent, "answered": meter.answered, "cached": meter.cached},
+        "tools": teller.tools,
+    }
+    return {**fields, "error": answer.text} if failed else fields
+
+
+def _say(words: str) -> None:
+    click.echo(printable(words), err=True)

@@ -1,0 +1,104 @@
+"""`steno chat`: talk to an agent, in a terminal or through a pipe."""
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from stenolog.cli.agent_options import Options, agent_options
+from stenolog.cli.terminal import is_interactive
+from stenolog.cli.text import printable, sentence
+
+if TYPE_CHECKING:
+    from stenolog.cli.agents import Opened, Signals
+    from stenolog.cli.chat_start import Start
+
+
+@click.command("chat")
+@click.argument("key", required=False)
+@click.option(
+    "-c", "--continue", "go_on", is_flag=True, help="Go on with the last session of a terminal."
+)
+@click.option(
+    "-r",
+    "--resume",
+    "text",
+    is_flag=False,
+    flag_value="",
+    metavar="[TEXT]",
+    help="Choose a session; TEXT stands in its title, its key or its messages.",
+)
+@agent_options
+@click.pass_context
+def chat_command(
+    ctx: click.Context, key: str | None, go_on: bool, text: str | None, options: Options
+) -> None:
+    """Talk to an agent, in a new session or in the session KEY.
+
+    In a terminal, /help shows commands and keys. Otherwise each line of stdin is a message, only
+    answers are written to stdout, and it ends with the input.
+
+    Without a configured model one is found: by an API key in the environment, an Ollama on this
+    machine, local weights. --model scripted needs none of them.
+
+    Exit code: 0 all is well, 1 something failed (without a terminal: an answer, too), 2 wrong
+    usage, 3 something could not be saved, 128 + N ended by signal N.
+    """
+    if sum((key is not None, go_on, text is not None)) > 1:
+        raise click.UsageError("Name the session once: with KEY, -c or -r.")
+    ctx.exit(asyncio.run(_chat(options, key=key, go_on=go_on, text=text)))
+
+
+async def _chat(options: Options, *, key: str | None, go_on: bool, text: str | None) -> int:
+    # Slow to import, and not for who asks for help.
+    from stenolog.cli.agents import Signals, close_agent, open_agent
+    from stenolog.cli.chat_start import find_start
+
+    opened = open_agent(options)
+    signals = Signals()
+    try:
+        finding = find_start(opened, key=key, go_on=go_on, text=text)
+        start = await signals.unless_asked(finding)
+    except BaseException:
+        await close_agent(opened, signals, _say)
+        raise
+    if start is None:
+        return await close_agent(opened, signals, _say)
+    talk = _in_terminal if is_interactive() else _through_pipe
+    return await talk(opened, signals, start)
+
+
+async def _in_terminal(opened: "Opened", signals: "Signals", start: "Start") -> int:
+    from stenolog.cli.agents import close_agent
+    from stenolog.cli.conversation import Conversation
+
+    talk = Conversation(opened, start.key)
+    talk.greet(start)
+    try:
+        await talk.run(signals)
+    finally:
+        code = await close_agent(opened, signals, _say)
+        await talk.ended()
+    return code
+
+
+async def _through_pipe(opened: "Opened", signals: "Signals", start: "Start") -> int:
+    from stenolog.cli.agents import close_agent
+    from stenolog.cli.chat_pipe import PipedTalk
+
+    for problem in opened.agent.problems:
+        _say(sentence(problem))
+    if start.words and sys.stdin is not None and sys.stdin.isatty():
+        _say(start.words)
+    talk = PipedTalk(opened, start.key)
+    try:
+        await talk.run(signals)
+    finally:
+        code = await close_agent(opened, signals, _say)
+        await talk.ended()
+    return code or talk.code
+
+
+def _say(words: str) -> None:
+    click.echo(printable(words), err=True)

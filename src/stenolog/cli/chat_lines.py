@@ -1,0 +1,209 @@
+"""A conversation without a terminal to draw in: lines in, answers out, words to stderr."""
+
+import asyncio
+import codecs
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import click
+
+from stenolog.agent.events import (
+    Answer,
+    Compacted,
+    Event,
+    Noticed,
+    NotSaved,
+    Said,
+    SavedAfterAll,
+    ToolBegan,
+    ToolEnded,
+)
+from stenolog.cli.chat_screen import Meter
+from stenolog.cli.chat_words import (
+    first_line,
+    short_call,
+    short_time,
+    words_of_compaction,
+    words_of_not_saved,
+    words_of_outcome,
+    words_of_saved,
+)
+from stenolog.cli.text import printable, sentence
+
+_INTRODUCERS: Final = "\x1b\x9b\x9d\x90\x98\x9e\x9f"
+_HELD: Final = 256
+
+
+class SafeText:
+    """A text that comes in pieces, without what a terminal would obey."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def add(self, text: str) -> str:
+        """What can be printed now; a sequence that may go on in the next piece is held back."""
+        text = self._held + text
+        starts = [at for at in map(text.find, _INTRODUCERS) if at >= 0]
+        if not starts:
+            self._held = ""
+            return printable(text)
+        start = min(starts)
+        line_end = text.find("\n", start)
+        if line_end < 0 and len(text) - start < _HELD:
+            self._held = text[start:]
+            return printable(text[:start])
+        self._held = ""
+        done = printable(text[: line_end + 1]) if line_end >= 0 else printable(text)
+        return done + (self.add(text[line_end + 1 :]) if line_end >= 0 else "")
+
+    def end(self) -> str:
+        """What was held back."""
+        left, self._held = printable(self._held), ""
+        return left
+
+
+class Teller:
+    """Prints an answer to stdout as it comes, and everything else to stderr.
+
+    `talkative`: tools and the status line are told, too; nobody reads them in a log.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        talkative: bool,
+        quiet: bool = False,
+        unread: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`quiet`: the answer is not printed. `unread`: called once stdout takes no more."""
+        self._meter = meter
+        self._unread = unread
+        self._failure: OSError | None = None
+        self._talkative = talkative
+        self._quiet = quiet
+        self._safe = SafeText()
+        self._calls: dict[str, str] = {}
+        self._wrote = ""
+        self._apart = False
+        self.tools: list[dict[str, Any]] = []
+        """Each tool that ran: name, arguments, seconds, and whether it failed."""
+        meter.begin()
+
+    def tell(self, event: Event) -> None:
+        """Print what happened."""
+        self._meter.take(event)
+        match event:
+            case Said():
+                self._print(self._safe.add(event.text))
+            case ToolBegan():
+                self._apart = bool(self._wrote)
+                self._calls[event.id] = event.arguments
+            case ToolEnded():
+                self._tool(event)
+            case Compacted():
+                self._say(words_of_compaction(event.compaction))
+            case NotSaved():
+                self._say(words_of_not_saved(event))
+            case SavedAfterAll():
+                self._say(words_of_saved(event))
+            case Noticed():
+                self._say(sentence(event.words))
+            case _:
+                pass
+
+    def finish(self, answer: Answer) -> None:
+        """End the answer; say how it ended, where that is not well. Raises OSError of stdout."""
+        self._print(self._safe.end())
+        if not self._wrote and answer.outcome not in ("failed", "interrupted"):
+            self._print(printable(answer.text))
+        if self._wrote and not self._wrote.endswith("\n"):
+            self._print("\n")
+        if self._failure is not None:
+            raise self._failure
+        words = words_of_outcome(answer)
+        if words:
+            self._say(words)
+        if self._talkative and answer.outcome in ("answered", "interrupted"):
+            self._say(self._meter.words())
+
+    def _tool(self, event: ToolEnded) -> None:
+        given = self._calls.pop(event.id, "")
+        self.tools.append(
+            {
+                "name": event.name,
+                "arguments": given,
+                "seconds": round(event.seconds, 3),
+                "failed": event.failed,
+            }
+        )
+        if self._talkative:
+            mark = "✗" if event.failed else "✓"
+            took = short_time(event.seconds)
+            call = short_call(event.name, given)
+            self._say(f"{mark} {call} · {took} · {first_line(event.text)}")
+
+    def _print(self, text: str) -> None:
+        if self._quiet or not text or self._failure is not None:
+            return
+        if self._apart:
+            self._apart, text = False, f"\n\n{text}"
+        self._wrote = text
+        try:
+            click.echo(text, nl=False)
+            sys.stdout.flush()
+        except OSError as error:
+            # Not raised in the middle of a turn: the answer ends first, and is kept.
+            self._failure = error
+            self._unread()
+
+    def _say(self, words: str) -> None:
+        if self._talkative and sys.stdout.isatty() and self._wrote[-1:] not in ("", "\n"):
+            click.echo(err=True)
+        click.echo(printable(words), err=True)
+
+
+async def lines_of_stdin() -> AsyncIterator[str]:
+    """The messages on stdin, one a line; one that ends with a backslash goes on in the next."""
+    text = ""
+    async for line in _read():
+        text += line
+        if text.endswith("\\"):
+            text = f"{text[:-1]}\n"
+        else:
+            yield text
+            text = ""
+    if text.strip():
+        yield text
+
+
+async def _read() -> AsyncIterator[str]:
+    descriptor = sys.stdin.fileno()
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = ""
+    while True:
+        # Not by a thread: one that waits for input could not be ended.
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            await _readable(descriptor)
+        read = os.read(descriptor, 65_536)
+        text += decoder.decode(read, final=not read)
+        *whole, text = text.split("\n")
+        for line in whole:
+            yield line.removesuffix("\r")
+        if not read:
+            break
+    if text:
+        yield text
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

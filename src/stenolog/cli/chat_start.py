@@ -1,0 +1,109 @@
+"""Which session a chat begins in: a new one, the last one, or one that was chosen."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+from msgspec import Struct
+
+from stenolog.agent.commands import new_key
+from stenolog.catalog import Catalog, Entry
+from stenolog.cli.agents import CHANNEL, SENDER, Opened
+from stenolog.cli.choices import matching, newest
+from stenolog.cli.terminal import is_interactive
+from stenolog.cli.text import age, one_line, printable
+
+_NAMED: Final = 10
+"""So many sessions are named where several are meant."""
+_TITLE: Final = 60
+
+
+class Start(Struct, frozen=True, kw_only=True):
+    """Where a chat begins."""
+
+    key: str
+    words: str
+    """What to say of it, in one line."""
+    goes_on: bool
+    """Whether something was said there before."""
+
+
+async def find_start(
+    opened: Opened, *, key: str | None = None, go_on: bool = False, text: str | None = None
+) -> Start | None:
+    """The session that is meant; None where somebody was asked and chose none.
+
+    `go_on`: the last one of a terminal. `text`: one that it matches. Raises ClickException, where
+    nobody can be asked, and StenologError.
+    """
+    catalog = opened.agent.catalog
+    if key is not None:
+        return _named(opened, key)
+    if catalog is None:
+        if go_on or text is not None:
+            raise click.ClickException(
+                "Sessions are kept as plain JSON for this run, without an index; name the session "
+                "by its KEY."
+            )
+        return Start(key=new_key(CHANNEL, SENDER), words="A new session.", goes_on=False)
+    if text is not None:
+        return await _chosen(catalog, text)
+    last = await asyncio.to_thread(newest, catalog, channel=CHANNEL)
+    if not go_on:
+        words = "A new session."
+        if last is not None:
+            words = f"A new session; `steno chat -c` goes on with the last one: {_title(last)}"
+        return Start(key=new_key(CHANNEL, SENDER), words=words, goes_on=False)
+    if last is None:
+        words = "There is no session to go on with yet; this is a new one."
+        return Start(key=new_key(CHANNEL, SENDER), words=words, goes_on=False)
+    return _at(last)
+
+
+async def _chosen(catalog: Catalog, text: str) -> Start | None:
+    found = await asyncio.to_thread(matching, catalog, text)
+    if len(found) == 1:
+        return _at(found[0])
+    if is_interactive():
+        # Slow to import, and only for who picks.
+        from stenolog.cli.picker import pick
+
+        key = await pick(catalog, text=text, channel=CHANNEL)
+        if key is None:
+            return None
+        return _at(next(iter(await asyncio.to_thread(matching, catalog, key))))
+    if not found:
+        raise click.ClickException(f"No session matches {one_line(text)!r}; `steno list` has all.")
+    raise click.ClickException("\n".join(_several(found, text)))
+
+
+def _several(found: Sequence[Entry], text: str) -> list[str]:
+    named = [f"  {one_line(entry.key)}  {_title(entry)}" for entry in found[:_NAMED]]
+    more = [f"  … and {len(found) - _NAMED:,} more"] if len(found) > _NAMED else []
+    what = f"{len(found):,} sessions match {one_line(text)!r}" if text else "Which session"
+    return [f"{what}; name one by its key, as in: steno chat KEY", *named, *more]
+
+
+def _named(opened: Opened, key: str) -> Start:
+    own = opened.agent.own_key(key)
+    if opened.agent.sessions.get_history(own, last=1):
+        return Start(key=own, words="", goes_on=True)
+    return Start(key=own, words="A new session of this name.", goes_on=False)
+
+
+def _at(entry: Entry) -> Start:
+    said = "1 message" if entry.visible == 1 else f"{entry.visible:,} messages"
+    when = "" if entry.updated is None else f", {_ago(entry.updated)}"
+    return Start(key=entry.key, words=f"{_title(entry)} ({said}{when})", goes_on=True)
+
+
+def _ago(at: datetime) -> str:
+    ago = age(at, datetime.now(UTC))
+    return "just now" if ago == "now" else ago if "-" in ago else f"{ago} ago"
+
+
+def _title(entry: Entry) -> str:
+    title = one_line(printable(entry.title)) or one_line(entry.key)
+    return title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…"

@@ -1,0 +1,124 @@
+"""A conversation with a real small model in this process: pieces, usage, schema, cancellation, end.
+
+It is a very small one: what it says is seldom right. These look at what holds whatever it says.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from small_model import weights
+
+from stenolog.context.overflow import read_overflow
+from stenolog.errors import ModelRefused
+from stenolog.providers.base import ChatModel, Reply
+from stenolog.providers.finding import Choice, find_model, open_model
+from stenolog.providers.local import LocalModel, find_weights, is_installed
+
+pytestmark = pytest.mark.llm
+
+ASKED = [{"role": "user", "content": "Name three colours of the rainbow."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    yield weights()
+
+
+async def answer(model: ChatModel, **how: object) -> tuple[Reply, int]:
+    reply, pieces = Reply(), 0
+    async for delta in model.stream(ASKED, **how):  # type: ignore[arg-type]
+        reply.add(delta)
+        pieces += 1
+    return reply, pieces
+
+
+def test_the_weights_are_found_and_make_the_model_that_is_opened(path: Path) -> None:
+    assert is_installed()
+    assert find_weights() == path
+    choice = find_model(environment={}, weights=find_weights)
+    assert isinstance(choice, Choice)
+    model = open_model(choice, environment={})
+    assert isinstance(model, LocalModel)
+    assert model.path == path
+
+
+def test_it_talks_keeps_to_a_schema_and_is_gone_when_closed(
+    path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def talk() -> tuple[tuple[Reply, int], Reply, str]:
+        model = LocalModel(path, context=2_048, extra={"temperature": 0})
+        told = await answer(model, max_tokens=40)
+        shaped, _ = await answer(model, schema=SCHEMA, max_tokens=60)
+        where = model._server.listening_address
+        await model.close()
+        await model.close()
+        return told, shaped, where
+
+    before = threading.active_count()
+    (reply, pieces), shaped, where = asyncio.run(talk())
+    assert pieces > 3
+    assert reply.text
+    assert reply.finish in ("stop", "length")
+    assert reply.usage is not None
+    assert 0 < reply.usage.answer <= 40
+    assert set(json.loads(shaped.text)) == {"city"}
+    address = urlsplit(where)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.hostname or "", address.port or 0), timeout=5)
+    assert threading.active_count() == before
+    # Not a word of its log is on the terminal.
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_request_that_is_too_long_is_known_as_such(path: Path) -> None:
+    async def overflow() -> ModelRefused:
+        model = LocalModel(path, context=256)
+        asked = [{"role": "user", "content": "tides and the moon " * 300}]
+        try:
+            with pytest.raises(ModelRefused) as caught:
+                await anext(model.stream(asked))
+        finally:
+            await model.close()
+        return caught.value
+
+    found = read_overflow(asyncio.run(overflow()))
+    assert found is not None
+    assert found.limit == 256
+
+
+def test_who_stops_reading_can_go_on_at_once(path: Path) -> None:
+    async def stopped() -> Reply:
+        model = LocalModel(path, context=2_048)
+        async with aclosing(model.stream(ASKED, max_tokens=1_500)) as deltas:
+            await anext(deltas)
+        # The answer that nobody reads would take the machine for many seconds.
+        reply, _ = await answer(model, max_tokens=5)
+        await model.close()
+        return reply
+
+    assert asyncio.run(stopped()).finish
+
+
+def test_a_file_that_only_looks_like_a_model_is_told(tmp_path: Path) -> None:
+    weights()
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"GGUF" + b"\0" * 100)
+
+    async def load() -> None:
+        await anext(LocalModel(wrong).stream(ASKED))
+
+    with pytest.raises(ModelRefused, match="cannot be loaded"):
+        asyncio.run(load())

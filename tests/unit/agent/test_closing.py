@@ -1,0 +1,141 @@
+"""Everything that is opened is closed: nothing is left of a loop, also with a turn in flight."""
+
+import asyncio
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from agents import KEY, SPEC, STORES, agent_loop, called, open_agent, reopened, say, until
+from msgspec.structs import replace
+
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.tools import tool
+from stenolog.providers.scripted import ScriptedModel
+
+every_store = pytest.mark.parametrize("store", STORES)
+
+
+def _tasks() -> list[str]:
+    return [repr(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+def _open_files(folder: Path) -> list[str]:
+    found = []
+    for name in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(str(name.readlink()))
+    return [path for path in found if path.startswith(str(folder))]
+
+
+@every_store
+def test_nothing_is_left_of_a_loop_that_was_closed(store: str, tmp_path: Path) -> None:
+    threads = set(threading.enumerate())
+
+    async def main() -> None:
+        model = ScriptedModel([called("now"), "Hello."])
+        async with agent_loop(store, tmp_path, model) as loop:
+            await say(loop, "Hi.")
+        assert _tasks() == []
+        assert model.closed
+        assert str(await loop.close()) == "nothing is left undone"
+
+    asyncio.run(main())
+    assert (_open_files(tmp_path), set(threading.enumerate())) == ([], threads)
+
+
+@every_store
+def test_a_turn_in_flight_is_waited_for(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        model = ScriptedModel(["word " * 20], pause=0.01)
+        async with agent_loop(store, tmp_path, model) as loop:
+            speaking = asyncio.create_task(say(loop, "Talk."))
+            await until(lambda: KEY in loop.busy)
+            left = await loop.close(patience=30)
+            assert left.turns == ()
+            assert (await speaking).outcome == "answered"
+        assert _tasks() == []
+
+    asyncio.run(main())
+    assert reopened(store, tmp_path)[-1]["content"] == "word " * 20
+
+
+@every_store
+def test_a_turn_that_takes_too_long_is_left_to_the_next_start(store: str, tmp_path: Path) -> None:
+    threads = set(threading.enumerate())
+
+    async def main() -> None:
+        model = ScriptedModel(["word " * 2_000], pause=0.01)
+        async with agent_loop(store, tmp_path, model) as loop:
+            speaking = asyncio.create_task(say(loop, "Talk."))
+            waiting = asyncio.create_task(say(loop, "And me?"))
+            await until(lambda: KEY in loop.busy)
+            left = await loop.close(patience=0.05)
+            assert left.turns == (KEY,)
+            assert KEY in str(left)
+            assert {(await speaking).outcome, (await waiting).outcome} == {"failed"}
+        assert _tasks() == []
+
+    asyncio.run(main())
+    assert (_open_files(tmp_path), set(threading.enumerate())) == ([], threads)
+    assert [body["role"] for body in reopened(store, tmp_path)] == ["user", "user"]
+
+    async def next_start() -> None:
+        async with agent_loop(store, tmp_path, ["Both."]) as loop:
+            assert [answer.text for answer in await loop.resume()] == ["Both."]
+
+    asyncio.run(next_start())
+
+
+def test_a_tool_that_hangs_does_not_keep_it_open(tmp_path: Path) -> None:
+    hangs = threading.Event()
+    begun = asyncio.Event()
+
+    async def main() -> None:
+        running = asyncio.get_running_loop()
+
+        @tool
+        def hang() -> None:
+            """Hang."""
+            running.call_soon_threadsafe(begun.set)
+            hangs.wait(60)
+
+        async with agent_loop("jsonl", tmp_path, [called("hang")], tools=[hang]) as loop:
+            speaking = asyncio.create_task(say(loop, "Hang."))
+            await begun.wait()
+            assert (await loop.close(patience=0)).turns == (KEY,)
+            assert (await speaking).outcome == "failed"
+
+    asyncio.run(main())
+    hangs.set()
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_the_lease_is_given_back(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        other = open_agent(store, tmp_path, ScriptedModel([]))
+        assert other.store is not None
+        async with agent_loop(store, tmp_path, ["Hello."]) as loop:
+            await say(loop, "Hi.")
+            other.store.lease(KEY, ttl=5, wait=0).release()
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_every_agent_of_the_registry_is_closed(tmp_path: Path) -> None:
+    models = [ScriptedModel(["a"]), ScriptedModel(["b"])]
+
+    async def main() -> None:
+        agents = [
+            open_agent("jsonl", tmp_path, model, spec=replace(SPEC, id=name))
+            for name, model in zip(("ann", "bob"), models, strict=True)
+        ]
+        loop = AgentLoop(AgentRegistry(agents))
+        await say(loop, "Hi.")
+        await loop.close()
+        assert all(model.closed for model in models)
+        assert not agents[0].sessions.add_message(KEY, "user", "too late")
+
+    asyncio.run(main())

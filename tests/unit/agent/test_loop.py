@@ -1,0 +1,471 @@
+"""The loop runs unchanged on every kind of sessions: JSONL, SQLite, and the stand-in."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import (
+    KEY,
+    SPEC,
+    STORES,
+    Heard,
+    agent_loop,
+    bodies,
+    called,
+    calls,
+    reopened,
+    roles,
+    say,
+    until,
+)
+from msgspec.structs import replace
+
+from stenolog.agent.events import Asked, Compacted, NotSaved, Said, ToolBegan, ToolEnded
+from stenolog.agent.tools import tool
+from stenolog.agent.turn import INTERRUPTED, REPEATED
+from stenolog.context.budget import Limits
+from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
+from stenolog.providers.scripted import ScriptedModel
+
+every_store = pytest.mark.parametrize("store", STORES)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@every_store
+def test_a_message_is_answered_and_both_are_in_the_log(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["Hello, Ann."]) as loop:
+            heard = Heard()
+            answer = await say(loop, "I am Ann.", tell=heard)
+            assert (answer.outcome, answer.text, answer.saved) == ("answered", "Hello, Ann.", True)
+            assert answer.seq == 2
+            assert "".join(one.text for one in heard.of(Said)) == "Hello, Ann."
+            [asked] = heard.of(Asked)
+            assert 0 < asked.tokens < asked.budget
+
+    asyncio.run(main())
+    assert [body["content"] for body in reopened(store, tmp_path)] == ["I am Ann.", "Hello, Ann."]
+
+
+@every_store
+def test_the_message_is_stored_before_the_model_is_asked(store: str, tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def look(messages: Any) -> str:
+        del messages
+        seen.append([body["content"] for body in reopened(store, tmp_path)])
+        return "yes"
+
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, [look]) as loop:
+            await say(loop, "Are you there?")
+
+    asyncio.run(main())
+    assert seen == [["Are you there?"]]
+
+
+@every_store
+def test_tools_are_called_and_their_results_answered(store: str, tmp_path: Path) -> None:
+    script: list[Any] = [called("add", '{"a": 2, "b": 3}'), "It is 5."]
+
+    async def main() -> None:
+        model = ScriptedModel(script)
+        async with agent_loop(store, tmp_path, model, tools=[add]) as loop:
+            heard = Heard()
+            answer = await say(loop, "2 + 3?", tell=heard)
+            assert answer.text == "It is 5."
+            assert roles(loop) == ["user", "assistant", "tool", "assistant"]
+            assert bodies(loop)[2] == {"role": "tool", "tool_call_id": "c1", "content": "5"}
+            assert [one.name for one in heard.of(ToolBegan)] == ["add"]
+            [ended] = heard.of(ToolEnded)
+            assert (ended.text, ended.failed) == ("5", False)
+            assert model.asked[1].messages[-1]["content"] == "5"
+            assert "add" in [one["function"]["name"] for one in model.asked[0].tools]
+
+    asyncio.run(main())
+
+
+@every_store
+def test_calls_of_one_answer_run_side_by_side(store: str, tmp_path: Path) -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(name: str) -> str:
+        """Wait for the other."""
+        await both.wait()
+        return f"{name} was here"
+
+    script = [calls(("meet", '{"name": "a"}', "1"), ("meet", '{"name": "b"}', "2")), "Both."]
+
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, script, tools=[meet]) as loop:
+            assert (await say(loop, "go")).text == "Both."
+            results = {
+                body["tool_call_id"]: body["content"]
+                for body in bodies(loop)
+                if body["role"] == "tool"
+            }
+            assert results == {"1": "a was here", "2": "b was here"}
+
+    asyncio.run(main())
+
+
+def test_a_tool_that_must_be_alone_runs_after_the_others(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    @tool(alone=True)
+    def last() -> None:
+        """Run alone."""
+        order.append("alone")
+
+    async def first() -> None:
+        """Run beside others."""
+        await asyncio.sleep(0)
+        order.append("together")
+
+    script = [calls(("last", "{}", "1"), ("first", "{}", "2"), ("first", "{}", "3")), "ok"]
+
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, script, tools=[last, first]) as loop:
+            await say(loop, "go")
+
+    asyncio.run(main())
+    assert order == ["together", "together", "alone"]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (called("nothing"), "there is no tool 'nothing'"),
+        (called("add", "{"), "the arguments are no JSON"),
+        (called("add", "[1]"), "no JSON object"),
+        (called("add", '{"a": 1}'), "missing required field `b`"),
+        (called("add", '{"a": 1, "b": 2, "c": 3}'), "unknown field `c`"),
+        (called("fail"), "ZeroDivisionError: oh no"),
+        (called("leave"), "SystemExit"),
+        (called("hang"), "did not end within 0.05 s"),
+    ],
+)
+def test_whatever_goes_wrong_in_a_tool_is_told_to_the_model(
+    call: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        """Fail."""
+        raise ZeroDivisionError("oh no")
+
+    def leave() -> None:
+        """End the program."""
+        raise SystemExit(3)
+
+    @tool(timeout=0.05)
+    async def hang() -> None:
+        """Never end."""
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        script = [call, "I see."]
+        async with agent_loop("jsonl", tmp_path, script, tools=[add, fail, leave, hang]) as loop:
+            heard = Heard()
+            assert (await say(loop, "go", tell=heard)).text == "I see."
+            [ended] = heard.of(ToolEnded)
+            assert ended.failed
+            assert told in ended.text
+            assert bodies(loop)[2]["content"] == ended.text
+
+    asyncio.run(main())
+
+
+def test_a_long_result_is_cut_and_says_so(tmp_path: Path) -> None:
+    def much() -> str:
+        """Say much."""
+        return "x" * 1_000
+
+    async def main() -> None:
+        spec = replace(SPEC, tool_output_limit=100)
+        async with agent_loop(
+            "jsonl", tmp_path, [called("much"), "ok"], spec=spec, tools=[much]
+        ) as loop:
+            await say(loop, "go")
+            result = bodies(loop)[2]["content"]
+            assert result.startswith("x" * 100 + "\n[… 900 more")
+
+    asyncio.run(main())
+
+
+@every_store
+def test_a_message_that_is_delivered_again_is_not_answered_twice(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["One.", "Two."]) as loop:
+            first = await say(loop, "Count.", id="update-1")
+            again = await say(loop, "Count.", id="update-1")
+            assert (again.outcome, again.text, again.seq) == ("again", first.text, first.seq)
+            assert (await say(loop, "Go on.", id="update-2")).text == "Two."
+            late = await say(loop, "Count.", id="update-1")
+            assert (late.outcome, late.text) == ("again", "One.")
+            assert roles(loop) == ["user", "assistant"] * 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_an_id_that_comes_again_with_other_words_is_refused(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["One.", "Two."]) as loop:
+            await say(loop, "Count.", id="update-1")
+            with pytest.raises(OnceConflict):
+                await say(loop, "Something else.", id="update-1")
+            assert (await say(loop, "Go on.")).text == "Two."
+
+    asyncio.run(main())
+
+
+@every_store
+def test_what_arrives_during_a_turn_is_seen_by_the_next_call_of_the_model(
+    store: str, tmp_path: Path
+) -> None:
+    waits, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        """Wait."""
+        waits.set()
+        await goes_on.wait()
+        return "waited"
+
+    async def main() -> None:
+        model = ScriptedModel([called("wait"), "Both are answered."])
+        async with agent_loop(store, tmp_path, model, tools=[wait]) as loop:
+            first = asyncio.create_task(say(loop, "first"))
+            await waits.wait()
+            second = asyncio.create_task(say(loop, "second"))
+            await until(lambda: len(bodies(loop)) == 3)
+            goes_on.set()
+            answers = [await first, await second]
+            assert [one.outcome for one in answers] == ["answered", "elsewhere"]
+            assert {one.text for one in answers} == {"Both are answered."}
+            sent = [body["content"] for body in model.asked[1].messages if body["role"] == "user"]
+            assert sent == ["first", "second"]
+
+    asyncio.run(main())
+
+
+@every_store
+def test_what_arrives_while_the_answer_is_written_gets_one_of_its_own(
+    store: str, tmp_path: Path
+) -> None:
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(ScriptedModel):
+        async def stream(self, messages: Any, **how: Any) -> Any:
+            if not asked.is_set():
+                asked.set()
+                await goes_on.wait()
+            async for delta in super().stream(messages, **how):
+                yield delta
+
+    async def main() -> None:
+        model = Slow(["To the first.", "To the second."])
+        async with agent_loop(store, tmp_path, model) as loop:
+            first = asyncio.create_task(say(loop, "first"))
+            await asked.wait()
+            second = asyncio.create_task(say(loop, "second"))
+            await until(lambda: len(bodies(loop)) == 2)
+            goes_on.set()
+            assert (await first).text == "To the first."
+            assert (await second).text == "To the second."
+            assert roles(loop) == ["user", "user", "assistant", "assistant"]
+
+    asyncio.run(main())
+
+
+@every_store
+def test_a_stopped_answer_is_kept_with_a_mark_and_not_gone_on_with(
+    store: str, tmp_path: Path
+) -> None:
+    begun = asyncio.Event()
+
+    def tell(event: object) -> None:
+        if isinstance(event, Said):
+            begun.set()
+
+    async def main() -> None:
+        model = ScriptedModel(["word " * 200, "Next."], pause=0.01)
+        async with agent_loop(store, tmp_path, model) as loop:
+            speaking = asyncio.create_task(say(loop, "Talk.", tell=tell))
+            await begun.wait()
+            assert await loop.stop(KEY)
+            answer = await speaking
+            assert answer.outcome == "interrupted"
+            assert answer.text.startswith("word")
+            assert answer.text.endswith(INTERRUPTED)
+            assert bodies(loop)[-1]["content"] == answer.text
+            assert not await loop.stop(KEY)
+            assert await loop.resume(KEY) == []
+            assert (await say(loop, "And now?")).text == "Next."
+
+    asyncio.run(main())
+
+
+@every_store
+def test_stopping_during_a_tool_closes_its_call(store: str, tmp_path: Path) -> None:
+    waits = asyncio.Event()
+
+    async def wait() -> None:
+        """Never end."""
+        waits.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        model = ScriptedModel([called("wait"), "Next."])
+        async with agent_loop(store, tmp_path, model, tools=[wait]) as loop:
+            speaking = asyncio.create_task(say(loop, "Wait."))
+            await waits.wait()
+            await loop.stop(KEY)
+            assert (await speaking).outcome == "interrupted"
+            assert roles(loop) == ["user", "assistant", "tool", "assistant"]
+            assert "stopped" in bodies(loop)[2]["content"]
+            await say(loop, "Go on.")
+            assert [body["role"] for body in model.asked[1].messages[1:]] == [
+                *("user", "assistant", "tool", "assistant", "user")
+            ]
+
+    asyncio.run(main())
+
+
+@every_store
+def test_who_goes_away_stops_the_answer(store: str, tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    def tell(event: object) -> None:
+        if isinstance(event, Said):
+            begun.set()
+
+    async def main() -> None:
+        model = ScriptedModel(["word " * 200], pause=0.01)
+        async with agent_loop(store, tmp_path, model) as loop:
+            speaking = asyncio.create_task(say(loop, "Talk.", tell=tell))
+            await begun.wait()
+            speaking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await speaking
+            assert bodies(loop)[-1]["content"].endswith(INTERRUPTED)
+            assert loop.busy == set()
+
+    asyncio.run(main())
+
+
+@every_store
+def test_a_model_that_fails_leaves_the_message_unanswered_and_the_next_one_sees_it(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        model = ScriptedModel([ModelUnavailable("it is down"), "Both."])
+        async with agent_loop(store, tmp_path, model) as loop:
+            failed = await say(loop, "first")
+            assert (failed.outcome, failed.text, failed.saved) == ("failed", "it is down", True)
+            assert (await say(loop, "second")).text == "Both."
+            assert roles(loop) == ["user", "user", "assistant"]
+
+    asyncio.run(main())
+
+
+def test_the_same_calls_again_and_again_end_the_turn(tmp_path: Path) -> None:
+    async def main() -> None:
+        script = [called("add", '{"a": 1, "b": 1}', f"c{number}") for number in range(20)]
+        async with agent_loop("jsonl", tmp_path, script, tools=[add]) as loop:
+            answer = await say(loop, "go")
+            assert answer.text == REPEATED
+            assert roles(loop).count("tool") == 3
+            assert await loop.resume(KEY) == []
+
+    asyncio.run(main())
+
+
+def test_a_turn_has_an_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        script = [called("add", f'{{"a": {n}, "b": 1}}', f"c{n}") for n in range(20)]
+        spec = replace(SPEC, max_iterations=4)
+        async with agent_loop("jsonl", tmp_path, script, tools=[add], spec=spec) as loop:
+            assert "after 4 steps" in (await say(loop, "go")).text
+
+    asyncio.run(main())
+
+
+@every_store
+def test_a_long_conversation_is_compacted_behind_the_answer_and_it_is_told(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        spec = replace(SPEC, limits=Limits(max_history_messages=6))
+        model = ScriptedModel([f"ok {number}" for number in range(20)])
+        async with agent_loop(store, tmp_path, model, spec=spec) as loop:
+            heard = Heard()
+            for number in range(6):
+                await say(loop, f"message {number}", tell=heard)
+            await loop.quiet()
+            assert heard.of(Compacted)
+            sessions = loop.registry.agent().sessions
+            assert len(sessions.get_history(KEY)) <= 6
+            assert len(sessions.get_history(KEY, full=True)) == 12
+            assert sessions.get_summary(KEY)
+
+    asyncio.run(main())
+
+
+def test_two_sessions_talk_side_by_side(tmp_path: Path) -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet() -> str:
+        """Wait for the other session."""
+        await both.wait()
+        return "met"
+
+    async def main() -> None:
+        def script(messages: Any, tools: Any) -> Any:
+            del tools
+            return "Done." if messages[-1]["role"] == "tool" else called("meet")
+
+        async with agent_loop("jsonl", tmp_path, ScriptedModel(script), tools=[meet]) as loop:
+            answers = await asyncio.gather(say(loop, "a", key="cli:a"), say(loop, "b", key="cli:b"))
+            assert [one.text for one in answers] == ["Done.", "Done."]
+
+    asyncio.run(main())
+
+
+def test_a_closed_loop_takes_nothing_in(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["x"]) as loop:
+            await loop.close()
+            with pytest.raises(StoreClosed):
+                await say(loop, "Hello?")
+        assert reopened("jsonl", tmp_path) == []
+
+    asyncio.run(main())
+
+
+def test_whoever_shows_it_may_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def tell(event: object) -> None:
+        raise RuntimeError(f"the screen is gone: {event}")
+
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
+            assert (await say(loop, "Hi.", tell=tell)).text == "Hello."
+
+    asyncio.run(main())
+    assert "the screen is gone" in caplog.text
+
+
+@every_store
+def test_nothing_is_told_as_unsaved_where_all_is_well(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with agent_loop(store, tmp_path, ["Hello."]) as loop:
+            await say(loop, "Hi.", tell=heard)
+        assert heard.of(NotSaved) == []
+
+    asyncio.run(main())

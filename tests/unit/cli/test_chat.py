@@ -1,0 +1,371 @@
+"""`steno chat` without a terminal, and which session a chat begins in."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from stenolog.cli.chat_history import KeptHistory
+from stenolog.cli.chat_lines import SafeText
+from stenolog.stores.opening import open_store
+
+Steno = Callable[..., Result]
+PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a home of its own and no keys in the environment."""
+    for name in list(os.environ):
+        if name.endswith("_API_KEY") or name.startswith(("STENO_", "OLLAMA_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    # No Ollama of this machine: a port that nobody listens on.
+    monkeypatch.setenv("OLLAMA_HOST", "http://127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def chat(
+    *arguments: str,
+    typed: str = "",
+    model: str | None = "scripted",
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """`steno chat` with these lines on its stdin."""
+    chosen = [] if model is None else ["--model", model]
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, "chat", *chosen, *arguments],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def contents(key: str) -> list[object]:
+    with open_store("workspace", read_only=True) as store:
+        return [message.content for message in store.get_history(key)]
+
+
+def only_key() -> str:
+    with open_store("workspace", read_only=True) as store:
+        (key,) = store.list_sessions()
+    return key
+
+
+# --- through a pipe --------------------------------------------------------------------------
+
+
+def test_each_line_is_a_message_and_only_answers_go_to_stdout(here: Path) -> None:
+    ended = chat(typed="what time is it?\n\nhello\\\nworld")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    said = ended.stdout.splitlines()
+    assert said[0].startswith("The tool says: ")
+    assert said[1:3] == ["You said: hello", "world"]
+    assert "what time is it?" not in ended.stdout
+    assert contents(only_key())[0] == "what time is it?"
+    assert "hello\nworld" in contents(only_key())
+
+
+def test_a_file_and_nothing_at_all_can_be_stdin(here: Path) -> None:
+    Path("lines").write_text("one\n/quit\nnever\n")
+    with Path("lines").open() as lines:
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "chat", "--model", "scripted"],
+            stdin=lines,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "You said: one" in ended.stdout
+    assert "never" not in ended.stdout
+    assert chat(typed="").returncode == 0
+
+
+def test_commands_are_carried_out_and_lead_into_other_sessions(here: Path) -> None:
+    ended = chat("cli:a", typed="first\n/new\nsecond\n/nonsense\n")
+    assert ended.returncode == 0
+    assert "A new session." in ended.stdout
+    assert "There is no /nonsense" in ended.stdout
+    with open_store("workspace", read_only=True) as store:
+        new = [key for key in store.list_sessions() if key != "cli:a"]
+        assert [store.get_history(key)[0].content for key in ("cli:a", *new)] == ["first", "second"]
+
+
+def test_a_turn_that_failed_is_told_and_the_exit_code_says_so(here: Path) -> None:
+    nowhere = {
+        "STENO_MODELS__BAD__BASE_URL": "http://127.0.0.1:1/v1",
+        "STENO_MODELS__BAD__MODEL": "x",
+        "STENO_MODELS__BAD__RETRIES": "0",
+    }
+    ended = chat("cli:a", typed="hello\n/context\n", model="bad", environment=nowhere)
+    assert ended.returncode == 1
+    assert "Your message is kept; /retry asks again." in ended.stderr
+    # It goes on with what is left of the input.
+    assert "tokens are sent to" in ended.stdout
+    assert contents("cli:a") == ["hello"]
+
+
+def test_a_reader_that_is_gone_ends_it_without_a_word(here: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "chat", "--model", "scripted"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"long\nsecond\n")
+        process.stdin.close()
+        assert process.stdout.read(4) == b"This"
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, b"")
+    assert "second" not in contents(only_key())
+
+
+def test_asked_to_end_it_finishes_the_answer(here: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "chat", "cli:a", "--model", "scripted"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("markdown\n")
+        process.stdin.flush()
+        first = process.stdout.read(4)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"{first}{rest}".startswith("# What")
+    assert f"{first}{rest}".rstrip().endswith("this page is always the same.")
+
+
+def test_asked_twice_it_ends_at_once_and_says_what_it_leaves(here: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "chat", "cli:a", "--model", "scripted"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write("long\n")
+        process.stdin.flush()
+        process.stdout.read(4)
+        process.send_signal(signal.SIGTERM)
+        told = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        _, left = process.communicate(timeout=60)
+    assert told.startswith("Ending: the answer is being finished, for up to 10 s;")
+    assert left.splitlines()[-1] == (
+        "Left unanswered, with all messages stored; `steno chat cli:a` goes on."
+    )
+    assert process.returncode == 128 + signal.SIGTERM
+    assert contents("cli:a") == ["long"]
+
+
+def test_the_interrupt_key_stops_the_answer_and_not_the_program(here: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "chat", "cli:a", "--model", "scripted"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("long\n")
+        process.stdin.flush()
+        process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        said, told = process.communicate("hello\n", timeout=60)
+    assert "You said: hello" in said
+    assert "Stopped. What was said is kept; /retry asks for another answer." in told
+    assert process.returncode == 130
+    assert str(contents("cli:a")[1]).endswith("[interrupted]")
+
+
+def test_an_answer_in_pieces_cannot_drive_the_terminal() -> None:
+    safe = SafeText()
+    pieces = ["a\x1b", "[3", "1mb", "\x1b]0;ti", "tle\x07c\nd", "\x9b2", "Je", "\x1b[0"]
+    assert "".join([*map(safe.add, pieces), safe.end()]) == "abc\nde[0"
+    assert safe.add("\x1b]" + 300 * "x") == ""
+    assert safe.add("plain") == "plain"
+
+
+# --- without a model, and wrong options ------------------------------------------------------
+
+
+def test_without_a_model_three_lines_say_how_to_get_one(here: Path) -> None:
+    ended = chat(typed="hello\n", model=None)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert len(ended.stderr.splitlines()) == 3
+    assert ended.stderr.startswith("Error: No model was found.")
+    assert "--model scripted" in ended.stderr
+    assert not Path("workspace").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["k", "-c"], ["k", "-r", "x"], ["-c", "-r"]], ids=lambda given: " ".join(given)
+)
+def test_a_session_is_named_once(steno: Steno, arguments: list[str]) -> None:
+    result = steno("chat", *arguments)
+    assert result.exit_code == 2
+    assert "Name the session once: with KEY, -c or -r." in result.stderr
+
+
+def test_an_agent_that_is_nowhere_is_refused_by_name(here: Path) -> None:
+    ended = chat("--agent", "ada", typed="x\n")
+    assert ended.returncode == 1
+    assert "There is no agent 'ada'" in ended.stderr
+
+
+def test_an_agent_of_the_settings_has_sessions_and_words_of_its_own(here: Path) -> None:
+    Path("mine.toml").write_text('[agents.ada]\nmodel = "scripted"\nsystem = "You are Ada."\n')
+    ended = chat("cli:a", "--agent", "ada", "--config", "mine.toml", typed="hi\n", model=None)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not (here / "workspace" / "sessions").exists()
+    assert list((here / "workspace").rglob("cli%3Aa.jsonl"))
+
+
+def test_the_first_agent_can_be_called_by_its_name(here: Path) -> None:
+    assert chat("cli:a", "--agent", "main", typed="hi\n").returncode == 0
+    assert contents("cli:a")[0] == "hi"
+
+
+def test_help_does_not_wait_for_what_only_a_chat_needs() -> None:
+    program = (
+        "import sys; from stenolog.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "slow = {'rich', 'prompt_toolkit', 'markdown_it', 'httpx2'}\n"
+        "print('imported:', *slow & {name.partition('.')[0] for name in sys.modules})\n"
+        "print('imported:', *{'stenolog.agent.loop'} & set(sys.modules))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout.splitlines()[-2:] == ["imported:", "imported:"]
+
+
+# --- which session ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talks(here: Path) -> Path:
+    """Three sessions: two of a terminal, one of a chat app, which changed last."""
+    with open_store("workspace") as store:
+        for key, question in (
+            ("cli:1:default", "About mountains"),
+            ("cli:2:default", "About rivers"),
+            ("telegram:7", "About rivers too"),
+        ):
+            store.add_message(key, "user", question)
+            store.add_message(key, "assistant", "Yes, about the sea.")
+    return here
+
+
+def test_a_chat_begins_a_new_session(talks: Path) -> None:
+    chat(typed="new\n")
+    with open_store("workspace", read_only=True) as store:
+        assert len(store.list_sessions()) == 4
+        (key,) = set(store.list_sessions()) - {"cli:1:default", "cli:2:default", "telegram:7"}
+    assert key.startswith("cli:")
+    assert key.endswith(":default")
+
+
+def test_it_goes_on_with_the_last_of_the_terminal(talks: Path) -> None:
+    assert chat("-c", typed="more\n").returncode == 0
+    assert contents("cli:2:default")[2] == "more"
+
+
+def test_with_nothing_to_go_on_with_it_begins_anew(here: Path) -> None:
+    assert chat("-c", typed="more\n").returncode == 0
+    assert contents(only_key())[0] == "more"
+
+
+def test_it_resumes_the_one_that_matches(talks: Path) -> None:
+    assert chat("-r", "mountains", typed="more\n").returncode == 0
+    assert contents("cli:1:default")[2] == "more"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "rivers",
+            "Error: 2 sessions match 'rivers'; name one by its key, as in: steno chat KEY\n"
+            "  telegram:7  About rivers too\n"
+            "  cli:2:default  About rivers\n",
+        ),
+        ("sea", "Error: 3 sessions match 'sea'"),
+        ("zebra", "Error: No session matches 'zebra'; `steno list` has all.\n"),
+        ("", "Error: Which session; name one by its key"),
+    ],
+)
+def test_where_nobody_can_be_asked_it_says_which_there_are(
+    talks: Path, text: str, words: str
+) -> None:
+    ended = chat("-r", text, typed="more\n") if text else chat("-r", typed="more\n")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(words)
+
+
+def test_an_interrupted_turn_is_answered_with_the_next_message(talks: Path) -> None:
+    with open_store("workspace") as store:
+        store.add_message("cli:1:default", "user", "unanswered")
+    assert chat("cli:1:default", typed="more\n").returncode == 0
+    said = contents("cli:1:default")
+    assert said[2:4] == ["unanswered", "more"]
+    assert len(said) == 5
+
+
+# --- what was typed --------------------------------------------------------------------------
+
+
+def test_what_was_typed_is_kept_privately_the_newest_first(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "typed"
+    history = KeptHistory(file)
+    history.store_string("one\ntwo")
+    history.store_string("three")
+    assert list(KeptHistory(file).load_history_strings()) == ["three", "one\ntwo"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_of_a_long_history_the_newer_half_stays(tmp_path: Path) -> None:
+    file = tmp_path / "typed"
+    history = KeptHistory(file)
+    for number in range(300):
+        history.store_string(f"{number} {5_000 * 'x'}")
+    found = list(KeptHistory(file).load_history_strings())
+    assert found[0].startswith("299 ")
+    assert len(found) < 150
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_history_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    history = KeptHistory(tmp_path / "file" / "typed")
+    history.store_string("x")
+    assert list(history.load_history_strings()) == []
+    (tmp_path / "damaged").write_bytes(b'\xff\n"one"\nnot json\n3\n')
+    assert list(KeptHistory(tmp_path / "damaged").load_history_strings()) == []

@@ -1,0 +1,228 @@
+"""What a turn shows: finished lines once, what changes again and again, and the words for both."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stenolog.agent.events import (
+    Answer,
+    Asked,
+    Compacted,
+    Counted,
+    Event,
+    Noticed,
+    NotSaved,
+    Said,
+    SavedAfterAll,
+    Thought,
+    ToolBegan,
+    ToolEnded,
+)
+from stenolog.cli.chat_screen import Meter, Screen
+from stenolog.cli.chat_words import first_line, short_call, short_time
+from stenolog.context.compaction import Compaction
+from stenolog.providers.base import Usage
+
+COMPACTION = Compaction(
+    key="k", why="tokens", first=1, last=8, count=8, tokens_before=900, tokens_after=300
+)
+DONE = Answer(key="k", text="Hello.", outcome="answered", seq=2)
+
+
+class Shown:
+    """A screen whose lines are kept, and a clock that stands still."""
+
+    def __init__(self, **how: Any) -> None:
+        self.lines: list[str] = []
+        self.meter = Meter("m")
+        console = Console(width=60, color_system=None)
+        self.screen = Screen(console, self.meter, show=self.show, clock=lambda: 5.0, **how)
+
+    def show(self, lines: Sequence[str]) -> None:
+        self.lines += [line.rstrip() for line in lines]
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            self.screen.tell(event)
+
+
+def test_finished_blocks_are_shown_for_good_and_the_last_is_live() -> None:
+    shown = Shown()
+    shown.tell(Said(text="One.\n\nTw"), Said(text="o.\n\nThr"))
+    assert shown.lines == ["One."]
+    assert [line.rstrip() for line in shown.screen.live(20)] == ["", "Two.", "", "Thr"]
+    shown.screen.finish(DONE)
+    assert shown.lines[:5] == ["One.", "", "Two.", "", "Thr"]
+    assert shown.screen.live(20) == []
+
+
+def test_of_what_is_live_the_newest_lines_are_seen() -> None:
+    shown = Shown()
+    shown.tell(Said(text=" ".join(f"word{n}" for n in range(200))))
+    assert len(shown.screen.live(3)) == 3
+    assert "word199" in shown.screen.live(3)[-1]
+    assert shown.screen.live(0) == []
+
+
+def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
+    shown = Shown()
+    shown.tell(Said(text="Let me look."), ToolBegan(id="1", name="recall", arguments='{"q": "bike"}'))
+    assert shown.lines == ["Let me look."]
+    assert "recall(q=\"bike\") · 0.0 s" in shown.screen.live(5)[-1]
+    shown.tell(ToolEnded(id="1", name="recall", text="a\nb", failed=False, seconds=0.31))
+    shown.tell(ToolEnded(id="2", name="now", text="no clock", failed=True, seconds=2))
+    assert shown.lines == [
+        "Let me look.",
+        "",
+        '✓ recall(q="bike") · 0.3 s',
+        "  a (+1 lines)",
+        "✗ now() · 2.0 s",
+        "  no clock",
+    ]
+    assert shown.screen.live(5) == []
+
+
+def test_reasoning_is_shown_where_it_is_asked_for() -> None:
+    hidden, seen = Shown(), Shown(reasoning=True)
+    for shown in (hidden, seen):
+        shown.tell(Thought(text="Hm.\nWell"))
+    assert "thinking" in hidden.screen.live(5)[0]
+    assert seen.lines == ["Hm."]
+    for shown in (hidden, seen):
+        shown.tell(Said(text="Yes."))
+        shown.screen.finish(DONE)
+    assert hidden.lines[0] == "Yes."
+    assert seen.lines[:4] == ["Hm.", "Well", "", "Yes."]
+
+
+def test_without_markdown_the_answer_is_shown_as_it_is() -> None:
+    shown = Shown(markdown=False)
+    shown.tell(Said(text="# *one*\n\n- tw"))
+    assert shown.lines == ["# *one*", ""]
+    assert shown.screen.live(5) == ["- tw"]
+
+
+def test_the_status_line_counts_a_turn() -> None:
+    shown = Shown()
+    shown.tell(
+        Asked(model="big", tokens=400, budget=1_000, recalled=2),
+        Counted(usage=Usage(prompt=390, answer=10)),
+        Asked(model="big", tokens=850, budget=1_000),
+        Counted(usage=Usage(prompt=840, answer=20)),
+        Said(text="Hello."),
+    )
+    shown.screen.finish(DONE)
+    words = "big · context 85 % (≈850 of 1,000) · 1,230 tokens in, 30 out · 2 recalled"
+    assert shown.meter.words() == words
+    assert shown.meter.nearly_full
+    assert f"{words} · 0.0 s".split() == " ".join(shown.lines[1:]).split()
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (
+            NotSaved(count=2, words="the disk is full; make room"),
+            "! Not saved: 2 messages are in memory only. The disk is full; make room.",
+        ),
+        (SavedAfterAll(count=2), "✓ Saved: all 2 messages that were in memory only."),
+        (Noticed(words="the answer was cut off"), "! the answer was cut off."),
+        (
+            Compacted(compaction=COMPACTION),
+            "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. /undo brings them "
+            "back.",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_user_must_know_is_told_with_what_to_do(event: Event, words: str) -> None:
+    shown = Shown()
+    shown.tell(event)
+    assert " ".join(shown.lines) == words
+
+
+def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
+    shown = Shown()
+    shown.tell(Said(text="Hello."))
+    shown.screen.finish(DONE)
+    before = len(shown.lines)
+    shown.tell(Compacted(compaction=COMPACTION))
+    assert shown.lines[before].startswith("⊟ 8 messages")
+    assert shown.lines[-1] == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (DONE, "Hello."),
+        (Answer(key="k", text="**done**", outcome="command"), "done"),
+        (
+            Answer(key="k", text="the server is down", outcome="failed"),
+            "The server is down. Your message is kept; /retry asks again.",
+        ),
+        (Answer(key="k", text="Old.", outcome="again"), "Old. This was answered before."),
+        (
+            Answer(key="k", text="", outcome="elsewhere"),
+            "Another process has the turn in this session; the answer comes there.",
+        ),
+    ],
+    ids=lambda value: getattr(value, "outcome", ""),
+)
+def test_every_outcome_has_its_words(answer: Answer, said: str) -> None:
+    shown = Shown()
+    shown.screen.finish(answer)
+    status = "m · 0.0 s" if answer.outcome == "answered" else ""
+    assert " ".join(" ".join(shown.lines).split()) == f"{said} {status}".strip()
+
+
+def test_a_stopped_answer_is_not_said_twice() -> None:
+    shown = Shown()
+    shown.tell(Said(text="Half of"))
+    shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
+    assert shown.lines[:3] == [
+        "Half of",
+        "",
+        "Stopped. What was said is kept; /retry asks for another",
+    ]
+
+
+def test_a_compaction_by_hand_is_told_once() -> None:
+    shown = Shown()
+    shown.tell(Compacted(compaction=COMPACTION))
+    shown.screen.finish(Answer(key="k", text=f"{COMPACTION}.", outcome="command"))
+    assert " ".join(shown.lines).count("8 messages") == 1
+
+
+def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
+    shown = Shown()
+    evil = "\x1b[2J\x1b]0;x\x07\r"
+    shown.tell(
+        ToolBegan(id="1", name=f"t{evil}", arguments=evil),
+        ToolEnded(id="1", name=f"t{evil}", text=f"{evil}x", failed=False, seconds=0),
+        Thought(text=f"{evil}\n"),
+        Noticed(words=evil),
+        NotSaved(count=1, words=evil),
+    )
+    assert not set("\x1b\x07\r") & set("".join(shown.lines))
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "short"),
+    [
+        (lambda text: short_call("f", text), "", "f()"),
+        (lambda text: short_call("f", text), '{"a": 1, "b": "x"}', 'f(a=1, b="x")'),
+        (lambda text: short_call("f", text), "no json", "f(no json)"),
+        (lambda text: short_call("f", text), '{"a": "' + 90 * "x" + '"}', f"f(a=\"{38 * 'x'}…)"),
+        (first_line, "\n\n  one \ntwo\n", "one (+1 lines)"),
+        (first_line, " \n", ""),
+        (short_time, 0.04, "0.0 s"),
+        (short_time, 9.96, "10 s"),
+        (short_time, 185, "3 min 5 s"),
+    ],
+)
+def test_what_is_long_is_told_shortly(
+    function: Callable[[Any], str], given: object, short: str
+) -> None:
+    assert function(given) == short

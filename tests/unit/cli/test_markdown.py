@@ -1,0 +1,133 @@
+"""Markdown in pieces: cut where blocks end, nothing lost, nothing of it obeyed by the terminal."""
+
+import random
+import re
+
+import pytest
+from rich.console import Console
+
+from stenolog.cli.markdown import Block, Stream, painted
+
+PAGE = """\
+# Title
+
+Some *text* with `code`:
+- one
+- two
+  - nested
+
+1. first
+1. second
+
+> quoted
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+x = 1
+
+y = 2
+```
+
+<div>tags are text</div>
+
+[1]: https://example.org
+
+The **end
+"""
+
+
+def shown(blocks: list[Block], width: int = 60) -> list[str]:
+    console = Console(width=width, color_system=None)
+    return [line.rstrip() for block in blocks for line in painted(block, console)]
+
+
+def in_pieces(text: str, *, seed: int) -> list[Block]:
+    chance = random.Random(seed)
+    stream, blocks = Stream(), list[Block]()
+    while text:
+        size = chance.randint(1, 9)
+        blocks += stream.add(text[:size])
+        text = text[size:]
+    return blocks + stream.end()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_text_looks_the_same_however_it_was_cut(seed: int) -> None:
+    assert shown(in_pieces(PAGE, seed=seed)) == shown(in_pieces(PAGE, seed=100))
+
+
+def test_a_page_is_laid_out() -> None:
+    assert shown(in_pieces(PAGE, seed=1)) == [
+        "Title",
+        "",
+        "Some text with code:",
+        " • one",
+        " • two",
+        "    • nested",
+        "",
+        " 1 first",
+        " 2 second",
+        "",
+        "▌ quoted",
+        "",
+        " a  b",
+        " ────",
+        " 1  2",
+        "",
+        " x = 1",
+        "",
+        " y = 2",
+        "",
+        "<div>tags are text</div>",
+        "",
+        "[1]: https://example.org",
+        "",
+        "The **end",
+    ]
+
+
+def test_a_finished_block_is_given_out_once_and_the_last_one_waits() -> None:
+    stream = Stream()
+    assert stream.add("one\n\ntw") == []
+    assert [block.source for block in stream.add("o\n\nthree")] == ["one"]
+    assert shown(stream.unfinished) == ["", "two", "", "three"]
+    assert [block.source for block in stream.end()] == ["two", "three"]
+    assert stream.end() == []
+
+
+def test_items_are_numbered_on_where_the_list_was_cut() -> None:
+    stream = Stream()
+    blocks = stream.add("1. a\n1. b\n1. c\n")
+    blocks += stream.add("1. d\n\nafter\n") + stream.end()
+    assert shown(blocks) == [" 1 a", " 2 b", " 3 c", " 4 d", "", "after"]
+
+
+def test_long_code_is_given_out_while_it_is_written() -> None:
+    stream = Stream()
+    code = "".join(f"def f{n}():\n    return {n}\n\n" for n in range(30))
+    blocks = stream.add("\n```python\n")
+    for line in code.splitlines(keepends=True):
+        blocks += stream.add(line)
+    assert len(blocks) >= 1
+    assert len(stream.unfinished[0].source.splitlines()) < 60
+    blocks += stream.add("```\n") + stream.end()
+    lines = [line for line in shown(blocks) if line]
+    assert lines == [f" {line}" for line in code.splitlines() if line]
+
+
+def test_an_answer_cannot_drive_the_terminal() -> None:
+    blocks = in_pieces("\x1b]0;title\x07a \x1b[31mred\x1b[0m \x9b2Jb [x](\x1b[2Jhttp://e)", seed=3)
+    assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", "\n".join(shown(blocks))) is None
+
+
+def test_where_a_link_leads_is_shown() -> None:
+    assert shown(in_pieces("[home](https://example.org/x)", seed=1)) == [
+        "home (https://example.org/x)"
+    ]
+
+
+def test_line_ends_stay() -> None:
+    assert shown(in_pieces("roses\nviolets\n", seed=1)) == ["roses", "violets"]

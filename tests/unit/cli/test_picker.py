@@ -1,0 +1,219 @@
+"""The resume picker: what matches as one types, what is drawn, and what is chosen by which key."""
+
+import asyncio
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.input.defaults import create_pipe_input
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.cli import picker
+from stenolog.cli.choices import Choices, hits_for, load, matching, newest, search_words
+from stenolog.cli.picker import Picker, pick
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+
+BIKE, CAKE, TRIP, CHAT = "cli:1:default", "cli:2:default", "cli:3:default", "telegram:7"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "workspace") as opened:
+        for key, question, answer in (
+            (CHAT, "Bike lamps?", "Two of them."),
+            (BIKE, "My bike is broken", "The chain?"),
+            (CAKE, "How to bake", "Take 200 g of flour."),
+            (TRIP, "Where to go", "To the mountains, by bike or by train."),
+        ):
+            opened.add_message(key, "user", question)
+            opened.add_message(key, "assistant", answer)
+        yield opened
+
+
+@pytest.fixture
+def catalog(store: Store) -> Iterator[Catalog]:
+    with open_catalog(store) as opened:
+        yield opened
+
+
+def keys(choices: Choices) -> list[str]:
+    return [entry.key for entry in choices.matches]
+
+
+def loaded(catalog: Catalog, *, channel: str | None = None) -> Choices:
+    choices = Choices(channel=channel)
+    load(catalog, choices)
+    return choices
+
+
+def text_of(fragments: object) -> str:
+    assert isinstance(fragments, list)
+    return "".join(part[1] for part in fragments)
+
+
+def test_without_a_query_all_are_there_the_newest_first(catalog: Catalog) -> None:
+    assert keys(loaded(catalog)) == [TRIP, CAKE, BIKE, CHAT]
+
+
+def test_all_words_must_be_in_title_key_or_prompt(catalog: Catalog) -> None:
+    choices = loaded(catalog)
+    choices.ask("BIKE bro")
+    assert keys(choices) == [BIKE]
+    choices.ask("cli:2")
+    assert keys(choices) == [CAKE]
+    choices.ask("nothing of it")
+    assert (keys(choices), choices.chosen) == ([], None)
+
+
+def test_what_was_said_is_found_too_and_stands_behind(catalog: Catalog) -> None:
+    choices = loaded(catalog)
+    choices.ask("bik")
+    assert keys(choices) == [BIKE, CHAT]
+    choices.found("bik", hits_for(catalog, "bik"))
+    assert keys(choices) == [BIKE, CHAT, TRIP]
+    choices.ask("bike la")
+    assert keys(choices) == [CHAT]
+
+
+def test_hits_that_come_too_late_are_dropped(catalog: Catalog) -> None:
+    choices = loaded(catalog)
+    choices.ask("bake")
+    choices.found("bike", hits_for(catalog, "bike"))
+    assert keys(choices) == [CAKE]
+
+
+def test_only_the_word_being_typed_may_go_on() -> None:
+    assert [search_words(typed) for typed in ("bik", "bik ", 'a "b"')] == ["bik*", "bik ", 'a "b"']
+
+
+def test_other_channels_are_a_key_away(catalog: Catalog) -> None:
+    choices = loaded(catalog, channel="cli")
+    choices.ask("lamps")
+    assert (keys(choices), choices.elsewhere) == ([], 1)
+    choices.switch()
+    assert keys(choices) == [CHAT]
+
+
+def test_the_chosen_one_stays_chosen_when_more_is_found(catalog: Catalog) -> None:
+    choices = loaded(catalog)
+    choices.ask("bik")
+    choices.move(1)
+    choices.found("bik", hits_for(catalog, "bik"))
+    assert choices.chosen is not None
+    assert choices.chosen.key == CHAT
+    choices.move(99)
+    assert choices.selected == 2
+    choices.move(-99)
+    assert choices.selected == 0
+
+
+def test_a_text_means_the_session_of_this_key_or_all_that_match(
+    store: Store, catalog: Catalog
+) -> None:
+    store.add_message("cli:1:default:more", "user", "x")
+    assert [entry.key for entry in matching(catalog, BIKE)] == [BIKE]
+    assert [entry.key for entry in matching(catalog, "bike")] == [BIKE, CHAT]
+    assert [entry.key for entry in matching(catalog, "mountains")] == [TRIP]
+    assert matching(catalog, "zebra") == []
+
+
+def test_the_newest_of_a_channel_is_one_that_can_be_read(store: Store, catalog: Catalog) -> None:
+    assert getattr(newest(catalog, channel="cli"), "key", "") == TRIP
+    assert getattr(newest(catalog, channel="telegram"), "key", "") == CHAT
+    assert newest(catalog, channel="slack") is None
+    store.set_meta("cli:empty", title="no word was said here")
+    assert getattr(newest(catalog, channel="cli"), "key", "") == TRIP
+
+
+def test_a_row_has_age_messages_and_title_and_none_is_wider_than_the_terminal(
+    store: Store, catalog: Catalog
+) -> None:
+    store.add_message("cli:9:default", "user", "日本語 " * 40 + "\x1b[2J")
+    shown = Picker(catalog)
+    load(catalog, shown.choices)
+    rows = text_of(shown.rows(50, 10)).split("\n")
+    assert re.fullmatch(r">\s+now\s+1 ◐ 日本語 .*… *", rows[0])
+    assert re.fullmatch(r"\s+now\s+2\s+Where to go *", rows[1])
+    # Each of these characters is two columns wide.
+    assert max(len(row) + len(re.findall("[日本語]", row)) for row in rows) < 50
+    assert "\x1b" not in "".join(rows)
+
+
+def test_a_long_list_follows_the_chosen_one(store: Store, catalog: Catalog) -> None:
+    for number in range(30):
+        store.add_message(f"many:{number}", "user", f"number {number}")
+    shown = Picker(catalog)
+    load(catalog, shown.choices)
+    shown.choices.move(20)
+    rows = text_of(shown.rows(60, 5)).split("\n")
+    assert len(rows) == 5
+    assert [row.startswith(">") for row in rows] == [False] * 4 + [True]
+
+
+class Drawn:
+    """The picker with keys that are sent to it, and what it writes."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.written = io.StringIO()
+
+    def choose(self, *typed: str, text: str = "", channel: str | None = None) -> str | None:
+        async def main() -> str | None:
+            output = Vt100_Output(
+                self.written, lambda: Size(rows=30, columns=80), term="xterm", enable_cpr=False
+            )
+            with create_pipe_input() as source:
+                task = asyncio.create_task(
+                    pick(self._catalog, text=text, channel=channel, source=source, output=output)
+                )
+                for one in typed:
+                    # The next key only when this one has been drawn.
+                    await asyncio.sleep(0.15)
+                    source.send_text(one)
+                return await task
+
+        return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("typed", "chosen"),
+    [
+        (["\r"], TRIP),
+        (["\x1b[B", "\r"], CAKE),
+        (["\x1b[B", "\x1b[B", "\x1b[A", "\r"], CAKE),
+        (["bake", "\r"], CAKE),
+        (["mountains", "\r"], TRIP),
+        (["lamps", "\t", "\r"], CHAT),
+        (["zebra", "\r", "\x1b"], None),
+        (["\x1b"], None),
+        (["\x03"], None),
+        (["\x04"], None),
+    ],
+    ids=str,
+)
+def test_keys_choose_a_session(catalog: Catalog, typed: list[str], chosen: str | None) -> None:
+    assert Drawn(catalog).choose(*typed, channel="cli") == chosen
+
+
+def test_it_begins_with_the_text_that_was_given_and_shows_its_keys(catalog: Catalog) -> None:
+    drawn = Drawn(catalog)
+    assert drawn.choose("\r", text="flour") == CAKE
+    written = drawn.written.getvalue()
+    assert "Resume a session" in written
+    assert "type to filter · ↑ ↓ choose · Enter resume · Esc cancel" in written
+    # It never takes the screen over, and leaves nothing behind.
+    assert "\x1b[?1049h" not in written
+    assert "\x1b[J" in written[-80:]
+
+
+def test_more_sessions_than_a_page_are_all_found(
+    store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picker, "_FIRST", 2)
+    monkeypatch.setattr(picker, "MANY", 1)
+    assert Drawn(catalog).choose("lamps", "\r") == CHAT

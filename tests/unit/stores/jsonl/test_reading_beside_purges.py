@@ -1,0 +1,153 @@
+"""A purge while somebody reads: what was not purged is read, and nothing is called damaged."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog import JSONLStore, NoSuchSession, SessionDeleted, StoreBusy
+from stenolog.memory.consolidation import Consolidation
+from stenolog.memory.notes import Notes
+from stenolog.memory.scopes import Scope
+from stenolog.stores.in_memory import InMemoryStore
+
+KEY = "a"
+
+JustThen = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[tuple[JSONLStore, JSONLStore]]:
+    """One who reads and one who purges: twenty messages, of which fifteen lie in two archives."""
+    with JSONLStore(tmp_path) as reader, JSONLStore(tmp_path) as purger:
+        for number in range(1, 11):
+            purger.add_message(KEY, "user", f"question {number}")
+            purger.add_message(KEY, "assistant", f"answer {number}")
+        for upto in (8, 15):
+            purger.checkpoint(KEY, summary="compacted", upto=upto)
+            purger.compact(KEY)
+        yield reader, purger
+
+
+@pytest.fixture
+def just_then(monkeypatch: pytest.MonkeyPatch) -> JustThen:
+    """Has something done once, between a look at the log and the first look into an archive."""
+    opened = os.open
+
+    def arm(work: Callable[[], object]) -> None:
+        def open_late(path: Any, *args: Any, **options: Any) -> int:
+            if str(path).endswith(".jsonl.gz"):
+                monkeypatch.setattr(os, "open", opened)
+                work()
+            return opened(path, *args, **options)
+
+        monkeypatch.setattr(os, "open", open_late)
+
+    return arm
+
+
+def seqs(store: JSONLStore, key: str = KEY) -> list[int]:
+    return [message.seq for message in store.get_history(key, full=True)]
+
+
+@pytest.mark.parametrize("before", [4, 9, 12, 18])
+def test_p4_a_reader_gets_all_that_is_not_purged(
+    stores: tuple[JSONLStore, JSONLStore],
+    just_then: JustThen,
+    caplog: pytest.LogCaptureFixture,
+    before: int,
+) -> None:
+    reader, purger = stores
+    just_then(lambda: purger.purge(KEY, before=before))
+    assert seqs(reader) == list(range(before, 21))
+    assert (reader.info(KEY).lost, reader.info(KEY).damaged) == (0, 0)
+    assert caplog.text == ""
+
+
+def test_p4_messages_in_sight_again_are_read_beside_a_purge(
+    stores: tuple[JSONLStore, JSONLStore], just_then: JustThen
+) -> None:
+    reader, purger = stores
+    purger.undo(KEY)
+    purger.undo(KEY)
+    just_then(lambda: purger.purge(KEY, before=6))
+    assert [message.seq for message in reader.get_history(KEY, last=18)] == list(range(6, 21))
+
+
+def test_p4_who_follows_passes_over_nothing_that_is_not_purged(
+    stores: tuple[JSONLStore, JSONLStore], just_then: JustThen, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, purger = stores
+    just_then(lambda: purger.purge(KEY, before=6))
+    followed = [message.seq for message in reader.follow(KEY, timeout=0)]
+    assert followed == list(range(6, 21))
+    assert caplog.text == ""
+
+
+def test_p4_a_fork_beside_a_purge_has_the_rest_and_reports_no_damage(
+    stores: tuple[JSONLStore, JSONLStore], just_then: JustThen, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, purger = stores
+    purger.undo(KEY)
+    purger.undo(KEY)
+    just_then(lambda: purger.purge(KEY, before=6))
+    reader.fork(KEY, "b")
+    assert seqs(reader, "b") == list(range(6, 21))
+    assert caplog.text == ""
+
+
+def test_p4_consolidation_passes_over_no_turn_that_is_not_purged(
+    stores: tuple[JSONLStore, JSONLStore], just_then: JustThen
+) -> None:
+    reader, purger = stores
+    notes = Notes(InMemoryStore())
+    just_then(lambda: purger.purge(KEY, before=5))
+    Consolidation(reader, notes, None).run(KEY)
+    ends = [note.seqs[-1] for note in notes.list(Scope(who=KEY), kind="daily")]
+    assert ends == [6, 8, 10, 12, 14, 16, 18, 20]
+
+
+def test_a_session_that_is_purged_meanwhile_is_no_more(
+    stores: tuple[JSONLStore, JSONLStore], just_then: JustThen, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, purger = stores
+    following = reader.follow(KEY, after=19)
+    assert next(following).seq == 20
+    just_then(lambda: purger.purge(KEY))
+    assert seqs(reader) == []
+    with pytest.raises(SessionDeleted):
+        next(following)
+    with pytest.raises(NoSuchSession):
+        reader.info(KEY)
+    assert caplog.text == ""
+
+
+def test_a_session_that_is_purged_all_the_time_is_busy(
+    tmp_path: Path, stores: tuple[JSONLStore, JSONLStore], just_then: JustThen
+) -> None:
+    _, purger = stores
+    with JSONLStore(tmp_path, busy_timeout=0) as hasty:
+        just_then(lambda: purger.purge(KEY, before=4))
+        with pytest.raises(StoreBusy):
+            hasty.get_history(KEY, full=True)
+        assert seqs(hasty) == list(range(4, 21))
+
+
+def test_p3_an_archive_that_nobody_purged_is_told_as_missing(
+    tmp_path: Path,
+    stores: tuple[JSONLStore, JSONLStore],
+    just_then: JustThen,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reader, _ = stores
+
+    def lose() -> None:
+        for path in tmp_path.rglob("1-8.jsonl.gz"):
+            path.unlink()
+
+    just_then(lose)
+    assert seqs(reader) == list(range(9, 21))
+    assert reader.info(KEY).lost == 8
+    assert "8 messages lie in archives that are missing or damaged" in caplog.text
