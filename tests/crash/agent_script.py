@@ -14,7 +14,15 @@ from typing import Any, Final
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.providers.scripted import Said, tool_call
 
-WISHES: Final = ("talk", "look", "pay", "look pay", "pay pay look", "pay then look", "look then pay")
+WISHES: Final = (
+    "talk",
+    "look",
+    "pay",
+    "look pay",
+    "pay pay look",
+    "pay then look",
+    "look then pay",
+)
 _TOOLS: Final = ("look", "pay")
 _ASKED: Final = re.compile(r"^(m\d+): (.*)$", re.MULTILINE)
 _ANSWERED: Final = re.compile(r"\bm\d+\b")

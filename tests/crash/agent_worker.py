@@ -111,7 +111,7 @@ async def _main(where: str, url: str, journal: Path, ttl: float, resume_within: 
     spec = AgentSpec(
         sessions=where,
         system="Do as you are told.",
-        limits=Limits(max_history_messages=40),
+        limits=Limits(max_history_messages=80),
         resume_within=resume_within,
     )
     agent = AgentInstance.open(

@@ -5,6 +5,7 @@ ones. In the end every message that was acknowledged is there once, answered onc
 mark; nothing that must not be done twice was; and no request was one that a provider refuses.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -32,8 +33,8 @@ from stenolog.stores.opening import open_store
 
 WHERE: Final = {"jsonl": "{}/workspace", "sqlite": "sqlite:{}/steno.db"}
 KEYS: Final = ("telegram:1", "telegram:2", "cli:20261115-1:default")
-MOMENTS: Final = ("ack", "began", "ended", "said", "answer", "open")
-"""Which word of the agent the kill follows; each in turn."""
+MOMENTS: Final = ("began", "said", "answer", "ack", "ended", "answer", "open")
+"""Which word of the agent the kill follows, each in turn; `answer`: to all that was sent."""
 TTL: Final = 1.0
 _PATIENCE: Final = 60.0
 
@@ -76,20 +77,23 @@ class Agent:
         self._stdin.close()
         return self._ended(0)
 
+    def close(self) -> None:
+        """Leave nothing of it behind."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        self._stdout.close()
+
     def _ended(self, code: int) -> list[list[Any]]:
         while self._listen():
             pass
-        self._stdin.close()
-        self._stdout.close()
         assert self._process.wait() == code
         return self.lines()
 
     def _listen(self) -> bool:
         ready, _, _ = select.select([self._stdout], [], [], _PATIENCE)
-        if not ready:
-            self._process.kill()
-            self._process.wait()
-            pytest.fail(f"silent for {_PATIENCE:g} s, its last words: {self.lines()[-5:]}")
+        assert ready, f"silent for {_PATIENCE:g} s, its last words: {self.lines()[-5:]}"
         heard = os.read(self._stdout.fileno(), 1 << 16)
         self._heard += heard
         return bool(heard)
@@ -109,10 +113,14 @@ class Trial:
         self._sent: dict[str, tuple[str, str]] = {}
         self._acknowledged: set[str] = set()
         self._answers: defaultdict[str, set[int]] = defaultdict(set)
+        self._agents: list[Agent] = []
         self.struck: Counter[str] = Counter()
+        """How often the kill met what, and what became of it."""
 
     def close(self) -> None:
-        """Stop the model."""
+        """End the agents and the model."""
+        for agent in self._agents:
+            agent.close()
         self._server.close()
 
     # --- the rounds --------------------------------------------------------------------------
@@ -127,8 +135,10 @@ class Trial:
             self._chance.shuffle(work)
         for wanted in work:
             agent.send(**wanted)
-        agent.until(MOMENTS[number % len(MOMENTS)], self._chance.randint(1, 3) if number % 6 < 5 else 1)
-        _wait(self._chance.random() * 0.02)
+        word = MOMENTS[number % len(MOMENTS)]
+        times = {"open": 1, "answer": len(work) - 1}.get(word, self._chance.randint(1, 3))
+        agent.until(word, times)
+        _wait(self._chance.random() * 0.03)
         self._heard(agent.kill())
         self._look()
 
@@ -150,7 +160,10 @@ class Trial:
         self._check()
 
     def _agent(self, resume_within: float = 86_400.0) -> Agent:
-        return Agent(self._where, self._server.url, self._journal, resume_within=resume_within)
+        url = self._server.url
+        agent = Agent(self._where, url, self._journal, resume_within=resume_within)
+        self._agents.append(agent)
+        return agent
 
     def _new(self, number: int, wish: str) -> dict[str, str]:
         id = f"m{len(self._sent) + 1}"
@@ -204,6 +217,7 @@ class Trial:
         assert self._script.idle == [], "the model was asked for a second answer"
         histories = self._histories(full=True)
         self._check_answers(histories)
+        self.struck["compacted"] = sum(one.hidden for log in histories.values() for one in log)
         paid = _results(histories)
         book = Counter(self._journal.read_text().split("\n")[:-1])
         assert set(book.values()) == {1}, [line for line, times in book.items() if times > 1]
@@ -237,7 +251,7 @@ class Trial:
                 assert closed or id in named_in(_words(answer)), (id, _words(answer))
                 # Whoever was told an answer was told this one, however often they asked.
                 assert self._answers[id] == {answer.seq}, (id, self._answers[id])
-                self.struck["messages closed with a mark"] += closed
+                self.struck["closed with a mark"] += closed
         assert found == dict.fromkeys(self._sent, 1)
         assert self._script.shown <= set(found), "the model has seen what is in no log"
 
@@ -266,9 +280,7 @@ def _results(histories: Mapping[str, Sequence[Message]]) -> dict[str, str]:
         told = [body for body in bodies if body["role"] == "tool"]
         assert Counter(body["tool_call_id"] for body in told) == dict.fromkeys(calls, 1)
         results |= {
-            id: body["content"]
-            for body in told
-            if calls[id := body["tool_call_id"]] == "pay"
+            id: body["content"] for body in told if calls[id := body["tool_call_id"]] == "pay"
         }
     return results
 

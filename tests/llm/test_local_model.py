@@ -7,7 +7,6 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,8 +32,8 @@ SCHEMA = {
 
 
 @pytest.fixture
-def path() -> Iterator[Path]:
-    yield weights()
+def path() -> Path:
+    return weights()
 
 
 async def answer(model: ChatModel, **how: object) -> tuple[Reply, int]:

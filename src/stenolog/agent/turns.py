@@ -321,9 +321,9 @@ class Turns:
         """The answer to the message at this seq; for one that is out of sight, what followed it."""
         read = partial(self.threads.run, instance.sessions.get_history, key, after=seq - 1)
         shown: list[Message] = await read()
-        found = answer_to(shown, seq)
-        if found is not None or (shown and shown[0].seq == seq):
-            return found
+        if shown and shown[0].seq == seq:
+            return answer_to(shown, seq)
+        # Its own answer went out of sight with it; the next in sight is somebody else's.
         everything: list[Message] = await read(full=True)
         return answer_to(everything, seq) or next(iter(everything), None)
 

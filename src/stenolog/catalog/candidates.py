@@ -4,14 +4,15 @@ Each word is asked for by itself, the newest messages first, so that a word that
 costs no more than a rare one. Those with the most and the rarest words are taken, and the messages
 beside them: an answer often shares no word with the question it answers.
 
-Everything is asked for inside of what that one has. What a session hides below its first visible
-message was compacted or cleared, and is found; what it hides further on was taken back, and is not,
-nor is it after a compaction has passed over it.
+Everything is asked for inside of what that one has. What a session hides at or below its floor,
+with a summary in its place, was compacted and is found. What it hides otherwise was taken back and
+is not, nor is it after a compaction has passed over it.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -194,16 +195,20 @@ class _Gathering:
             for id_ in ids:
                 scores[id_] = scores.get(id_, 0.0) + weight
         ranked = sorted(scores, key=lambda id_: (-scores[id_], -id_))
-        return self._findable(ranked[: 2 * limit])
+        # What was taken back must not take the place of others, however much of it there is.
+        return islice(self._findable(ranked), limit)
 
     def _findable(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Session and seq of these, in their order, without what was taken back."""
-        rows = self._transaction.execute(self._sql["where_said"], (json.dumps(ids),))
-        places = {id_: (session, seq) for id_, session, seq in rows}
-        for id_ in ids:
-            session, seq = places.get(id_, (0, 0))
-            if session in self._sessions and self._sight(session).may_tell(seq):
-                yield session, seq
+        step = 2 * self._asked.limit
+        for start in range(0, len(ids), step):
+            some = ids[start : start + step]
+            rows = self._transaction.execute(self._sql["where_said"], (json.dumps(some),))
+            places = {id_: (session, seq) for id_, session, seq in rows}
+            for id_ in some:
+                session, seq = places.get(id_, (0, 0))
+                if session in self._sessions and self._sight(session).may_tell(seq):
+                    yield session, seq
 
     # --- what --------------------------------------------------------------------------------
 
@@ -227,13 +232,13 @@ class _Gathering:
 
 
 class _Sight(Struct, frozen=True):
-    """What is visible of a session, and what was taken back below that."""
+    """What is visible of a session, and what was taken back where it is not."""
 
     seqs: list[Span]
     withdrawn: list[Span]
 
     def may_tell(self, seq: int) -> bool:
-        """Whether it is visible, or hidden below all that is and was not taken back before."""
+        """Whether it is visible, or hidden below all that is and was not taken back."""
         if self.seqs and seq >= self.seqs[0][0]:
             return spans.contains(self.seqs, seq)
         return not spans.contains(self.withdrawn, seq)

@@ -12,8 +12,8 @@ CREATE TABLE catalog_about (
 -- One row for each session, and for what was found in its place. Times are microseconds since 1970.
 -- `stamp` is the store's mark from before the session was read, NULL where there is more to read;
 -- `version` grows with every change, so that of two who read the same row one stores the next.
--- `sight` are the runs of visible seqs, as JSON, and `withdrawn` those below them that were taken back
--- before all around them was compacted. `listed` is 0 for what is no session (yet).
+-- `sight` are the runs of visible seqs, as JSON, and `withdrawn` those of which a message was taken back
+-- where it is out of sight. `listed` is 0 for what is no session (yet).
 -- `owner` is whose it is where threads are joined, by the key alone (owners.py).
 CREATE TABLE catalog_session (
     id         INTEGER PRIMARY KEY,

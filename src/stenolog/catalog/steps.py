@@ -16,6 +16,7 @@ from stenolog.catalog.query import stem_mark
 from stenolog.catalog.times import microseconds
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
+from stenolog.stores.withdrawn import withdrawn
 from stenolog.tokens import message_tokens
 
 MOST_MESSAGES: Final = 2_000
@@ -64,6 +65,8 @@ class Settled(Struct, frozen=True, kw_only=True):
     archived: int = 0
     indexed: int = 0
     sight: Sequence[Span] = ()
+    withdrawn: Sequence[Span] = ()
+    """What was taken back, where it is out of sight."""
     tokens: int | None = None
     """What is in sight; None where it has to be counted."""
     state: State = "idle"
@@ -144,6 +147,7 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
                 archived=info.archived,
                 indexed=last_seq,
                 sight=seen.sight,
+                withdrawn=_withdrawn(info),
                 tokens=tokens if _only_grew(known, seen) else None,
                 state=seen.state,
                 prompt=prompt or (None if partly else ""),
@@ -155,6 +159,17 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
             )
         yield Step(key=key, version=version, add=said, settled=settled)
         version += 1
+
+
+def _withdrawn(info: SessionInfo) -> list[Span]:
+    """Where a hidden message was taken back: wherever no summary stands for it.
+
+    Not by whether it lies below the floor: what is hidden by hand becomes part of that, too, once
+    all before it is hidden.
+    """
+    told = info.floor if info.summary else 0
+    behind = [(told + 1, info.last_seq)] if told < info.last_seq else []
+    return spans.union(withdrawn(info.meta), behind)
 
 
 def _only_grew(known: Row | None, seen: Seen) -> bool:

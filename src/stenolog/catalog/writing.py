@@ -14,7 +14,6 @@ from stenolog.catalog.query import owner_mark, role_mark, session_mark
 from stenolog.catalog.statements import BLOCK, statements
 from stenolog.catalog.steps import Step, stem_marks
 from stenolog.stores import spans
-from stenolog.stores.withdrawn import withdrawn
 
 _MOST_SECONDS: Final = 0.5
 """For so long steps are gathered for one transaction."""
@@ -171,7 +170,7 @@ class Writer:
                 spans.size(settled.sight),
                 tokens,
                 msgspec.json.encode(settled.sight).decode(),
-                msgspec.json.encode(withdrawn(settled.meta)).decode(),
+                msgspec.json.encode(settled.withdrawn).decode(),
                 settled.state,
                 texts.title_from(settled.meta, prompt),
                 prompt,

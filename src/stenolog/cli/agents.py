@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 import click
@@ -19,7 +19,7 @@ from stenolog.agent.turns import Left
 from stenolog.cli.agent_options import Options
 from stenolog.cli.config import settings_of
 from stenolog.cli.text import one_line
-from stenolog.errors import UsageError
+from stenolog.errors import StenologError, UsageError
 from stenolog.providers.base import ChatModel
 from stenolog.providers.finding import (
     NoModel,
@@ -83,11 +83,19 @@ def _settings_of_agent(settings: Settings, name: str | None, options: Options) -
     if options.model is not None:
         found = replace(found, model=options.model)
     if name is not None and name not in settings.agents:
-        there = sorted({*settings.agents, *others_in(found.sessions).agents})
+        there = sorted({*settings.agents, *_agents_in(found.sessions)})
         if name not in there:
             known = f"there are {', '.join(there)}" if there else "there are none with a name"
             raise UsageError(f"there is no agent {name!r}; {known}. [agents.{name}] makes one")
     return found
+
+
+def _agents_in(sessions: str) -> Sequence[str]:
+    """Those that have sessions there; none where there is nothing yet."""
+    try:
+        return others_in(sessions).agents
+    except StenologError:
+        return ()
 
 
 def _spec(settings: Settings, agent: AgentSettings, name: str | None) -> AgentSpec:

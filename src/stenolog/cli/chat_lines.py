@@ -181,7 +181,15 @@ async def lines_of_stdin() -> AsyncIterator[str]:
 
 
 async def _read() -> AsyncIterator[str]:
-    descriptor = sys.stdin.fileno()
+    if sys.stdin is None:
+        return
+    try:
+        descriptor = sys.stdin.fileno()
+    except OSError:
+        # Somebody has put a text in the place of stdin; that does not keep us waiting.
+        for line in sys.stdin:
+            yield line.removesuffix("\n")
+        return
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = ""
     while True:

@@ -61,6 +61,7 @@ class Picker:
         self.problem = ""
         self._top = 0
         self._done = False
+        self._entered = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -167,7 +168,7 @@ class Picker:
                 break
             self.choices.add(page.entries)
             after = page.after
-            app.invalidate()
+            self._filled(app)
         self.choices.loaded = True
         app.invalidate()
 
@@ -182,6 +183,13 @@ class Picker:
             self.problem = f"The content cannot be searched: {error}"
         else:
             self.choices.found(query, hits)
+        self._filled(app)
+
+    def _filled(self, app: "Application[Any]") -> None:
+        """Show what has come; or take it, where Enter was pressed before it was there."""
+        chosen = self.choices.chosen
+        if self._entered and chosen is not None and not app.is_done:
+            app.exit(result=chosen.key)
         app.invalidate()
 
     # --- the application ---------------------------------------------------------------------
@@ -197,6 +205,7 @@ class Picker:
         from prompt_toolkit.styles import Style
 
         def typed(buffer: Buffer) -> None:
+            self._entered = False
             self.choices.ask(buffer.text.strip())
             self._begin(self._search(app, self.choices.query))
 
@@ -263,9 +272,9 @@ class Picker:
 
         @keys.add("enter")
         def _(press: Press) -> None:
-            chosen = self.choices.chosen
-            if chosen is not None:
-                press.app.exit(result=chosen.key)
+            # Who types faster than the index answers need not press it again.
+            self._entered = True
+            self._filled(press.app)
 
         @keys.add("escape", eager=True)
         @keys.add("c-c")

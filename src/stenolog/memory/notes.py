@@ -193,7 +193,10 @@ class Notes:
                 _hide(lease.store, scope, seq)
 
     def undo(self, scope: Scope) -> Undone:
-        """Take back the last forget. Eight deep, and none before a purge. Raises NothingToUndo."""
+        """Take back the last forget, eight of them at the most. Raises NothingToUndo.
+
+        A purge ends some of these steps, not all: it says which.
+        """
         nothing = NothingToUndo(f"no note of {scope.who!r} was forgotten that could come back")
         with self._alone(scope, otherwise=nothing) as lease:
             try:
@@ -206,7 +209,8 @@ class Notes:
 
         A store only purges from its beginning, so that the notes before it are carried forward
         first, under their own ids and times: who follows the store sees them again. What was
-        forgotten before stays forgotten, and no undo brings it back any more.
+        forgotten of these stays forgotten: no undo brings it back, nor what was forgotten earlier
+        still. A note behind the purged one that was forgotten after all of these can come back.
         """
         with self._alone(scope, otherwise=NoSuchNote(id)) as lease:
             store = lease.store

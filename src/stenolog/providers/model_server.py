@@ -229,7 +229,11 @@ class _Http(ThreadingHTTPServer):
         with self._held:
             self._open.add(request)
         try:
-            super().process_request_thread(request, client_address)
+            if self.model.is_closing():
+                # It came too late to be ended with the others.
+                self.shutdown_request(request)
+            else:
+                super().process_request_thread(request, client_address)
         finally:
             with self._held:
                 self._open.discard(request)
@@ -497,7 +501,12 @@ def _fields(delta: Delta, play: Play) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C; the first line that is printed is the address."""
-    parser = argparse.ArgumentParser(prog="python -m stenolog.providers.model_server")
+    fields = ", ".join(Play.__struct_fields__)
+    parser = argparse.ArgumentParser(
+        prog="python -m stenolog.providers.model_server",
+        description="A scripted model behind HTTP; the first line that it prints is its address.",
+        epilog=f"What a play may say: {fields}. Dialects: {', '.join(OVERFLOWS)}.",
+    )
     parser.add_argument("--port", type=int, default=0, help="0: any that is free")
     parser.add_argument("--context", type=int, help="how many tokens a request may have")
     parser.add_argument("--dialect", default="openai", choices=OVERFLOWS, help="of that refusal")

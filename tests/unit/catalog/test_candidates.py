@@ -1,5 +1,6 @@
 """What recall may choose from: of one owner only, and only what may be found."""
 
+import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from stenolog.catalog import Catalog, candidates
 from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
+from stenolog.memory.transcript import is_taken_back
 from stenolog.stores import withdrawn
 from stenolog.stores.base import Store
+from unit.catalog.operations import operate
+from unit.catalog.scan import EVERYWHERE
 
 THEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -91,7 +95,54 @@ def test_what_was_compacted_is_found_and_what_was_taken_back_is_not(
     store.hide("cli:a", 6, 6)
     assert _found(catalog, "ferry", "cli:a") == [("cli:a", seq) for seq in (1, 2, 3, 4, 5, 7, 8)]
     store.clear("cli:a")
-    assert len(_found(catalog, "ferry", "cli:a")) == 8
+    assert _found(catalog, "ferry", "cli:a") == [], "no summary stands for them"
+    store.undo("cli:a")
+    assert len(_found(catalog, "ferry", "cli:a")) == 7
+
+
+def test_what_was_popped_is_not_found_however_far_back_that_goes(
+    store: Store, catalog: Catalog
+) -> None:
+    _say(store, "cli:a", "my locker is zebra seven", "noted, zebra")
+    for left in ([1], []):
+        assert store.pop("cli:a") is not None
+        assert _found(catalog, "zebra locker", "cli:a") == [("cli:a", seq) for seq in left]
+    _say(store, "cli:a", "hello again")
+    assert _found(catalog, "zebra locker", "cli:a") == []
+    store.undo("cli:a")
+    assert _found(catalog, "zebra locker", "cli:a") == [("cli:a", 1), ("cli:a", 3)]
+
+
+def test_a_beginning_that_was_hidden_by_hand_is_not_found(store: Store, catalog: Catalog) -> None:
+    _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 5)])
+    store.hide("cli:a", 1, 2)
+    assert _found(catalog, "ferry", "cli:a") == [("cli:a", 3), ("cli:a", 4)]
+
+
+def test_what_was_taken_back_does_not_take_the_place_of_others(
+    store: Store, catalog: Catalog
+) -> None:
+    _say(store, "cli:a", "ferry", *["the zanzibar ferry"] * 40)
+    store.hide("cli:a", 2, 41)
+    assert _found(catalog, "zanzibar ferry", "cli:a", limit=2) == [("cli:a", 1)]
+
+
+def test_recall_and_consolidation_agree_on_what_was_taken_back(
+    store: Store, catalog: Catalog
+) -> None:
+    """Both would have to change at once; the rule is that of memory.transcript."""
+    chance = random.Random(7)
+    hidden = taken_back = 0
+    for number in range(300):
+        operate(store, chance)
+        for key in store.list_sessions() if number % 15 == 0 else []:
+            info = store.info(key)
+            said = [m for m in store.get_history(key, full=True) if m.role != "system"]
+            left = [(key, m.seq) for m in said if not is_taken_back(m, info)]
+            assert _found(catalog, EVERYWHERE, key, threads=False, limit=1_000) == left
+            hidden += sum(m.hidden for m in said)
+            taken_back += len(said) - len(left)
+    assert hidden > taken_back > 100
 
 
 def test_what_was_taken_back_before_a_compaction_is_not_found_after_it(
@@ -104,7 +155,7 @@ def test_what_was_taken_back_before_a_compaction_is_not_found_after_it(
     store.set_meta("cli:a", **{withdrawn.META: [[3, 4]]})
     store.checkpoint("cli:a", summary="they talked", upto=6)
     assert _found(catalog, "ferry", "cli:a") == left
-    store.clear("cli:a")
+    store.checkpoint("cli:a", summary="they talked on", upto=8)
     assert _found(catalog, "ferry", "cli:a") == left
 
 

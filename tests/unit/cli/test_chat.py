@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from stenolog.cli import main
 from stenolog.cli.chat_history import KeptHistory
 from stenolog.cli.chat_lines import SafeText
 from stenolog.stores.opening import open_store
@@ -18,7 +19,7 @@ Steno = Callable[..., Result]
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to stand in, with a home of its own and no keys in the environment."""
     for name in list(os.environ):
@@ -33,23 +34,37 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def chat(
-    *arguments: str,
-    typed: str = "",
-    model: str | None = "scripted",
-    environment: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[str]:
+def chat(*arguments: str, typed: str = "", model: str | None = "scripted") -> Result:
     """`steno chat` with these lines on its stdin."""
     chosen = [] if model is None else ["--model", model]
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, "chat", *chosen, *arguments],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **(environment or {})},
-    )
+    return CliRunner().invoke(main, ["chat", *chosen, *arguments], input=typed, prog_name="steno")
+
+
+class Chat:
+    """`steno chat cli:a` in a process of its own, with pipes; its answer is read as it comes."""
+
+    def __init__(self, typed: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "chat", "cli:a", "--model", "scripted"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(typed.encode())
+        assert self.process.stdout is not None
+        self.first = self.process.stdout.read(4).decode()
+
+    def told(self) -> str:
+        """The next line on stderr."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline().decode()
+
+    def end(self, typed: str = "") -> tuple[int, str, str]:
+        """The exit code, and all that was said and told."""
+        said, told = self.process.communicate(typed.encode(), timeout=60)
+        return self.process.returncode, self.first + said.decode(), told.decode()
 
 
 def contents(key: str) -> list[object]:
@@ -66,19 +81,18 @@ def only_key() -> str:
 # --- through a pipe --------------------------------------------------------------------------
 
 
-def test_each_line_is_a_message_and_only_answers_go_to_stdout(here: Path) -> None:
+def test_each_line_is_a_message_and_only_answers_go_to_stdout() -> None:
     ended = chat(typed="what time is it?\n\nhello\\\nworld")
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.exit_code, ended.stderr) == (0, "")
     said = ended.stdout.splitlines()
     assert said[0].startswith("The tool says: ")
     assert said[1:3] == ["You said: hello", "world"]
-    assert "what time is it?" not in ended.stdout
     assert contents(only_key())[0] == "what time is it?"
     assert "hello\nworld" in contents(only_key())
 
 
-def test_a_file_and_nothing_at_all_can_be_stdin(here: Path) -> None:
-    Path("lines").write_text("one\n/quit\nnever\n")
+def test_a_file_can_be_stdin() -> None:
+    Path("lines").write_text("the time\n/quit\nnever\n")
     with Path("lines").open() as lines:
         ended = subprocess.run(
             [sys.executable, "-c", PROGRAM, "chat", "--model", "scripted"],
@@ -89,125 +103,89 @@ def test_a_file_and_nothing_at_all_can_be_stdin(here: Path) -> None:
             check=False,
         )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "You said: one" in ended.stdout
-    assert "never" not in ended.stdout
-    assert chat(typed="").returncode == 0
+    assert ended.stdout.startswith("The tool says: ")
+    assert "never" not in contents(only_key())
 
 
-def test_commands_are_carried_out_and_lead_into_other_sessions(here: Path) -> None:
-    ended = chat("cli:a", typed="first\n/new\nsecond\n/nonsense\n")
-    assert ended.returncode == 0
+def test_nothing_typed_is_nothing_wrong() -> None:
+    ended = chat(typed="")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_commands_are_carried_out_and_lead_into_other_sessions() -> None:
+    ended = chat("cli:a", typed="the time\n/new\nwhat time\n/nonsense\n")
+    assert ended.exit_code == 0
     assert "A new session." in ended.stdout
     assert "There is no /nonsense" in ended.stdout
     with open_store("workspace", read_only=True) as store:
         new = [key for key in store.list_sessions() if key != "cli:a"]
-        assert [store.get_history(key)[0].content for key in ("cli:a", *new)] == ["first", "second"]
+        assert [store.get_history(key)[0].content for key in ("cli:a", *new)] == [
+            "the time",
+            "what time",
+        ]
 
 
-def test_a_turn_that_failed_is_told_and_the_exit_code_says_so(here: Path) -> None:
-    nowhere = {
-        "STENO_MODELS__BAD__BASE_URL": "http://127.0.0.1:1/v1",
-        "STENO_MODELS__BAD__MODEL": "x",
-        "STENO_MODELS__BAD__RETRIES": "0",
-    }
-    ended = chat("cli:a", typed="hello\n/context\n", model="bad", environment=nowhere)
-    assert ended.returncode == 1
+def test_a_turn_that_failed_is_told_and_the_exit_code_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STENO_MODELS__BAD__BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("STENO_MODELS__BAD__MODEL", "x")
+    monkeypatch.setenv("STENO_MODELS__BAD__RETRIES", "0")
+    ended = chat("cli:a", typed="hello\n/context\n", model="bad")
+    assert ended.exit_code == 1
     assert "Your message is kept; /retry asks again." in ended.stderr
     # It goes on with what is left of the input.
     assert "tokens are sent to" in ended.stdout
     assert contents("cli:a") == ["hello"]
 
 
-def test_a_reader_that_is_gone_ends_it_without_a_word(here: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "chat", "--model", "scripted"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdin.write(b"long\nsecond\n")
-        process.stdin.close()
-        assert process.stdout.read(4) == b"This"
-        process.stdout.close()
-        said = process.stderr.read()
-    assert (process.returncode, said) == (141, b"")
-    assert "second" not in contents(only_key())
+def test_a_reader_that_is_gone_ends_it_without_a_word() -> None:
+    chat = Chat("long\nsecond\n")
+    assert chat.process.stdout is not None
+    assert chat.process.stderr is not None
+    with chat.process:
+        chat.process.stdout.close()
+        said = chat.process.stderr.read()
+    assert (chat.process.returncode, said) == (141, b"")
+    assert "second" not in contents("cli:a")
 
 
-def test_asked_to_end_it_finishes_the_answer(here: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "chat", "cli:a", "--model", "scripted"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("markdown\n")
-        process.stdin.flush()
-        first = process.stdout.read(4)
-        process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert f"{first}{rest}".startswith("# What")
-    assert f"{first}{rest}".rstrip().endswith("this page is always the same.")
+def test_asked_to_end_it_finishes_the_answer() -> None:
+    chat = Chat("markdown\n")
+    chat.process.send_signal(signal.SIGTERM)
+    code, said, _ = chat.end()
+    assert code == 0
+    assert said.startswith("# What")
+    assert said.endswith("this page is always the same.\n")
 
 
-def test_asked_twice_it_ends_at_once_and_says_what_it_leaves(here: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "chat", "cli:a", "--model", "scripted"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdin.write("long\n")
-        process.stdin.flush()
-        process.stdout.read(4)
-        process.send_signal(signal.SIGTERM)
-        told = process.stderr.readline()
-        process.send_signal(signal.SIGTERM)
-        _, left = process.communicate(timeout=60)
-    assert told.startswith("Ending: the answer is being finished, for up to 10 s;")
-    assert left.splitlines()[-1] == (
+def test_asked_twice_it_ends_at_once_and_says_what_it_leaves() -> None:
+    chat = Chat("long\n")
+    chat.process.send_signal(signal.SIGTERM)
+    assert chat.told().startswith("Ending: the answer is being finished, for up to 10 s;")
+    chat.process.send_signal(signal.SIGTERM)
+    code, _, told = chat.end()
+    assert code == 128 + signal.SIGTERM
+    assert told.splitlines()[-1] == (
         "Left unanswered, with all messages stored; `steno chat cli:a` goes on."
     )
-    assert process.returncode == 128 + signal.SIGTERM
     assert contents("cli:a") == ["long"]
 
 
-def test_the_interrupt_key_stops_the_answer_and_not_the_program(here: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "chat", "cli:a", "--model", "scripted"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("long\n")
-        process.stdin.flush()
-        process.stdout.read(4)
-        process.send_signal(signal.SIGINT)
-        said, told = process.communicate("hello\n", timeout=60)
-    assert "You said: hello" in said
-    assert "Stopped. What was said is kept; /retry asks for another answer." in told
-    assert process.returncode == 130
+def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
+    chat = Chat("long\n")
+    chat.process.send_signal(signal.SIGINT)
+    code, said, told = chat.end("the time\n")
+    assert "The tool says: " in said
+    assert told == "Stopped. What was said is kept; /retry asks for another answer.\n"
+    assert code == 130
     assert str(contents("cli:a")[1]).endswith("[interrupted]")
 
 
 def test_an_answer_in_pieces_cannot_drive_the_terminal() -> None:
     safe = SafeText()
     pieces = ["a\x1b", "[3", "1mb", "\x1b]0;ti", "tle\x07c\nd", "\x9b2", "Je", "\x1b[0"]
-    assert "".join([*map(safe.add, pieces), safe.end()]) == "abc\nde[0"
+    assert "".join([*map(safe.add, pieces), safe.end()]) == "abc\nde0"
     assert safe.add("\x1b]" + 300 * "x") == ""
     assert safe.add("plain") == "plain"
 
@@ -215,9 +193,9 @@ def test_an_answer_in_pieces_cannot_drive_the_terminal() -> None:
 # --- without a model, and wrong options ------------------------------------------------------
 
 
-def test_without_a_model_three_lines_say_how_to_get_one(here: Path) -> None:
+def test_without_a_model_three_lines_say_how_to_get_one() -> None:
     ended = chat(typed="hello\n", model=None)
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.exit_code, ended.stdout) == (1, "")
     assert len(ended.stderr.splitlines()) == 3
     assert ended.stderr.startswith("Error: No model was found.")
     assert "--model scripted" in ended.stderr
@@ -233,23 +211,23 @@ def test_a_session_is_named_once(steno: Steno, arguments: list[str]) -> None:
     assert "Name the session once: with KEY, -c or -r." in result.stderr
 
 
-def test_an_agent_that_is_nowhere_is_refused_by_name(here: Path) -> None:
+def test_an_agent_that_is_nowhere_is_refused_by_name() -> None:
     ended = chat("--agent", "ada", typed="x\n")
-    assert ended.returncode == 1
+    assert ended.exit_code == 1
     assert "There is no agent 'ada'" in ended.stderr
 
 
 def test_an_agent_of_the_settings_has_sessions_and_words_of_its_own(here: Path) -> None:
     Path("mine.toml").write_text('[agents.ada]\nmodel = "scripted"\nsystem = "You are Ada."\n')
-    ended = chat("cli:a", "--agent", "ada", "--config", "mine.toml", typed="hi\n", model=None)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = chat("cli:a", "--agent", "ada", "--config", "mine.toml", typed="the time\n", model=None)
+    assert (ended.exit_code, ended.stderr) == (0, "")
     assert not (here / "workspace" / "sessions").exists()
     assert list((here / "workspace").rglob("cli%3Aa.jsonl"))
 
 
-def test_the_first_agent_can_be_called_by_its_name(here: Path) -> None:
-    assert chat("cli:a", "--agent", "main", typed="hi\n").returncode == 0
-    assert contents("cli:a")[0] == "hi"
+def test_the_first_agent_can_be_called_by_its_name() -> None:
+    assert chat("cli:a", "--agent", "main", typed="the time\n").exit_code == 0
+    assert contents("cli:a")[0] == "the time"
 
 
 def test_help_does_not_wait_for_what_only_a_chat_needs() -> None:
@@ -270,7 +248,7 @@ def test_help_does_not_wait_for_what_only_a_chat_needs() -> None:
 
 
 @pytest.fixture
-def talks(here: Path) -> Path:
+def talks() -> None:
     """Three sessions: two of a terminal, one of a chat app, which changed last."""
     with open_store("workspace") as store:
         for key, question in (
@@ -280,11 +258,11 @@ def talks(here: Path) -> Path:
         ):
             store.add_message(key, "user", question)
             store.add_message(key, "assistant", "Yes, about the sea.")
-    return here
 
 
-def test_a_chat_begins_a_new_session(talks: Path) -> None:
-    chat(typed="new\n")
+@pytest.mark.usefixtures("talks")
+def test_a_chat_begins_a_new_session() -> None:
+    chat(typed="the time\n")
     with open_store("workspace", read_only=True) as store:
         assert len(store.list_sessions()) == 4
         (key,) = set(store.list_sessions()) - {"cli:1:default", "cli:2:default", "telegram:7"}
@@ -292,21 +270,24 @@ def test_a_chat_begins_a_new_session(talks: Path) -> None:
     assert key.endswith(":default")
 
 
-def test_it_goes_on_with_the_last_of_the_terminal(talks: Path) -> None:
-    assert chat("-c", typed="more\n").returncode == 0
-    assert contents("cli:2:default")[2] == "more"
+@pytest.mark.usefixtures("talks")
+def test_it_goes_on_with_the_last_of_the_terminal() -> None:
+    assert chat("-c", typed="the time\n").exit_code == 0
+    assert contents("cli:2:default")[2] == "the time"
 
 
-def test_with_nothing_to_go_on_with_it_begins_anew(here: Path) -> None:
-    assert chat("-c", typed="more\n").returncode == 0
-    assert contents(only_key())[0] == "more"
+def test_with_nothing_to_go_on_with_it_begins_anew() -> None:
+    assert chat("-c", typed="the time\n").exit_code == 0
+    assert contents(only_key())[0] == "the time"
 
 
-def test_it_resumes_the_one_that_matches(talks: Path) -> None:
-    assert chat("-r", "mountains", typed="more\n").returncode == 0
-    assert contents("cli:1:default")[2] == "more"
+@pytest.mark.usefixtures("talks")
+def test_it_resumes_the_one_that_matches() -> None:
+    assert chat("-r", "mountains", typed="the time\n").exit_code == 0
+    assert contents("cli:1:default")[2] == "the time"
 
 
+@pytest.mark.usefixtures("talks")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -321,21 +302,20 @@ def test_it_resumes_the_one_that_matches(talks: Path) -> None:
         ("", "Error: Which session; name one by its key"),
     ],
 )
-def test_where_nobody_can_be_asked_it_says_which_there_are(
-    talks: Path, text: str, words: str
-) -> None:
-    ended = chat("-r", text, typed="more\n") if text else chat("-r", typed="more\n")
-    assert (ended.returncode, ended.stdout) == (1, "")
+def test_where_nobody_can_be_asked_it_says_which_there_are(text: str, words: str) -> None:
+    ended = chat("-r", text, typed="the time\n") if text else chat("-r", typed="the time\n")
+    assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith(words)
 
 
-def test_an_interrupted_turn_is_answered_with_the_next_message(talks: Path) -> None:
+@pytest.mark.usefixtures("talks")
+def test_an_interrupted_turn_is_answered_with_the_next_message() -> None:
     with open_store("workspace") as store:
         store.add_message("cli:1:default", "user", "unanswered")
-    assert chat("cli:1:default", typed="more\n").returncode == 0
+    assert chat("cli:1:default", typed="the time\n").exit_code == 0
     said = contents("cli:1:default")
-    assert said[2:4] == ["unanswered", "more"]
-    assert len(said) == 5
+    assert said[2:4] == ["unanswered", "the time"]
+    assert len(said) == 7
 
 
 # --- what was typed --------------------------------------------------------------------------

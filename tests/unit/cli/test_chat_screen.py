@@ -68,9 +68,11 @@ def test_of_what_is_live_the_newest_lines_are_seen() -> None:
 
 def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
     shown = Shown()
-    shown.tell(Said(text="Let me look."), ToolBegan(id="1", name="recall", arguments='{"q": "bike"}'))
+    shown.tell(
+        Said(text="Let me look."), ToolBegan(id="1", name="recall", arguments='{"q": "bike"}')
+    )
     assert shown.lines == ["Let me look."]
-    assert "recall(q=\"bike\") · 0.0 s" in shown.screen.live(5)[-1]
+    assert 'recall(q="bike") · 0.0 s' in shown.screen.live(5)[-1]
     shown.tell(ToolEnded(id="1", name="recall", text="a\nb", failed=False, seconds=0.31))
     shown.tell(ToolEnded(id="2", name="now", text="no clock", failed=True, seconds=2))
     assert shown.lines == [
@@ -214,7 +216,7 @@ def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
         (lambda text: short_call("f", text), "", "f()"),
         (lambda text: short_call("f", text), '{"a": 1, "b": "x"}', 'f(a=1, b="x")'),
         (lambda text: short_call("f", text), "no json", "f(no json)"),
-        (lambda text: short_call("f", text), '{"a": "' + 90 * "x" + '"}', f"f(a=\"{38 * 'x'}…)"),
+        (lambda text: short_call("f", text), '{"a": "' + 90 * "x" + '"}', f'f(a="{38 * "x"}…)'),
         (first_line, "\n\n  one \ntwo\n", "one (+1 lines)"),
         (first_line, " \n", ""),
         (short_time, 0.04, "0.0 s"),

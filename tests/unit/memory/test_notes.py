@@ -312,6 +312,18 @@ def test_p4_what_is_forgotten_is_out_of_sight_and_comes_back(notes: Notes) -> No
 # --- purging ---------------------------------------------------------------------------------
 
 
+def test_after_a_purge_only_a_later_note_that_was_forgotten_last_comes_back(notes: Notes) -> None:
+    before, gone, later, last = (_add(notes, text) for text in ("before", "gone", "later", "last"))
+    for id in (later, before, last):
+        notes.forget(ANN, id)
+    notes.purge(ANN, gone)
+    assert notes.list(ANN) == []
+    notes.undo(ANN)
+    assert _texts(notes.list(ANN)) == ["last"]
+    with pytest.raises(NothingToUndo):
+        notes.undo(ANN)
+
+
 def test_a_purge_leaves_the_other_notes_as_they_were(notes: Notes) -> None:
     old = _add(notes, "old")
     notes.add(ANN, [_core("new", old), _core("beside")])

@@ -66,21 +66,15 @@ def test_what_says_nothing_of_the_answer_is_passed_over() -> None:
         json.dumps(delta(content=None, tool_calls=None)),
     ):
         assert reading.read(nothing) is None
-    assert not reading.done
-    assert not reading.finished
+    assert (reading.done, reading.finished, reading.rest()) == (False, False, None)
     assert reading.read("[DONE]") is None
-    assert reading.done
-    assert reading.rest() is None
+    assert (reading.done, reading.finished, reading.rest()) == (True, False, None)
 
 
 def test_only_the_first_of_several_answers_is_read() -> None:
+    first = {"index": 0, "delta": {"content": "yes"}}
     other = {"index": 1, "delta": {"content": "no"}}
-    assert (
-        read(
-            {"choices": [other]}, {"choices": [other, {"index": 0, "delta": {"content": "yes"}}]}
-        ).text
-        == "yes"
-    )
+    assert read({"choices": [other]}, {"choices": [other, first]}).text == "yes"
 
 
 def test_the_reason_of_the_end_is_told_once() -> None:

@@ -1,4 +1,4 @@
-"""Which model is chosen: by configuration, by keys, by what runs here, by what is installed here."""
+"""Which model is chosen: by configuration, by keys, by what runs or is installed here."""
 
 import json
 import threading
@@ -50,7 +50,7 @@ def chosen(configured: str = "", **given: Any) -> Choice:
 
 
 def test_the_order_is_configured_then_keys_then_ollama_then_weights() -> None:
-    everything = {"environment": KEYS, "ollama": has_ollama, "weights": has_weights}
+    everything: dict[str, Any] = {"environment": KEYS, "ollama": has_ollama, "weights": has_weights}
     assert chosen("scripted", **everything).provider == "scripted"
     assert chosen(**everything).provider == "openai"
     assert chosen(**{**everything, "environment": {}}).provider == "ollama"
@@ -246,3 +246,10 @@ def test_where_no_ollama_listens_there_are_no_models(ollama: HTTPServer) -> None
     assert probe_ollama(f"http://127.0.0.1:{ollama.server_port}/elsewhere") == []
     assert probe_ollama("http://127.0.0.1:1") == []
     assert probe_ollama("http://[wrong") == []
+
+
+def test_every_provider_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "models.md").read_text()
+    for provider in PROVIDERS:
+        for words in (f"`{provider.name}/NAME`", *provider.key_names):
+            assert words in page

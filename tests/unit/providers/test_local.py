@@ -1,5 +1,6 @@
 """A model in this process, as far as it can be tested without one; tests/llm has the rest."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,22 @@ from stenolog.providers import local
 def test_a_missing_extra_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(UsageError, match=r"pip install 'stenolog\[local\]'"):
         local.LocalModel(tmp_path / "x.gguf")
 
 
-def test_a_file_that_is_missing_or_wrong_is_refused_before_it_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "is_installed", lambda: True)
+@pytest.fixture
+def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra, as far as it is looked for; it must not be imported before it is needed."""
+    folder = tmp_path / "packages" / "xllamacpp"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('it was imported')")
+    monkeypatch.syspath_prepend(folder.parent)
+
+
+@pytest.mark.usefixtures("extra")
+def test_a_file_that_is_missing_or_wrong_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No such file.*name a \.gguf file"):
         local.LocalModel(tmp_path / "x.gguf")
     with pytest.raises(UsageError, match="Is a directory"):
@@ -30,10 +38,8 @@ def test_a_file_that_is_missing_or_wrong_is_refused_before_it_is_loaded(
         local.LocalModel(wrong)
 
 
-def test_a_right_file_is_not_loaded_before_it_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "is_installed", lambda: True)
+@pytest.mark.usefixtures("extra")
+def test_a_right_file_is_not_loaded_before_it_is_asked(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.write_bytes(b"GGUF and so on")
     model = local.LocalModel(path)

@@ -1,0 +1,78 @@
+"""An agent is opened whole, and with what there is: a store that fails is stood in for."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from agents import KEY, SPEC, say
+from msgspec.structs import replace
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.errors import UsageError
+from stenolog.providers.scripted import ScriptedModel
+
+
+def test_what_was_said_while_a_stand_in_kept_it_is_there_when_the_store_is_back(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "steno.db").symlink_to("elsewhere.db")
+    spec = replace(SPEC, sessions=f"sqlite:{tmp_path}/steno.db")
+
+    async def talk(*answers: str) -> None:
+        instance = AgentInstance.open(spec, model=ScriptedModel(answers))
+        loop = AgentLoop(AgentRegistry([instance]))
+        for answer in answers:
+            assert (await say(loop, f"Say {answer}")).text == answer
+        standing_in = instance.store is None
+        assert standing_in == (tmp_path / "steno.db").is_symlink()
+        assert bool(instance.problems) == standing_in
+        assert bool(instance.health()["ok"]) == (not standing_in)
+        await loop.close()
+
+    asyncio.run(talk("one", "two"))
+    (tmp_path / "steno.db").unlink()
+    asyncio.run(talk("three"))
+
+    instance = AgentInstance.open(spec, model=ScriptedModel([]))
+    said = [message.content for message in instance.sessions.get_history(KEY)]
+    asyncio.run(instance.close())
+    assert said == ["Say one", "one", "Say two", "two", "Say three", "three"]
+
+
+def test_a_zone_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    spec = replace(SPEC, sessions=str(tmp_path / "workspace"), zone="Mars/Olympus")
+    with pytest.raises(UsageError, match="no such time zone"):
+        AgentInstance.open(spec, model=ScriptedModel([]))
+    assert not (tmp_path / "workspace").exists()
+
+
+def test_a_folder_for_notes_that_cannot_be_opened_costs_the_memory_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("not a folder")
+
+    async def main() -> None:
+        spec = replace(SPEC, sessions=str(tmp_path))
+        instance = AgentInstance.open(spec, model=ScriptedModel(["Hello."]))
+        assert instance.memory is None
+        assert "nothing is remembered" in instance.problems[0]
+        loop = AgentLoop(AgentRegistry([instance]))
+        assert (await say(loop, "Hi.")).text == "Hello."
+        await loop.close()
+
+    asyncio.run(main())
+
+
+def test_sessions_in_memory_touch_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        spec = replace(SPEC, sessions="memory:", consolidation=True)
+        instance = AgentInstance.open(spec, model=ScriptedModel(["Hello.", "{}"]))
+        loop = AgentLoop(AgentRegistry([instance]))
+        await say(loop, "Hi.")
+        await loop.quiet()
+        await loop.close()
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
