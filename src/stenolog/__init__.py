@@ -10,6 +10,8 @@ from stenolog.errors import (
     InvalidKey,
     LeaseLost,
     MaybeStored,
+    ModelRefused,
+    ModelUnavailable,
     NewerFormat,
     NoSuchNote,
     NoSuchSession,
@@ -32,10 +34,17 @@ from stenolog.stores.base import Lease, Store
 from stenolog.stores.opening import open_store
 
 if TYPE_CHECKING:
+    from stenolog.agent.events import Answer, Inbound
+    from stenolog.agent.instance import AgentInstance
+    from stenolog.agent.loop import AgentLoop
+    from stenolog.agent.registry import AgentRegistry
+    from stenolog.agent.spec import AgentSpec, Route
+    from stenolog.agent.tools import Here, Tool, tool
+    from stenolog.agent.turns import Left
     from stenolog.catalog import Catalog, open_catalog
     from stenolog.context.arranging import Needs
     from stenolog.context.budget import Limits
-    from stenolog.context.compaction import Compaction, compact_context
+    from stenolog.context.compaction import Compaction
     from stenolog.context.context import Context
     from stenolog.context.plan import Plan, plan_compaction
     from stenolog.context.window import Window, build_window
@@ -46,8 +55,10 @@ if TYPE_CHECKING:
     from stenolog.memory.recall import Found, Recalled
     from stenolog.memory.redaction import Redacted, redact
     from stenolog.memory.scopes import Scope, scope_of
-    from stenolog.providers.base import Ask
-    from stenolog.providers.scripted import Scripted
+    from stenolog.providers.base import Ask, CallPart, ChatModel, Delta, Reply, Usage
+    from stenolog.providers.local import LocalModel
+    from stenolog.providers.openai_chat import OpenAIChat
+    from stenolog.providers.scripted import Scripted, ScriptedModel
     from stenolog.sessions.migration import Migrated, migrate_from_json
     from stenolog.sessions.opening import open_sessions
     from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
@@ -59,31 +70,45 @@ if TYPE_CHECKING:
     from stenolog.tokens import Calibration, Tokens
 
 __all__ = [
+    "AgentInstance",
+    "AgentLoop",
+    "AgentRegistry",
+    "AgentSpec",
+    "Answer",
     "Ask",
     "AsyncStore",
     "Calibration",
+    "CallPart",
     "Catalog",
+    "ChatModel",
     "Compacted",
     "Compaction",
     "Consolidated",
     "Context",
     "ContextTooSmall",
     "DamagedStore",
+    "Delta",
     "Draft",
     "ForeignLog",
     "Found",
     "Health",
+    "Here",
     "InMemoryStore",
+    "Inbound",
     "InvalidKey",
     "JSONLBackend",
     "JSONLStore",
     "Lease",
     "LeaseLost",
+    "Left",
     "Limits",
+    "LocalModel",
     "MaybeStored",
     "Memory",
     "Message",
     "Migrated",
+    "ModelRefused",
+    "ModelUnavailable",
     "Needs",
     "NewerFormat",
     "NoSuchNote",
@@ -93,6 +118,7 @@ __all__ = [
     "Notes",
     "NothingToUndo",
     "OnceConflict",
+    "OpenAIChat",
     "Plan",
     "Purged",
     "PurgedNote",
@@ -100,9 +126,12 @@ __all__ = [
     "Recalled",
     "Redacted",
     "RefusedMessage",
+    "Reply",
+    "Route",
     "SQLiteStore",
     "Scope",
     "Scripted",
+    "ScriptedModel",
     "SessionDeleted",
     "SessionExists",
     "SessionHealth",
@@ -116,12 +145,13 @@ __all__ = [
     "StoreClosed",
     "StoreUnavailable",
     "Tokens",
+    "Tool",
     "Trashed",
     "Undone",
+    "Usage",
     "UsageError",
     "Window",
     "build_window",
-    "compact_context",
     "export_notes",
     "import_notes",
     "migrate_from_json",
@@ -132,44 +162,62 @@ __all__ = [
     "plan_compaction",
     "redact",
     "scope_of",
+    "tool",
 ]
 
 
 # Who does not use an engine, the face, or the memory, does not wait for it: these come when they
 # are asked for.
 _LATER = {
+    "AgentInstance": "stenolog.agent.instance",
+    "AgentLoop": "stenolog.agent.loop",
+    "AgentRegistry": "stenolog.agent.registry",
+    "AgentSpec": "stenolog.agent.spec",
+    "Answer": "stenolog.agent.events",
     "Ask": "stenolog.providers.base",
     "AsyncStore": "stenolog.stores.async_store",
     "Calibration": "stenolog.tokens",
+    "CallPart": "stenolog.providers.base",
     "Catalog": "stenolog.catalog",
+    "ChatModel": "stenolog.providers.base",
     "Compaction": "stenolog.context.compaction",
     "Consolidated": "stenolog.memory.consolidation",
     "Context": "stenolog.context.context",
+    "Delta": "stenolog.providers.base",
     "Draft": "stenolog.memory.notes",
     "Found": "stenolog.memory.recall",
+    "Here": "stenolog.agent.tools",
     "InMemoryStore": "stenolog.stores.in_memory",
+    "Inbound": "stenolog.agent.events",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
+    "Left": "stenolog.agent.turns",
     "Limits": "stenolog.context.budget",
+    "LocalModel": "stenolog.providers.local",
     "Memory": "stenolog.memory.memory",
     "Migrated": "stenolog.sessions.migration",
     "Needs": "stenolog.context.arranging",
     "Note": "stenolog.memory.notes",
     "Notes": "stenolog.memory.notes",
+    "OpenAIChat": "stenolog.providers.openai_chat",
     "Plan": "stenolog.context.plan",
     "PurgedNote": "stenolog.memory.notes",
     "Recalled": "stenolog.memory.recall",
     "Redacted": "stenolog.memory.redaction",
+    "Reply": "stenolog.providers.base",
+    "Route": "stenolog.agent.spec",
     "SQLiteStore": "stenolog.stores.sqlite",
     "Scope": "stenolog.memory.scopes",
     "Scripted": "stenolog.providers.scripted",
+    "ScriptedModel": "stenolog.providers.scripted",
     "SessionHealth": "stenolog.sessions.session_store",
     "SessionManager": "stenolog.stores.legacy_json",
     "SessionStore": "stenolog.sessions.session_store",
     "Tokens": "stenolog.tokens",
+    "Tool": "stenolog.agent.tools",
+    "Usage": "stenolog.providers.base",
     "Window": "stenolog.context.window",
     "build_window": "stenolog.context.window",
-    "compact_context": "stenolog.context.compaction",
     "export_notes": "stenolog.memory.hand_edits",
     "import_notes": "stenolog.memory.hand_edits",
     "migrate_from_json": "stenolog.sessions.migration",
@@ -179,6 +227,7 @@ _LATER = {
     "plan_compaction": "stenolog.context.plan",
     "redact": "stenolog.memory.redaction",
     "scope_of": "stenolog.memory.scopes",
+    "tool": "stenolog.agent.tools",
 }
 
 

@@ -5,14 +5,7 @@ ones. In the end every message that was acknowledged is there once, answered onc
 mark; nothing that must not be done twice was; and no request was one that a provider refuses.
 """
 
-import contextlib
-import json
-import os
 import random
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 
+from crash.agent_process import TTL, Agent
 from crash.agent_script import WISHES, Script, named_in
 from crash.conftest import Say
 from stenolog.agent.standing import answer_to, standing
@@ -35,68 +29,6 @@ WHERE: Final = {"jsonl": "{}/workspace", "sqlite": "sqlite:{}/steno.db"}
 KEYS: Final = ("telegram:1", "telegram:2", "cli:20261115-1:default")
 MOMENTS: Final = ("began", "said", "answer", "ack", "ended", "answer", "open")
 """Which word of the agent the kill follows, each in turn; `answer`: to all that was sent."""
-TTL: Final = 1.0
-_PATIENCE: Final = 60.0
-
-
-class Agent:
-    """A process with an agent in it."""
-
-    def __init__(self, where: str, url: str, journal: Path, *, resume_within: float) -> None:
-        worker = Path(__file__).with_name("agent_worker.py")
-        wanted = [where, url, str(journal), str(TTL), str(resume_within)]
-        self._process = subprocess.Popen(
-            [sys.executable, str(worker), *wanted], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self._heard = b""
-
-    def send(self, **wanted: str) -> None:
-        """Have it do something."""
-        self._stdin.write(json.dumps(wanted).encode() + b"\n")
-        self._stdin.flush()
-
-    def lines(self) -> list[list[Any]]:
-        """What it has said; a line that a kill has cut was never heard."""
-        return [json.loads(line) for line in self._heard.splitlines(True) if line.endswith(b"\n")]
-
-    def until(self, word: str, times: int) -> None:
-        """Listen until it has said this word so many times."""
-        while sum(line[0] == word for line in self.lines()) < times:
-            assert self._listen(), f"it ended before it said {word!r}: {self.lines()}"
-
-    def kill(self) -> list[list[Any]]:
-        """Kill it with -9; all that it said."""
-        self._process.send_signal(signal.SIGKILL)
-        return self._ended(-signal.SIGKILL)
-
-    def end(self) -> list[list[Any]]:
-        """Let it end by itself; all that it said."""
-        self._stdin.close()
-        return self._ended(0)
-
-    def close(self) -> None:
-        """Leave nothing of it behind."""
-        self._process.kill()
-        self._process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            self._stdin.close()
-        self._stdout.close()
-
-    def _ended(self, code: int) -> list[list[Any]]:
-        while self._listen():
-            pass
-        assert self._process.wait() == code
-        return self.lines()
-
-    def _listen(self) -> bool:
-        ready, _, _ = select.select([self._stdout], [], [], _PATIENCE)
-        assert ready, f"silent for {_PATIENCE:g} s, its last words: {self.lines()[-5:]}"
-        heard = os.read(self._stdout.fileno(), 1 << 16)
-        self._heard += heard
-        return bool(heard)
 
 
 class Trial:
@@ -112,7 +44,7 @@ class Trial:
         self._server = ModelServer(self._script, pause=0.003)
         self._sent: dict[str, tuple[str, str]] = {}
         self._acknowledged: set[str] = set()
-        self._answers: defaultdict[str, set[int]] = defaultdict(set)
+        self._answers: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
         self._agents: list[Agent] = []
         self.struck: Counter[str] = Counter()
         """How often the kill met what, and what became of it."""
@@ -143,16 +75,15 @@ class Trial:
         self._look()
 
     def end(self) -> None:
-        """The last agents: one that only resumes, and one that gets every message once more."""
+        """The last agent goes on with all that is left, and then gets every message once more."""
         if self._where.startswith("sqlite:"):
             # There a lease outlives its holder, for so long.
             time.sleep(TTL)
         agent = self._agent()
         agent.send(do="resume")
-        self._heard(agent.end())
+        agent.until("all resumed", 1)
         for key, history in self._histories(full=False).items():
             assert not standing(history).unfinished, (key, standing(history))
-        agent = self._agent()
         for id, (key, text) in self._sent.items():
             agent.send(key=key, id=id, text=text)
         self._heard(agent.end())
@@ -186,8 +117,7 @@ class Trial:
             elif word == "answer":
                 id, outcome, text, seq = rest
                 assert outcome in ("answered", "again", "elsewhere"), rest
-                assert seq is not None, rest
-                self._answers[id].add(seq)
+                self._answers[id].add((seq, text))
 
     # --- what must hold ----------------------------------------------------------------------
 
@@ -250,7 +180,7 @@ class Trial:
                 assert named[id] == (0 if closed else 1), (id, _words(answer))
                 assert closed or id in named_in(_words(answer)), (id, _words(answer))
                 # Whoever was told an answer was told this one, however often they asked.
-                assert self._answers[id] == {answer.seq}, (id, self._answers[id])
+                assert self._answers[id] == {(answer.seq, _words(answer))}
                 self.struck["closed with a mark"] += closed
         assert found == dict.fromkeys(self._sent, 1)
         assert self._script.shown <= set(found), "the model has seen what is in no log"

@@ -14,7 +14,8 @@ from stenolog.context.overflow import Overflow, read_overflow
 from stenolog.context.plan import Asked, plan_compaction
 from stenolog.context.shapes import Body
 from stenolog.context.window import Window, build_window
-from stenolog.errors import ContextTooSmall
+from stenolog.errors import ContextTooSmall, UsageError
+from stenolog.providers.asking import check_ask
 from stenolog.providers.base import Ask
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import reports
@@ -36,10 +37,12 @@ Event = Callable[[Compaction], None]
 class Context:
     """What a model is sent of the sessions in a store, and their compaction.
 
-    `ask`: the model that writes summaries, and `ask_limits` what it takes, where that is not what
-    the other model does; without one they are made of the messages' own words. `on_event` is called
-    after each compaction; what it raises is logged. With a `catalog`, what a provider reports of
-    the `model` of this name is kept there, for the next run. Several threads may use it at once.
+    Over a store, or over what `open_sessions` returns, also where that is the stand-in. `ask`: the
+    model that writes summaries, and `ask_limits` what it takes, where that is not what the other
+    model does; without one they are made of the messages' own words. `on_event` is called after
+    each compaction; what it raises is logged. With a `catalog`, what a provider reports of the
+    `model` of this name is kept there, for the next run. Several threads may use it at once.
+    Raises UsageError where `ask` cannot be asked.
     """
 
     def __init__(
@@ -57,6 +60,10 @@ class Context:
         tools: Sequence[Mapping[str, Any]] = (),
         on_event: Event | None = None,
     ) -> None:
+        if ask is not None:
+            check_ask(ask)
+        if not isinstance(model, str):
+            raise UsageError("model is the name of the model; who is asked for summaries is `ask`")
         self.store = talk_of(store)
         self.limits = limits or Limits()
         """Made smaller when a provider says that it takes less."""

@@ -107,16 +107,17 @@ class Reply:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """The tool calls, in OpenAI chat shape, in their order; those without a name are none."""
-        return [
-            {
-                "id": part.id or f"call_{part.index}",
-                "type": "function",
-                "function": {"name": part.name, "arguments": part.arguments},
-            }
-            for _, part in sorted(self._calls.items())
-            if part.name
-        ]
+        """The tool calls, in OpenAI chat shape, in their order; those without a name are none.
+
+        Each has an id of its own, which not every server gives.
+        """
+        made: dict[str, dict[str, Any]] = {}
+        for _, part in sorted(self._calls.items()):
+            if part.name:
+                id = part.id if part.id and part.id not in made else f"call_{part.index}"
+                function = {"name": part.name, "arguments": part.arguments}
+                made[id] = {"id": id, "type": "function", "function": function}
+        return list(made.values())
 
     def message(self) -> dict[str, Any]:
         """It as a message in OpenAI chat shape, to be stored."""

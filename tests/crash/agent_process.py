@@ -1,0 +1,77 @@
+"""The other side of `agent_worker`: starts an agent, talks to it, hears what it says, kills it."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+TTL: Final = 1.0
+"""For so many seconds a lease of a killed agent may be in the way."""
+_PATIENCE: Final = 60.0
+
+
+class Agent:
+    """A process with an agent in it."""
+
+    def __init__(
+        self, where: str, url: str, journal: Path, *, resume_within: float = 86_400.0
+    ) -> None:
+        worker = Path(__file__).with_name("agent_worker.py")
+        wanted = [where, url, str(journal), str(TTL), str(resume_within)]
+        self._process = subprocess.Popen(
+            [sys.executable, str(worker), *wanted], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._heard = b""
+
+    def send(self, **wanted: str) -> None:
+        """Have it do something."""
+        self._stdin.write(json.dumps(wanted).encode() + b"\n")
+        self._stdin.flush()
+
+    def lines(self) -> list[list[Any]]:
+        """What it has said; a line that a kill has cut was never heard."""
+        return [json.loads(line) for line in self._heard.splitlines(True) if line.endswith(b"\n")]
+
+    def until(self, word: str, times: int) -> None:
+        """Listen until it has said this word so many times."""
+        while sum(line[0] == word for line in self.lines()) < times:
+            assert self._listen(), f"it ended before it said {word!r}: {self.lines()}"
+
+    def kill(self) -> list[list[Any]]:
+        """Kill it with -9; all that it said."""
+        self._process.send_signal(signal.SIGKILL)
+        return self._ended(-signal.SIGKILL)
+
+    def end(self) -> list[list[Any]]:
+        """Let it end by itself; all that it said."""
+        self._stdin.close()
+        return self._ended(0)
+
+    def close(self) -> None:
+        """Leave nothing of it behind."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        self._stdout.close()
+
+    def _ended(self, code: int) -> list[list[Any]]:
+        while self._listen():
+            pass
+        assert self._process.wait() == code
+        return self.lines()
+
+    def _listen(self) -> bool:
+        ready, _, _ = select.select([self._stdout], [], [], _PATIENCE)
+        assert ready, f"silent for {_PATIENCE:g} s, its last words: {self.lines()[-5:]}"
+        heard = os.read(self._stdout.fileno(), 1 << 16)
+        self._heard += heard
+        return bool(heard)

@@ -1,0 +1,337 @@
+"""A conversation behind the line of a terminal: a real loop and store, keys from a pipe."""
+
+import asyncio
+import io
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.input.base import PipeInput
+from prompt_toolkit.input.defaults import create_pipe_input
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.spec import AgentSpec
+from stenolog.cli.agents import Opened, Signals, close_agent
+from stenolog.cli.chat_start import Start
+from stenolog.cli.conversation import Conversation
+from stenolog.providers.base import Delta
+from stenolog.settings import Settings
+from stenolog.stores.opening import open_store
+
+KEY = "cli:one:default"
+SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a place of its own for what is typed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Gated:
+    """A model that says a word and then waits until it may go on."""
+
+    name = "gated"
+
+    def __init__(self, *, open_: bool = False) -> None:
+        self.gate = asyncio.Event()
+        self.asked: list[list[Mapping[str, Any]]] = []
+        if open_:
+            self.gate.set()
+
+    async def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncIterator[Delta]:
+        del tools, schema, max_tokens
+        self.asked.append(list(messages))
+        last = next(one["content"] for one in reversed(messages) if one["role"] == "user")
+        yield Delta(text=f"To {last}: ")
+        await self.gate.wait()
+        yield Delta(text="done.", finish="stop")
+
+    async def close(self) -> None:
+        pass
+
+
+class Talk:
+    """A conversation that is going on, and its terminal."""
+
+    def __init__(self, source: PipeInput, *, open_: bool = False, key: str = KEY) -> None:
+        self.model = Gated(open_=open_)
+        self.agent = AgentInstance.open(
+            AgentSpec(sessions="workspace", consolidation=False), model=self.model
+        )
+        self.opened = Opened(
+            loop=AgentLoop(AgentRegistry([self.agent])), agent=self.agent, settings=Settings()
+        )
+        self.signals = Signals()
+        self.source = source
+        self.written = io.StringIO()
+        self.told: list[str] = []
+        size = Size(rows=30, columns=80)
+        output = Vt100_Output(self.written, lambda: size, term="xterm", enable_cpr=False)
+        self.talk = Conversation(self.opened, key, source=source, output=output)
+
+    def type(self, text: str) -> None:
+        self.source.send_text(text)
+
+    @property
+    def shown(self) -> str:
+        """What was written for good, and what was painted, without colours."""
+        return SEQUENCE.sub("", self.written.getvalue()).replace("\r\n", "\n")
+
+    def history(self, key: str = KEY) -> list[object]:
+        return [message.content for message in self.agent.sessions.get_history(key)]
+
+    async def until(self, there: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not there():
+                await asyncio.sleep(0.01)
+
+
+Act = Callable[[Talk], Awaitable[None]]
+
+
+@pytest.fixture
+def source() -> Iterator[PipeInput]:
+    with create_pipe_input() as opened:
+        yield opened
+
+
+def talk(source: PipeInput, act: Act, *, start: Start | None = None, open_: bool = False) -> Talk:
+    """Have this conversation until it has been left, and close it."""
+
+    async def main() -> Talk:
+        one = Talk(source, open_=open_, key=KEY if start is None else start.key)
+        if start is not None:
+            one.talk.greet(start)
+        running = asyncio.create_task(one.talk.run(one.signals))
+        acting = asyncio.ensure_future(act(one))
+        try:
+            await asyncio.wait({running, acting}, return_when=asyncio.FIRST_COMPLETED)
+            await acting
+            one.type("\x04")
+            await asyncio.wait_for(running, 30)
+        finally:
+            running.cancel()
+            await close_agent(one.opened, one.signals, one.told.append)
+            await one.talk.ended()
+        return one
+
+    return asyncio.run(main())
+
+
+def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("hello\r")
+        await one.until(lambda: "gated · context" in one.shown and not one.talk.busy)
+
+    one = talk(source, act, open_=True)
+    assert one.history() == ["hello", "To hello: done."]
+    assert "> hello\n\nTo hello: done.\n\ngated · context 1 %" in one.shown
+    assert f"`steno chat {KEY}` goes on here." in one.shown
+    assert one.told == []
+
+
+def test_what_is_entered_meanwhile_is_stored_at_once_and_answered_next(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("second\r")
+        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: one.history() == ["first", "second"])
+        assert one.shown.count("> second") == 0
+        one.model.gate.set()
+        await one.until(lambda: not one.talk.busy)
+
+    one = talk(source, act)
+    assert one.history() == ["first", "second", "To first: done.", "To second: done."]
+    done = one.shown.index("To first: done.")
+    assert done < one.shown.index("\n> second\n") < one.shown.index("To second: done.")
+
+
+def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_twice(
+    source: PipeInput,
+) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("\x03")
+        await one.until(lambda: not one.talk.busy)
+        one.type("half\x03")
+        await one.until(lambda: "> half" in one.shown)
+        one.type("\x03")
+        await one.until(lambda: "Ctrl-C again leaves" in one.shown)
+        one.type("\x03")
+
+    one = talk(source, act)
+    assert one.history() == ["first", "To first: [interrupted]"]
+    assert "Stopped. What was said is kept; /retry asks for another answer." in one.shown
+
+
+def test_what_waited_for_a_stopped_answer_is_told_to_be_unanswered(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("second\r")
+        await one.until(lambda: one.history() == ["first", "second"])
+        one.type("\x03")
+        await one.until(lambda: not one.talk.busy)
+
+    assert "Stopped together with the answer above; /retry asks again." in talk(source, act).shown
+
+
+def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("/new\rsecond\r")
+        await one.until(lambda: "waits: second" in one.shown)
+        one.model.gate.set()
+        await one.until(lambda: not one.talk.busy)
+
+    one = talk(source, act)
+    assert one.talk.key != KEY
+    with open_store("workspace") as store:
+        assert [m.content for m in store.get_history(KEY)] == ["first", "To first: done."]
+        assert [m.content for m in store.get_history(one.talk.key)][0] == "second"
+
+
+def test_a_line_goes_on_behind_a_backslash_and_after_alt_enter(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("one\\\rtwo\x1b\rthree\nfour\r")
+        await one.until(lambda: one.history()[1:])
+
+    assert talk(source, act, open_=True).history()[0] == "one\ntwo\nthree\nfour"
+
+
+def test_pasted_lines_are_one_message(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("\x1b[200~one\rtwo\x1b[201~\r")
+        await one.until(lambda: one.history()[1:])
+
+    assert talk(source, act, open_=True).history()[0] == "one\ntwo"
+
+
+def test_what_was_typed_comes_back_with_the_arrow_key(source: PipeInput, here: Path) -> None:
+    async def act(one: Talk) -> None:
+        one.type("remember\r")
+        await one.until(lambda: one.history()[1:] and not one.talk.busy)
+        one.type("\x1b[A\r")
+        await one.until(lambda: len(one.history()) == 4)
+
+    assert talk(source, act, open_=True).history()[2] == "remember"
+    (file,) = (here / "state").rglob("chat-history.jsonl")
+    assert file.read_text() == '"remember"\n'
+
+
+def test_commands_are_completed(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("/con\t")
+        await one.until(lambda: "what the model sees" in one.shown)
+        one.type("\r")
+        one.type("\r")
+        await one.until(lambda: "tokens are sent to" in one.shown)
+
+    talk(source, act, open_=True)
+
+
+def test_help_tells_of_the_keys_too(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("/help\r")
+        await one.until(lambda: "Alt-Enter" in one.shown)
+
+    assert "/compact" in talk(source, act).shown
+
+
+@pytest.mark.parametrize("words", ["/quit", "/exit"])
+def test_it_can_be_left_by_a_word_also_in_an_answer(source: PipeInput, words: str) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type(f"{words}\r")
+
+    assert talk(source, act).history() == ["first", "To first: [interrupted]"]
+
+
+def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: PipeInput) -> None:
+    with open_store("workspace") as store:
+        for number in range(6):
+            store.add_message(KEY, "user", f"question {number}")
+            store.add_message(KEY, "assistant", f"answer {number}\n" + "more\n" * 9)
+        store.add_message(KEY, "user", "unanswered")
+
+    async def act(one: Talk) -> None:
+        await one.until(lambda: not one.talk.busy)
+
+    start = Start(key=KEY, words="About questions (13 messages)", goes_on=True)
+    one = talk(source, act, start=start, open_=True)
+    assert one.history()[-2:] == ["unanswered", "To unanswered: done."]
+    shown = one.shown
+    assert "About questions (13 messages)" in shown
+    assert "question 5" in shown
+    assert "question 2" not in shown
+    assert "more lines" in shown
+    assert shown.index("going on with it") < shown.index("To unanswered: done.")
+
+
+def test_another_session_is_chosen_from_the_list(source: PipeInput) -> None:
+    with open_store("workspace") as store:
+        for key, words in (("cli:a:default", "mountains"), ("cli:b:default", "mountain lakes")):
+            store.add_message(key, "user", words)
+            store.add_message(key, "assistant", f"Yes, {words}.")
+
+    async def act(one: Talk) -> None:
+        one.type("/resume mountain\r")
+        await one.until(lambda: "Resume a session" in one.shown)
+        one.type("lak\r")
+        await one.until(lambda: one.talk.key == "cli:b:default")
+        one.type("more\r")
+        await one.until(lambda: len(one.history("cli:b:default")) == 4)
+
+    one = talk(source, act, open_=True)
+    assert "Yes, mountain lakes." in one.shown
+
+
+def test_the_one_session_that_fits_is_taken_at_once(source: PipeInput) -> None:
+    with open_store("workspace") as store:
+        store.add_message("cli:a:default", "user", "mountains")
+        store.add_message("cli:a:default", "assistant", "Yes.")
+
+    async def act(one: Talk) -> None:
+        one.type("/resume mount\r")
+        await one.until(lambda: one.talk.key == "cli:a:default")
+
+    assert "Resume a session" not in talk(source, act, open_=True).shown
+
+
+def test_sessions_that_are_kept_nowhere_leave_no_history(
+    source: PipeInput, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stenolog.cli import conversation
+
+    monkeypatch.setattr(conversation, "history_file", lambda: here / "typed")
+
+    async def main() -> None:
+        one = Talk(source, open_=True)
+        kept = one.talk._history()
+        await close_agent(one.opened, one.signals, one.told.append)
+        assert kept is not None
+
+    asyncio.run(main())
+    assert not os.path.exists(here / "typed")
