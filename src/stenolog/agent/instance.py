@@ -18,7 +18,7 @@ from stenolog.context.context import Context
 from stenolog.errors import StenologError, UsageError
 from stenolog.memory.memory import AGENT, Memory
 from stenolog.memory.recall import Recalled
-from stenolog.providers.base import ChatModel
+from stenolog.providers.base import ChatModel, KnowsItsContext
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
 from stenolog.sessions.opening import open_sessions
@@ -155,10 +155,13 @@ class AgentInstance:
     def context(self, model: ChatModel) -> Context:
         """What is sent to this model of a session."""
         if model.name not in self._contexts:
+            limits = self.spec.limits
+            if isinstance(model, KnowsItsContext):
+                limits = limits.at_most(model.context)
             self._contexts[model.name] = Context(
                 self.sessions,
                 self.ask,
-                limits=self.spec.limits,
+                limits=limits,
                 needs=self.spec.needs,
                 model=model.name,
                 catalog=self.catalog,

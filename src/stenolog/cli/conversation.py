@@ -67,6 +67,7 @@ class Conversation:
         """`source` and `output`: the terminal, where it is not this process's own."""
         self.key = key
         self._opened = opened
+        self._terminal = (source, output)
         self._console = console()
         self._meter = Meter(opened.agent.model.name)
         self._entered: list[_Entered] = []
@@ -291,11 +292,13 @@ class Conversation:
         assert catalog is not None
         try:
             found = await asyncio.to_thread(matching, catalog, wish.text) if wish.text else ()
-            key = (
-                found[0].key
-                if len(found) == 1
-                else await pick(catalog, text=wish.text, channel=CHANNEL)
-            )
+            if len(found) == 1:
+                key: str | None = found[0].key
+            else:
+                source, output = self._terminal
+                key = await pick(
+                    catalog, text=wish.text, channel=CHANNEL, source=source, output=output
+                )
         except StenologError as error:
             self.say(error_sentence(error), "yellow")
             return

@@ -80,6 +80,16 @@ class ChatModel(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsItsContext(Protocol):
+    """A model that says how much it takes, before it refuses more."""
+
+    @property
+    def context(self) -> int:
+        """How many tokens it sees, its answer included."""
+        ...
+
+
 class Reply:
     """An answer as far as it has come."""
 

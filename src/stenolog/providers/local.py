@@ -76,6 +76,11 @@ class LocalModel:
         """What to call it: the name of its file, unless another was given."""
         return self._name
 
+    @property
+    def context(self) -> int:
+        """How many tokens it sees, its answer included."""
+        return self._context
+
     async def stream(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -76,3 +76,17 @@ def test_sessions_in_memory_touch_no_disk(tmp_path: Path, monkeypatch: pytest.Mo
 
     asyncio.run(main())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_says_what_it_takes_is_sent_no_more(tmp_path: Path) -> None:
+    class Small(ScriptedModel):
+        context = 4_000
+
+    async def main() -> None:
+        spec = replace(SPEC, sessions=str(tmp_path))
+        instance = AgentInstance.open(spec, model=Small([]))
+        assert instance.context(instance.model).limits.max_context_tokens == 4_000
+        assert instance.context(ScriptedModel([], name="other")).limits == spec.limits
+        await instance.close()
+
+    asyncio.run(main())

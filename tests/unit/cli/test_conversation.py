@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,10 +70,10 @@ class Gated:
 class Talk:
     """A conversation that is going on, and its terminal."""
 
-    def __init__(self, source: PipeInput, *, open_: bool = False, key: str = KEY) -> None:
+    def __init__(self, source: PipeInput, *, open_: bool, place: str) -> None:
         self.model = Gated(open_=open_)
         self.agent = AgentInstance.open(
-            AgentSpec(sessions="workspace", consolidation=False), model=self.model
+            AgentSpec(sessions=place, consolidation=False), model=self.model
         )
         self.opened = Opened(
             loop=AgentLoop(AgentRegistry([self.agent])), agent=self.agent, settings=Settings()
@@ -85,7 +84,7 @@ class Talk:
         self.told: list[str] = []
         size = Size(rows=30, columns=80)
         output = Vt100_Output(self.written, lambda: size, term="xterm", enable_cpr=False)
-        self.talk = Conversation(self.opened, key, source=source, output=output)
+        self.talk = Conversation(self.opened, KEY, source=source, output=output)
 
     def type(self, text: str) -> None:
         self.source.send_text(text)
@@ -95,13 +94,18 @@ class Talk:
         """What was written for good, and what was painted, without colours."""
         return SEQUENCE.sub("", self.written.getvalue()).replace("\r\n", "\n")
 
-    def history(self, key: str = KEY) -> list[object]:
-        return [message.content for message in self.agent.sessions.get_history(key)]
+    @staticmethod
+    def history(key: str = KEY) -> list[object]:
+        with open_store("workspace", read_only=True) as store:
+            return [message.content for message in store.get_history(key)]
 
     async def until(self, there: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while not there():
-                await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(20):
+                while not there():  # noqa: ASYNC110 - what is written to a terminal has no event
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            pytest.fail(f"waited in vain; this is shown:\n{self.shown[-2000:]}")
 
 
 Act = Callable[[Talk], Awaitable[None]]
@@ -113,11 +117,18 @@ def source() -> Iterator[PipeInput]:
         yield opened
 
 
-def talk(source: PipeInput, act: Act, *, start: Start | None = None, open_: bool = False) -> Talk:
+def talk(
+    source: PipeInput,
+    act: Act,
+    *,
+    start: Start | None = None,
+    open_: bool = False,
+    place: str = "workspace",
+) -> Talk:
     """Have this conversation until it has been left, and close it."""
 
     async def main() -> Talk:
-        one = Talk(source, open_=open_, key=KEY if start is None else start.key)
+        one = Talk(source, open_=open_, place=place)
         if start is not None:
             one.talk.greet(start)
         running = asyncio.create_task(one.talk.run(one.signals))
@@ -207,9 +218,8 @@ def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInp
 
     one = talk(source, act)
     assert one.talk.key != KEY
-    with open_store("workspace") as store:
-        assert [m.content for m in store.get_history(KEY)] == ["first", "To first: done."]
-        assert [m.content for m in store.get_history(one.talk.key)][0] == "second"
+    assert one.history() == ["first", "To first: done."]
+    assert one.history(one.talk.key)[0] == "second"
 
 
 def test_a_line_goes_on_behind_a_backslash_and_after_alt_enter(source: PipeInput) -> None:
@@ -320,18 +330,10 @@ def test_the_one_session_that_fits_is_taken_at_once(source: PipeInput) -> None:
     assert "Resume a session" not in talk(source, act, open_=True).shown
 
 
-def test_sessions_that_are_kept_nowhere_leave_no_history(
-    source: PipeInput, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from stenolog.cli import conversation
+def test_sessions_that_are_kept_nowhere_leave_no_history(source: PipeInput, here: Path) -> None:
+    async def act(one: Talk) -> None:
+        one.type("secret\r")
+        await one.until(lambda: "To secret: done." in one.shown)
 
-    monkeypatch.setattr(conversation, "history_file", lambda: here / "typed")
-
-    async def main() -> None:
-        one = Talk(source, open_=True)
-        kept = one.talk._history()
-        await close_agent(one.opened, one.signals, one.told.append)
-        assert kept is not None
-
-    asyncio.run(main())
-    assert not os.path.exists(here / "typed")
+    talk(source, act, open_=True, place="memory:")
+    assert list(here.iterdir()) == []

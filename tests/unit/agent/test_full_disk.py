@@ -1,0 +1,206 @@
+"""A disk that is full in the middle of a conversation: it is told, the talk goes on, all is kept.
+
+Full for real: a small tmpfs, where that can be mounted; and files that may not grow, everywhere.
+"""
+
+import asyncio
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import needs
+import pytest
+from agents import (
+    KEY,
+    SPEC,
+    Heard,
+    agent_loop,
+    bodies,
+    called,
+    reopened,
+    say,
+)
+from crash.disks import tiny_tmpfs
+from msgspec.structs import replace
+
+from stenolog.agent.events import NotSaved, SavedAfterAll
+from stenolog.agent.turn import CUT_OFF
+from stenolog.context.budget import Limits
+from stenolog.providers.scripted import ScriptedModel
+
+# Longer than what may still fit into pages that a file has already.
+LONG: Final = "and so on " * 12_000
+WIDE: Final = replace(SPEC, limits=Limits(max_context_tokens=1_000_000))
+
+every_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+every_disk = pytest.mark.parametrize("kind", ["tmpfs", "limit"])
+
+
+class Disk(Protocol):
+    """A folder whose disk can be filled and emptied."""
+
+    folder: Path
+
+    def fill(self) -> None:
+        """Leave no room."""
+
+    def free(self) -> None:
+        """Make room again."""
+
+
+class _Tmpfs:
+    def __init__(self, mounted: Path) -> None:
+        self.folder = mounted
+        self._ballast = mounted / "ballast"
+
+    def fill(self) -> None:
+        with self._ballast.open("wb", buffering=0) as file:
+            for size in (1 << 16, 1 << 10, 1):
+                try:
+                    while file.write(b"x" * size) == size:
+                        pass
+                except OSError as error:
+                    assert error.errno == errno.ENOSPC
+
+    def free(self) -> None:
+        self._ballast.unlink()
+
+
+class _Limit:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, self._usual[1]))
+
+    def free(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._usual)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, kind: str) -> Iterator[Disk]:
+    if kind == "tmpfs":
+        needs.kernel("mount")
+        with tiny_tmpfs(tmp_path, "8m") as mounted:
+            yield _Tmpfs(mounted)
+    else:
+        with _freed(_Limit(tmp_path)) as limited:
+            yield limited
+
+
+@contextmanager
+def _freed(limit: _Limit) -> Iterator[_Limit]:
+    try:
+        yield limit
+    finally:
+        limit.free()
+
+
+def _contents(told: list[dict[str, Any]]) -> list[str]:
+    return [str(body["content"])[:6] for body in told]
+
+
+@every_store
+@every_disk
+def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again(
+    store: str, disk: Disk
+) -> None:
+    model = ScriptedModel([f"to {number}" for number in range(1, 6)])
+
+    async def main() -> None:
+        async with agent_loop(store, disk.folder, model, spec=WIDE) as loop:
+            assert (await say(loop, "said 1")).saved
+            disk.fill()
+            heard = Heard()
+            answer = await say(loop, f"said 2 {LONG}", tell=heard)
+            assert (answer.outcome, answer.text, answer.saved) == ("answered", "to 2", False)
+            assert heard.of(NotSaved)[0].count == 1
+            assert str(disk.folder) in heard.of(NotSaved)[0].words
+            # Nothing stands in the log without what was said before it.
+            assert _contents(bodies(loop)) == ["said 1", "to 1"]
+            assert not (await say(loop, "said 3")).saved
+            # The model has seen all of it, in order, and each once.
+            shown = _contents(model.asked[-1].messages[1:])
+            assert shown == ["said 1", "to 1", "said 2", "to 2", "said 3"]
+            assert _contents(bodies(loop)) == ["said 1", "to 1"]
+            disk.free()
+            heard = Heard()
+            assert (await say(loop, "said 4", tell=heard)).saved
+            assert [one.count for one in heard.of(SavedAfterAll)] == [4]
+            assert heard.of(NotSaved) == []
+            assert (await say(loop, "said 5")).saved
+
+    asyncio.run(main())
+    talk = [words for number in range(1, 6) for words in (f"said {number}", f"to {number}")]
+    assert _contents(reopened(store, disk.folder)) == talk
+
+
+@every_store
+@every_disk
+def test_a_disk_that_gets_full_during_a_turn_keeps_the_rest_of_it_in_hand(
+    store: str, disk: Disk
+) -> None:
+    def fill() -> str:
+        """Fill the disk."""
+        disk.fill()
+        return LONG
+
+    model = ScriptedModel([called("fill"), "It is full.", "There is room."])
+    spec = replace(WIDE, tool_output_limit=len(LONG))
+
+    async def main() -> None:
+        async with agent_loop(store, disk.folder, model, spec=spec, tools=[fill]) as loop:
+            heard = Heard()
+            answer = await say(loop, "Fill it.", tell=heard)
+            assert (answer.outcome, answer.text, answer.saved) == ("answered", "It is full.", False)
+            assert heard.of(NotSaved)[-1].count == 2
+            assert [body["role"] for body in bodies(loop)] == ["user", "assistant"]
+            disk.free()
+            assert (await say(loop, "And now?")).text == "There is room."
+
+    asyncio.run(main())
+    roles = [body["role"] for body in reopened(store, disk.folder)]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant"]
+    assert [body["role"] for body in model.asked[-1].messages[1:]] == roles[:-1]
+
+
+@every_store
+@every_disk
+def test_what_a_full_disk_did_not_take_is_told_at_the_end_and_the_rest_is_resumed(
+    store: str, disk: Disk
+) -> None:
+    def fill() -> str:
+        """Fill the disk."""
+        disk.fill()
+        return LONG
+
+    spec = replace(WIDE, tool_output_limit=len(LONG))
+
+    async def before() -> None:
+        script = [called("fill"), "It is full."]
+        async with agent_loop(store, disk.folder, script, spec=spec, tools=[fill]) as loop:
+            await say(loop, "Fill it.", id="update-1")
+            left = await loop.close()
+            assert left.not_saved == 2
+            assert "2 messages could not be saved and are lost" in str(left)
+
+    async def after() -> None:
+        model = ScriptedModel(["I do not know whether it is full."])
+        async with agent_loop(store, disk.folder, model, spec=spec, tools=[fill]) as loop:
+            async with asyncio.timeout(30):
+                # In SQLite a lease that could not be given back has to run out first.
+                while not (found := await loop.resume()):
+                    pass
+            [resumed] = found
+            assert (resumed.key, resumed.outcome) == (KEY, "answered")
+            assert bodies(loop)[2]["content"] == CUT_OFF
+            again = await say(loop, "Fill it.", id="update-1")
+            assert (again.outcome, again.text) == ("again", resumed.text)
+
+    asyncio.run(before())
+    disk.free()
+    asyncio.run(after())
