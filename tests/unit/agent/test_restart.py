@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pytest
 from agents import SPEC, STORES, agent_loop, say
-from crash.agent_process import Agent
 from msgspec.structs import replace
 
+from crash.agent_process import Agent
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.errors import ModelUnavailable

@@ -1,0 +1,98 @@
+"""A terminal in memory: what somebody would see who looks at it, and what has scrolled away.
+
+It obeys what inline programs write: text, line ends, moves of the cursor, erasing. Everything else
+(colours, modes) is passed over; an alternate screen is an error, for nothing of ours takes one.
+"""
+
+import re
+
+_SEQUENCE = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+
+
+class Terminal:
+    """Lines of a fixed width; the last `rows` are on the screen."""
+
+    def __init__(self, *, rows: int = 30, columns: int = 80) -> None:
+        self._rows = rows
+        self._columns = columns
+        self._lines: list[list[str]] = [[]]
+        self._top = 0
+        self._y = 0
+        self._x = 0
+        self._rest = ""
+
+    def feed(self, text: str) -> None:
+        """Show what was written; a sequence may be cut anywhere."""
+        text, at = self._rest + text, 0
+        self._rest = ""
+        while at < len(text):
+            if text[at] != "\x1b":
+                self._put(text[at])
+                at += 1
+                continue
+            found = _SEQUENCE.match(text, at)
+            if found is None:
+                self._rest = text[at:]
+                return
+            self._obey(found[1] or "", found[2] or "")
+            at = found.end()
+
+    @property
+    def screen(self) -> str:
+        """What is to be seen now."""
+        return self._text(self._lines[self._top :])
+
+    @property
+    def all(self) -> str:
+        """That, and what scrolled away above it."""
+        return self._text(self._lines)
+
+    @staticmethod
+    def _text(lines: list[list[str]]) -> str:
+        return "\n".join("".join(line).rstrip() for line in lines).rstrip()
+
+    def _put(self, character: str) -> None:
+        if character == "\n":
+            self._down()
+        elif character == "\r":
+            self._x = 0
+        elif character == "\b":
+            self._x = max(0, self._x - 1)
+        elif character >= " ":
+            if self._x == self._columns:
+                self._x = 0
+                self._down()
+            line = self._lines[self._y]
+            line += " " * (self._x + 1 - len(line))
+            line[self._x] = character
+            self._x += 1
+
+    def _down(self) -> None:
+        self._y += 1
+        if self._y == len(self._lines):
+            self._lines.append([])
+        self._top = max(self._top, self._y - self._rows + 1)
+
+    def _obey(self, parameters: str, what: str) -> None:
+        assert "1049" not in parameters, "the whole screen was taken"
+        number = int(parameters) if parameters.isdigit() else 0
+        match what:
+            case "A":
+                self._y = max(self._top, self._y - max(1, number))
+            case "B":
+                for _ in range(max(1, number)):
+                    self._down()
+            case "C":
+                self._x = min(self._columns - 1, self._x + max(1, number))
+            case "D":
+                self._x = max(0, min(self._x, self._columns - 1) - max(1, number))
+            case "J" if number == 0:
+                del self._lines[self._y][self._x :]
+                del self._lines[self._y + 1 :]
+            case "J" if number == 2:
+                for line in self._lines[self._top :]:
+                    line.clear()
+            case "K":
+                del self._lines[self._y][self._x :]
+            case "H":
+                self._y, self._x = self._top, 0
