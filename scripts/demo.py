@@ -1,135 +1,117 @@
-"""Shows that an acknowledged message survives `kill -9`: one process writes, another kills it.
+"""An agent from end to end, without a key or a network: killed, restarted, compacted, remembering.
 
-Exits with 1 and says what is missing if a promise did not hold.
+What each step claims is read from the store, not believed; it exits with 1 and says what did not
+hold. KEEP=1 leaves the files, and MODEL=local talks to a small language model on this machine.
 """
 
+import contextlib
 import os
-import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-import stenolog
+import demo_model
+from demo_stage import Agent, Failed, expect, heading, history, info, shell, tell, wait_for
 
-KEY = "demo:chat"
-ROUNDS = 3
+from stenolog.agent.standing import answer_to, standing
+from stenolog.agent.turn import CUT_OFF
+from stenolog.providers.local import find_weights, is_installed
+from stenolog.providers.model_server import ModelServer
 
+# Two sessions of one user; the part in the middle tells them apart.
+MONDAY = "cli:monday:default"
+TUESDAY = "cli:tuesday:default"
+LOG = "workspace/sessions/cli%3Amonday%3Adefault.jsonl"
 
-def main() -> None:
-    """Kill a writer a few times over and compare what it was promised with what is there."""
-    with tempfile.TemporaryDirectory(prefix="steno-demo-") as folder:
-        workspace = Path(folder) / "workspace"
-        print("A process appends messages to one conversation. An append that returned is")
-        print("acknowledged. At a random moment the process is killed with signal 9.")
-        acknowledged: dict[int, str] = {}
-        for number in range(1, ROUNDS + 1):
-            promised = _write_until_killed(workspace, number)
-            acknowledged |= promised
-            print(f"\nRound {number}: {len(promised)} messages acknowledged, then came the kill.")
-            _compare(workspace, acknowledged)
-        _append_again(workspace, acknowledged)
-        _show_file(workspace)
-    print(f"\nAll {len(acknowledged)} acknowledged messages are there, after {ROUNDS} kills.")
+ORDER = "Please order a chocolate cake, and what are candles?"
+DIARY = "it rained, I baked, the oven was too hot, a neighbour came by and stayed for tea, " * 6
+TOKENS = 2_000
+"""The model's server refuses requests that are longer."""
+SECONDS = 85
+"""It never takes longer."""
 
 
-def write(workspace: Path, number: int) -> None:
-    """Append until killed; after each append that returned, say so on standard output."""
-    with stenolog.open_store(workspace) as store:
-        count = 0
-        while True:
-            count += 1
-            seq = store.add_message(KEY, "user", _content(number, count))
-            os.write(1, f"{seq} {count}\n".encode())
+class Demo:
+    """The steps, one after the other, in the current folder."""
 
+    def __init__(self, model: str, *, scripted: bool) -> None:
+        """`scripted`: it is known what the model says; a real one says what it likes."""
+        self._model = model
+        self._scripted = scripted
 
-def _content(number: int, count: int) -> str:
-    # Lengths vary, so that the kill may also fall into the middle of a long line.
-    return f"round {number}, message {count}" + ", and so on" * (count * 37 % 100)
+    def run(self) -> None:
+        """All of them."""
+        self.talk()
+        self.kill()
+        self.restart()
+        self.overflow()
+        self.undo()
+        self.remember()
 
+    def talk(self) -> None:
+        heading("1. A conversation with tools, in a process of its own")
+        with Agent(MONDAY, self._model) as agent:
+            agent.say("Hello! I am Ada, and I am allergic to hazelnuts.", id="m1")
+            agent.say("What do cake and coffee cost?", id="m2")
+        roles = [message.role for message in history(MONDAY)]
+        expect(roles.count("user") == 2, "both messages are in the log")
+        expect(not standing(history(MONDAY)).unfinished, "and both are answered")
+        if self._scripted:
+            calls = ["user", "assistant", "tool", "tool", "assistant"]
+            expect(roles[-5:] == calls, "with the calls of the tools and what they said")
+        tell("  The log is plain text, one line for each message:")
+        shell(f"grep -c '\"kind\":\"message\"' {LOG}")
+        shell(f"grep hazelnuts {LOG} | head -n 1")
 
-def _write_until_killed(workspace: Path, number: int) -> dict[int, str]:
-    """What the writer was promised: by seq, the content of every append that returned."""
-    writer = subprocess.Popen(
-        [sys.executable, __file__, "write", str(workspace), str(number)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    assert writer.stdout is not None
-    with writer.stdout as pipe:
-        # The first line says that it is up; from there on any moment is as good as another.
-        lines = [pipe.readline()]
-        if not lines[0]:
-            _fail("the writer ended before its first message was stored")
-        time.sleep(random.uniform(0.1, 0.6))
-        writer.send_signal(signal.SIGKILL)
-        lines += pipe.read().splitlines(keepends=True)
-    if writer.wait() != -signal.SIGKILL:
-        _fail(f"the writer ended by itself, with code {writer.returncode}")
-    promised = {}
-    for line in lines:
-        # The kill may have cut the last word on the pipe: that one was never heard.
-        if line.endswith(b"\n"):
-            seq, count = map(int, line.split())
-            promised[seq] = _content(number, count)
-    return promised
+    def kill(self) -> None:
+        heading("2. kill -9 in the middle of a turn")
+        with Agent(MONDAY, self._model) as agent:
+            agent.send(ORDER, id="m3")
+            agent.until("tool" if self._scripted else "asked", "order" if self._scripted else "")
+            if self._scripted:
+                wait_for(lambda: len(_orders()) == 1, "the order goes out to the shop")
+            agent.kill()
+        tell("  Killed. The order had just gone out, and the shop had not confirmed it yet.")
+        left = standing(history(MONDAY))
+        expect(_times_said(ORDER) == 1, "the message is in the log: it was, before the model knew")
+        expect(left.unfinished, "the log says that its turn is not over")
+        if self._scripted:
+            calls = [call.name for call in left.open_calls]
+            expect(calls[-1:] == ["order"], "it has the call of the tool, and no result")
+        tell("  What there is to see of it:")
+        shell(f"tail -n 2 {LOG}")
+        shell("steno list")
 
+    def restart(self) -> None:
+        heading("3. A new process goes on with that turn")
+        with Agent(MONDAY, self._model) as agent:
+            tell("  The same message is delivered again, as chat apps do that heard of no answer:")
+            outcome, words = agent.say(ORDER, id="m3")
+        after = history(MONDAY)
+        [asked] = [message for message in after if message.content == ORDER]
+        answer = answer_to(after, asked.seq)
+        expect(not standing(after).unfinished, "the turn has come to its end")
+        expect(outcome == "again", "delivered again, the message was not answered twice")
+        expect(answer is not None and _words(answer.content) == words, "it was told that answer")
+        if self._scripted:
+            results = {body.get("tool_call_id"): body.get("content") for body in _bodies(after)}
+            expect(results["call_3"] == "4 euros", "the price, which may be asked twice, was")
+            expect(results["call_4"] == CUT_OFF, "the order, which must not, has a mark instead")
+            expect(len(_orders()) == 1, "and the shop has one order")
 
-def _compare(workspace: Path, acknowledged: dict[int, str]) -> None:
-    raw = _log(workspace).read_bytes()
-    torn = len(raw) - (raw.rfind(b"\n") + 1)
-    with stenolog.open_store(workspace) as store:
-        history = store.get_history(KEY)
-    found = {message.seq: message.content for message in history}
-    lost = [seq for seq, content in acknowledged.items() if found.get(seq) != content]
-    if lost:
-        _fail(f"{len(lost)} acknowledged messages are missing or changed, first seq {lost[0]}")
-    if len(found) != len(history) or list(found) != sorted(found):
-        _fail("the messages are not in order, or one is there twice")
-    print(f"  opened again: {len(acknowledged)} acknowledged so far, {len(acknowledged)} found.")
-    unheard = len(found) - len(acknowledged)
-    if unheard:
-        print(f"  {unheard} more reached the disk, but the kill came before the writer said so.")
-    if torn:
-        print(f"  the kill left half a line of {torn} bytes: it stays in the file, marked as void.")
-
-
-def _append_again(workspace: Path, acknowledged: dict[int, str]) -> None:
-    content = "And the talk goes on."
-    with stenolog.open_store(workspace) as store:
-        acknowledged[store.add_message(KEY, "assistant", content)] = content
-    print("\nOne more message, after all that:")
-    _compare(workspace, acknowledged)
-
-
-def _show_file(workspace: Path) -> None:
-    log = _log(workspace)
-    print(f"\nThe log is plain text. The last lines of {log.relative_to(workspace.parent)}:")
-    for line in log.read_text(errors="replace").splitlines()[-3:]:
-        print(f"  {line}" if len(line) <= 160 else f"  {line[:120]} ... {line[-35:]}")
-
-
-def _log(workspace: Path) -> Path:
-    logs = list((workspace / "sessions").glob("*.jsonl"))
-    if len(logs) != 1:
-        _fail(f"one conversation should be one file, and there are {len(logs)}")
-    return logs[0]
-
-
-def _fail(what: str) -> NoReturn:
-    sys.exit(f"\nTHE DEMO FAILED: {what}.")
-
-
-def _start(arguments: Sequence[str]) -> None:
-    if arguments[:1] == ["write"]:
-        write(Path(arguments[1]), int(arguments[2]))
-    else:
-        main()
-
-
-if __name__ == "__main__":
-    _start(sys.argv[1:])
+    def overflow(self) -> None:
+        heading("4. The conversation grows too long for the model")
+        tell(f"  Ada reads out her diary, until a request has more than {TOKENS:,} tokens.")
+        with Agent(MONDAY, self._model, shown=False) as agent:
+            page = 0
+            while not agent.heard("compacted"):
+                page += 1
+                expect_quietly(page < 30, "a compaction")
+                agent.say(f"Page {page}: {DIARY}", id=f"p{page}")
+            tell(f"  After page {page}: {agent.heard('compacted')[-1]}.")
+        shown, everything = history(MONDAY), history(MONDAY, full=True)

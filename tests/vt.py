@@ -1,7 +1,8 @@
 """A terminal in memory: what somebody would see who looks at it, and what has scrolled away.
 
-It obeys what inline programs write: text, line ends, moves of the cursor, erasing. Everything else
-(colours, modes) is passed over; an alternate screen is an error, for nothing of ours takes one.
+It obeys what inline programs write: text, line ends, moves of the cursor, erasing, and to paint
+several of these at once. Everything else (colours, modes) is passed over; an alternate screen is an
+error, for nothing of ours takes one.
 """
 
 import re
@@ -20,6 +21,7 @@ class Terminal:
         self._y = 0
         self._x = 0
         self._rest = ""
+        self._held: list[list[str]] | None = None
 
     def feed(self, text: str) -> None:
         """Show what was written; a sequence may be cut anywhere."""
@@ -40,12 +42,16 @@ class Terminal:
     @property
     def screen(self) -> str:
         """What is to be seen now."""
-        return self._text(self._lines[self._top :])
+        return self._text(self._seen[self._top :])
 
     @property
     def all(self) -> str:
         """That, and what scrolled away above it."""
-        return self._text(self._lines)
+        return self._text(self._seen)
+
+    @property
+    def _seen(self) -> list[list[str]]:
+        return self._lines if self._held is None else self._held
 
     @staticmethod
     def _text(lines: list[list[str]]) -> str:
@@ -75,6 +81,8 @@ class Terminal:
 
     def _obey(self, parameters: str, what: str) -> None:
         assert "1049" not in parameters, "the whole screen was taken"
+        if parameters == "?2026":
+            self._held = [line[:] for line in self._lines] if what == "h" else None
         number = int(parameters) if parameters.isdigit() else 0
         match what:
             case "A":

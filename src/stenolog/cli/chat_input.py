@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 from prompt_toolkit.application import Application
+from prompt_toolkit.application.current import set_app
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, ThreadedCompleter
 from prompt_toolkit.document import Document
@@ -52,6 +53,9 @@ _STYLE: Final = {
     "completion-menu.meta.completion": "ansibrightblack",
     "completion-menu.meta.completion.current": "reverse",
 }
+# Terminals that know these paint what stands between them at once; others pass them over.
+_HOLD: Final = "\x1b[?2026h"
+_SHOW: Final = "\x1b[?2026l"
 _FRAME: Final = 0.08
 """How often what changes is painted."""
 _TWICE: Final = 2.0
@@ -181,10 +185,19 @@ class Line:
             return
         text = "".join(f"{line}\r\n" for line in self._lines)
         self._lines = []
-        if self._app.is_running:
-            self._app.renderer.erase()
-        self._app.output.write_raw(text)
-        self._app.output.flush()
+        output, renderer = self._app.output, self._app.renderer
+        if not self._app.is_running or self._app.is_done:
+            output.write_raw(text)
+            output.flush()
+            return
+        # All in one step, or the line would be seen to vanish for a moment.
+        output.write_raw(_HOLD)
+        renderer.erase()
+        output.write_raw(text)
+        with set_app(self._app):
+            renderer.render(self._app, self._app.layout)
+        output.write_raw(_SHOW)
+        output.flush()
 
     # --- what it shows -----------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import asyncio
 import io
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Gated:
         tools: Sequence[Mapping[str, Any]] = (),
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         del tools, schema, max_tokens
         self.asked.append(list(messages))
         last = next(one["content"] for one in reversed(messages) if one["role"] == "user")

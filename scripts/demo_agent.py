@@ -1,0 +1,92 @@
+"""The agent of the demo, in a process of its own: two tools, a model, and a workspace.
+
+It first goes on with what a killed one left. Then it answers each line of its input, an id and a
+text with a tab between them, and writes down what happens, one line each.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from stenolog.agent.events import Answer, Asked, Compacted, Event, Inbound, ToolBegan, ToolEnded
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.spec import AgentSpec
+from stenolog.agent.tools import tool
+from stenolog.context.budget import Limits
+from stenolog.providers.base import ChatModel
+from stenolog.providers.local import LocalModel, find_weights
+from stenolog.providers.openai_chat import OpenAIChat
+
+PRICES = {"cake": "32 euros", "coffee": "3 euros", "candles": "4 euros"}
+ORDERS = Path("orders.txt")
+
+
+@tool(repeatable=True)
+def price(item: Annotated[str, "cake, coffee or candles"]) -> str:
+    """What something costs. It changes nothing, so it may be asked twice."""
+    return PRICES.get(item, "not on the list")
+
+
+@tool
+async def order(item: str) -> str:
+    """Order something from the shop, which must not happen twice."""
+    with ORDERS.open("a") as orders:
+        orders.write(f"{item}\n")
+    await asyncio.sleep(20)  # the shop takes its time to confirm
+    return "confirmed"
+
+
+async def main(key: str, model: ChatModel, limits: Limits) -> None:
+    """Answer what is said in one session, until the input ends."""
+    spec = AgentSpec(sessions="workspace", system="You help Ada. Be brief.", limits=limits)
+    agent = AgentInstance.open(spec, model=model, tools=[price, order])
+    loop = AgentLoop(AgentRegistry([agent]))
+    for answer in await loop.resume(tell=tell):
+        tell_answer(answer)
+    tell_line("ready")
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        id, _, text = line.rstrip("\n").partition("\t")
+        tell_answer(await loop.hear(Inbound(key=key, content=text, id=id), tell=tell))
+        await loop.quiet()  # until the notes are made and the summary is written
+        tell_line("ready")
+    await loop.close()
+
+
+def tell(event: Event) -> None:
+    """Say what happens during a turn."""
+    match event:
+        case Asked():
+            tell_line("asked", f"{event.tokens} tokens sent, {event.recalled} things recalled")
+        case ToolBegan():
+            tell_line("tool", f"{event.name} {event.arguments}")
+        case ToolEnded():
+            tell_line("result", f"{event.name}: {event.text}")
+        case Compacted():
+            tell_line("compacted", str(event.compaction))
+
+
+def tell_answer(answer: Answer) -> None:
+    """Say what came of a message."""
+    tell_line(answer.outcome, answer.text)
+
+
+def tell_line(kind: str, words: str = "") -> None:
+    """One line for whoever reads along."""
+    print(kind, " ".join(words.split()), sep="\t", flush=True)
+
+
+def open_model(name: str) -> ChatModel:
+    """The model behind this address, or the one on this machine."""
+    if name != "local":
+        return OpenAIChat("scripted", base_url=name)
+    weights = find_weights()
+    assert weights is not None
+    return LocalModel(weights, longest=60, extra={"temperature": 0})
+
+
+if __name__ == "__main__":
+    wanted = Limits(max_context_tokens=int(sys.argv[3]))
+    asyncio.run(main(sys.argv[1], open_model(sys.argv[2]), wanted))
