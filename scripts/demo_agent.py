@@ -6,6 +6,7 @@ text with a tab between them, and writes down what happens, one line each.
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -25,23 +26,30 @@ ORDERS = Path("orders.txt")
 
 
 @tool(repeatable=True)
-def price(item: Annotated[str, "cake, coffee or candles"]) -> str:
-    """What something costs. It changes nothing, so it may be asked twice."""
+async def price(item: Annotated[str, "cake, coffee or candles"]) -> str:
+    """Look up what something costs, which changes nothing."""
+    await asyncio.sleep(0.5)
     return PRICES.get(item, "not on the list")
 
 
 @tool
-async def order(item: str) -> str:
-    """Order something from the shop, which must not happen twice."""
+def order(item: str) -> str:
+    """Order something from the shop, which must not be done twice."""
     with ORDERS.open("a") as orders:
         orders.write(f"{item}\n")
-    await asyncio.sleep(20)  # the shop takes its time to confirm
+    time.sleep(20)  # the shop takes its time to confirm
     return "confirmed"
 
 
 async def main(key: str, model: ChatModel, limits: Limits) -> None:
     """Answer what is said in one session, until the input ends."""
-    spec = AgentSpec(sessions="workspace", system="You help Ada. Be brief.", limits=limits)
+    spec = AgentSpec(
+        sessions="workspace",
+        system="You help Ada. Be brief.",
+        limits=limits,
+        # A model on this machine takes a minute to make notes; what was said is recalled anyway.
+        consolidation=not isinstance(model, LocalModel),
+    )
     agent = AgentInstance.open(spec, model=model, tools=[price, order])
     loop = AgentLoop(AgentRegistry([agent]))
     for answer in await loop.resume(tell=tell):
@@ -59,13 +67,13 @@ def tell(event: Event) -> None:
     """Say what happens during a turn."""
     match event:
         case Asked():
-            tell_line("asked", f"{event.tokens} tokens sent, {event.recalled} things recalled")
+            tell_line("asked", f"{event.tokens} tokens sent, {event.recalled} recalled")
         case ToolBegan():
-            tell_line("tool", f"{event.name} {event.arguments}")
+            tell_line("calls", f"{event.name} {event.arguments}")
         case ToolEnded():
-            tell_line("result", f"{event.name}: {event.text}")
+            tell_line("result", f"{event.name} says {event.text}")
         case Compacted():
-            tell_line("compacted", str(event.compaction))
+            tell_line("compacted", f"{event.compaction.why}: {event.compaction}")
 
 
 def tell_answer(answer: Answer) -> None:

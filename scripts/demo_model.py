@@ -50,12 +50,14 @@ def _after_tools(messages: Messages) -> str:
         item = json.loads(call["function"]["arguments"])["item"]
         [result] = (m["content"] for m in messages if m.get("tool_call_id") == call["id"])
         if result.startswith("[interrupted"):
-            told.append(f"whether the {item} was ordered I cannot say, and I did not order it again")
+            told.append(
+                f"whether the {item} was ordered I cannot say, and I did not order it again"
+            )
         elif call["function"]["name"] == "price":
             told.append(f"{item}: {result}")
         else:
             told.append(f"the {item} is ordered")
-    return "; ".join(told).capitalize() + "."
+    return f"I have looked: {'; '.join(told)}."
 
 
 def _notes(asked: str) -> dict[str, Any]:
@@ -79,8 +81,8 @@ def _notes(asked: str) -> dict[str, Any]:
 def _summary(asked: str) -> dict[str, Any]:
     """What is new in this part of the conversation."""
     facts = ["The user is called Ada."] if "I am Ada" in asked else []
-    pages = re.findall(r"\] user: (Page \d+)", asked)
-    lists = dict.fromkeys(
-        ("goals", "decisions", "open_questions", "tool_outcomes", "outdated"), []
-    )
-    return {**lists, "facts": facts, "last_state": f"Ada reads her diary out: {', '.join(pages)}."}
+    pages = re.findall(r"user: Page (\d+)", asked)
+    read = f"Ada has read her diary out, up to page {pages[-1]}." if pages else "Ada shops."
+    none: list[str] = []
+    empty = dict.fromkeys(("goals", "decisions", "open_questions", "tool_outcomes"), none)
+    return {**empty, "facts": facts, "last_state": read, "outdated": none}

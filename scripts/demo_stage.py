@@ -2,7 +2,6 @@
 
 import os
 import queue
-import shlex
 import signal
 import subprocess
 import sys
@@ -39,6 +38,7 @@ class Agent:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},
         )
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
@@ -90,8 +90,7 @@ class Agent:
             found, _, said = line.rstrip("\n").partition("\t")
             self._heard.append((found, said))
             if self._shown and found != "ready":
-                who = "agent" if found in _OUTCOMES else f"  ({found})"
-                tell(f"  {who}: {said}")
+                tell(f"  agent: {said}" if found in _OUTCOMES else f"    {found}: {said}")
             if found == kind and words in said:
                 return
 
@@ -100,7 +99,7 @@ class Agent:
         return [words for found, words in self._heard if found == kind]
 
     def kill(self) -> None:
-        """kill -9: it has no time to say a word or to close a file."""
+        """Kill it with -9: it has no time to say a word, or to close a file."""
         self._process.send_signal(signal.SIGKILL)
         if self._process.wait() != -signal.SIGKILL:
             raise Failed(f"the agent ended by itself, with code {self._process.returncode}")
@@ -136,7 +135,9 @@ def info(key: str) -> SessionInfo:
 
 def tell(words: str) -> None:
     """Print a line, cut where it would fill the screen."""
-    print(words if len(words) <= _WIDTH else f"{words[: _WIDTH - 2]} …", flush=True)
+    shown = words if len(words) <= _WIDTH else f"{words[: _WIDTH - 4]} ..."
+    encoding = sys.stdout.encoding or "ascii"
+    print(shown.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 def heading(words: str) -> None:
@@ -148,7 +149,7 @@ def expect(holds: bool, words: str) -> None:
     """Print what holds. Raises Failed where it does not."""
     if not holds:
         raise Failed(f"this did not hold: {words}")
-    tell(f"  ✓ {words}" if _can_print("✓") else f"  + {words}")
+    tell(f"  ok: {words}")
 
 
 def wait_for(holds: Callable[[], bool], words: str) -> None:
@@ -160,28 +161,26 @@ def wait_for(holds: Callable[[], bool], words: str) -> None:
         time.sleep(0.01)
 
 
-def shell(command: str) -> str:
-    """Show a command and what it prints, which is returned. Raises Failed where it fails."""
+def shell(command: str, *, lines: int = 10) -> str:
+    """Run a command and show what it prints, so many lines of it; all of it is returned.
+
+    Raises Failed where it fails, or prints nothing.
+    """
     tell(f"  $ {command}")
     # The `steno` beside this Python, whatever else is installed.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     ran = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"],
+        ["sh", "-c", command],
         capture_output=True,
         encoding="utf-8",
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "PYTHONIOENCODING": "utf-8"},
         timeout=30,
     )
-    for line in ran.stdout.splitlines():
+    printed = ran.stdout.splitlines()
+    for line in printed[:lines]:
         tell(f"    {line}")
+    if len(printed) > lines:
+        tell(f"    ({len(printed) - lines} lines more)")
     if ran.returncode != 0 or not ran.stdout.strip():
-        raise Failed(f"{shlex.quote(command)} ended with {ran.returncode}: {ran.stderr.strip()}")
+        raise Failed(f"`{command}` ended with code {ran.returncode} {ran.stderr.strip()}")
     return ran.stdout
-
-
-def _can_print(sign: str) -> bool:
-    try:
-        sign.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -6,6 +6,7 @@ mark; nothing that must not be done twice was; and no request was one that a pro
 """
 
 import random
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -239,3 +240,13 @@ def test_an_agent_killed_twenty_five_times_answers_every_message_once(
     tmp_path: Path, say: Say, seed: int, engine: str
 ) -> None:
     _kill(tmp_path, engine, say, rounds=25, seed=seed)
+
+
+def test_a_client_that_is_killed_while_it_asks_is_not_counted_as_one_that_asks_wrongly() -> None:
+    with ModelServer() as server:
+        port = int(server.url.split(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n"
+            client.sendall(head + b'{"model":')
+        assert server.wait_until(lambda: server.left + server.refused > 0)
+        assert server.refusals == []

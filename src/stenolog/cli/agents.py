@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -28,7 +29,6 @@ from stenolog.providers.finding import (
     open_model,
     probe_ollama,
 )
-from stenolog.providers.local import find_weights, is_installed
 from stenolog.sessions.folders import others_in
 from stenolog.settings import AgentSettings, ModelSettings, Settings
 from stenolog.settings.applied import limits_of, needs_of
@@ -127,7 +127,7 @@ def _model(settings: Settings, wanted: str) -> ChatModel:
         base_url=told.base_url,
         key_name=told.key_env,
         ollama=lambda: probe_ollama(ollama_address(settings.keys)),
-        weights=lambda: find_weights() if is_installed() else None,
+        weights=_weights,
     )
     if isinstance(found, NoModel):
         raise click.ClickException(found.text)
@@ -140,6 +140,13 @@ def _model(settings: Settings, wanted: str) -> ChatModel:
         retries=told.retries,
         headers=told.headers,
     )
+
+
+def _weights() -> Path | None:
+    # Its client is slow to import, and few need it.
+    from stenolog.providers.local import find_weights, is_installed
+
+    return find_weights() if is_installed() else None
 
 
 # --- the end ---------------------------------------------------------------------------------

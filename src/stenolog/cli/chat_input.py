@@ -35,6 +35,7 @@ from prompt_toolkit.layout.menus import CompletionsMenu
 from prompt_toolkit.styles import Style
 from prompt_toolkit.widgets import SearchToolbar
 
+from stenolog.cli.chat_words import PROMPT
 from stenolog.cli.terminal import inline_output
 from stenolog.cli.text import one_line, printable
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from prompt_toolkit.input import Input
     from prompt_toolkit.output import Output
 
-PROMPT: Final = "> "
 _STYLE: Final = {
     "prompt": "bold ansicyan",
     "dim": "ansibrightblack",
@@ -126,6 +126,7 @@ class Line:
     ) -> None:
         self._behind = behind
         self._lines: list[str] = []
+        self._live: Sequence[str] = ()
         self._changed = asyncio.Event()
         self._hint = ""
         self._interrupted = 0.0
@@ -150,12 +151,19 @@ class Line:
     async def run(self) -> Wish:
         """Take input until the user wishes something else than to talk."""
         painting = asyncio.get_running_loop().create_task(self._paint())
+        painting.add_done_callback(self._painted_last)
         try:
             return await self._app.run_async(handle_sigint=True)
         finally:
             painting.cancel()
             await asyncio.gather(painting, return_exceptions=True)
             self.flush()
+
+    def _painted_last(self, painting: "asyncio.Task[None]") -> None:
+        """End with the error that painting ended with: a line that shows nothing more is worse."""
+        error = None if painting.cancelled() else painting.exception()
+        if error is not None and self._app.is_running and not self._app.is_done:
+            self._app.exit(exception=error)
 
     def show(self, lines: Iterable[str]) -> None:
         """Put finished lines above the line, soon."""
@@ -175,6 +183,7 @@ class Line:
             except TimeoutError:
                 pass
             self._changed.clear()
+            self._look()
             self.flush()
             self._app.invalidate()
             await asyncio.sleep(_FRAME)
@@ -213,7 +222,7 @@ class Line:
         return Layout(
             HSplit(
                 [
-                    _shown(self._live_text, lambda: bool(self._behind.live(1))),
+                    _shown(self._live_text, lambda: bool(self._live)),
                     _shown(self._waiting_text, lambda: bool(self._behind.waiting())),
                     FloatContainer(
                         entry,
@@ -241,10 +250,14 @@ class Line:
     def _prefix(line: int, wrapped: int) -> StyleAndTextTuples:
         return [("class:prompt", PROMPT if line == wrapped == 0 else " " * len(PROMPT))]
 
-    def _live_text(self) -> AnyFormattedText:
+    def _look(self) -> None:
+        """See what is changing: once for each picture, because laying it out takes a while."""
         typed = min(_MOST_LINES, self._buffer.document.line_count)
         room = self._app.output.get_size().rows - typed - len(self._behind.waiting()) - 4
-        return ANSI("\n".join([*self._behind.live(max(1, room)), ""]))
+        self._live = self._behind.live(max(1, room))
+
+    def _live_text(self) -> AnyFormattedText:
+        return ANSI("\n".join([*self._live, ""]))
 
     def _waiting_text(self) -> StyleAndTextTuples:
         width = self._app.output.get_size().columns - 12

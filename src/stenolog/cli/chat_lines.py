@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import os
-import stat
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -23,11 +22,11 @@ from stenolog.agent.events import (
 )
 from stenolog.cli.chat_screen import Meter
 from stenolog.cli.chat_words import (
+    Unsaved,
     first_line,
     short_call,
     short_time,
     words_of_compaction,
-    words_of_not_saved,
     words_of_outcome,
     words_of_saved,
 )
@@ -86,6 +85,7 @@ class Teller:
         self._talkative = talkative
         self._quiet = quiet
         self._safe = SafeText()
+        self._unsaved = Unsaved()
         self._calls: dict[str, str] = {}
         self._wrote = ""
         self._apart = False
@@ -107,8 +107,9 @@ class Teller:
             case Compacted():
                 self._say(words_of_compaction(event.compaction))
             case NotSaved():
-                self._say(words_of_not_saved(event))
+                self._say(self._unsaved.words(event))
             case SavedAfterAll():
+                self._unsaved.saved()
                 self._say(words_of_saved(event))
             case Noticed():
                 self._say(sentence(event.words))
@@ -124,9 +125,8 @@ class Teller:
             self._print("\n")
         if self._failure is not None:
             raise self._failure
-        words = words_of_outcome(answer)
-        if words:
-            self._say(words)
+        self._say(words_of_outcome(answer))
+        self._say(self._unsaved.at_the_end())
         if self._talkative and answer.outcome in ("answered", "interrupted"):
             self._say(self._meter.words())
 
@@ -161,6 +161,8 @@ class Teller:
             self._unread()
 
     def _say(self, words: str) -> None:
+        if not words:
+            return
         if self._talkative and sys.stdout.isatty() and self._wrote[-1:] not in ("", "\n"):
             click.echo(err=True)
         click.echo(printable(words), err=True)
@@ -194,8 +196,7 @@ async def _read() -> AsyncIterator[str]:
     text = ""
     while True:
         # Not by a thread: one that waits for input could not be ended.
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            await _readable(descriptor)
+        await _readable(descriptor)
         read = os.read(descriptor, 65_536)
         text += decoder.decode(read, final=not read)
         *whole, text = text.split("\n")
@@ -210,7 +211,10 @@ async def _read() -> AsyncIterator[str]:
 async def _readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
+    try:
+        loop.add_reader(descriptor, ready.set)
+    except PermissionError:
+        return  # a file, or /dev/null: it keeps nobody waiting
     try:
         await ready.wait()
     finally:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from stenolog.cli.chat_input import PROMPT
+from stenolog.cli.chat_words import PROMPT
 from stenolog.cli.text import printable
 from stenolog.context.shapes import words_of
 from stenolog.records import Message

@@ -9,9 +9,9 @@ import click
 
 from stenolog.agent.events import Answer, Inbound
 from stenolog.cli.agents import NOT_SAVED, Opened, Signals
-from stenolog.cli.chat_input import PROMPT
 from stenolog.cli.chat_lines import Teller, lines_of_stdin
 from stenolog.cli.chat_screen import Meter
+from stenolog.cli.chat_words import PROMPT
 from stenolog.cli.text import error_sentence
 from stenolog.errors import StenologError
 

@@ -25,11 +25,11 @@ from stenolog.agent.events import (
     ToolEnded,
 )
 from stenolog.cli.chat_words import (
+    Unsaved,
     first_line,
     short_call,
     short_time,
     words_of_compaction,
-    words_of_not_saved,
     words_of_outcome,
     words_of_saved,
 )
@@ -167,6 +167,7 @@ class Screen:
         self._spoke = False
         self._last = ""
         self._over = False
+        self._unsaved = Unsaved()
         self._compacted = False
         meter.begin()
 
@@ -193,8 +194,11 @@ class Screen:
                 self._compacted = True
                 self._say(f"⊟ {words_of_compaction(event.compaction)}", "cyan")
             case NotSaved():
-                self._say(f"! {words_of_not_saved(event)}", _BAD)
+                words = self._unsaved.words(event)
+                if words:
+                    self._say(f"! {words}", _BAD)
             case SavedAfterAll():
+                self._unsaved.saved()
                 self._say(f"✓ {words_of_saved(event)}", "green")
             case Noticed():
                 self._say(f"! {sentence(event.words)}", _WARNING)
@@ -218,6 +222,9 @@ class Screen:
         words = words_of_outcome(answer)
         if words:
             self._say(words, _BAD if answer.outcome == "failed" else _WARNING)
+        unsaved = self._unsaved.at_the_end()
+        if unsaved:
+            self._say(f"! {unsaved}", _BAD)
         if answer.outcome in ("answered", "interrupted"):
             took = short_time(self._clock() - self._began)
             self._out("status", self._lines(f"{self._meter.words()} · {took}", "dim"))

@@ -7,6 +7,8 @@ from stenolog.agent.events import Answer, NotSaved, SavedAfterAll
 from stenolog.cli.text import one_line, printable, sentence
 from stenolog.context.compaction import Compaction
 
+PROMPT: Final = "> "
+"""What stands before a user's words."""
 _VALUE: Final = 40
 _CALL: Final = 100
 
@@ -55,10 +57,36 @@ def words_of_compaction(compaction: Compaction) -> str:
     return f"{done}. /undo brings them back."
 
 
-def words_of_not_saved(event: NotSaved) -> str:
-    """That something is not saved, why, and what to do."""
-    what = "1 message is" if event.count == 1 else f"{event.count:,} messages are"
-    return f"Not saved: {what} in memory only. {_capital(sentence(event.words))}"
+class Unsaved:
+    """What is not saved, told in full once and shortly at the end, not at each message."""
+
+    def __init__(self) -> None:
+        self._why = ""
+        self._told = 0
+        self._count = 0
+
+    def words(self, event: NotSaved) -> str:
+        """That something is not saved, why, and what to do; empty where that was told."""
+        self._count = event.count
+        if event.words == self._why:
+            return ""
+        self._why, self._told = event.words, event.count
+        return f"{self._how_many()} {_capital(sentence(event.words))}"
+
+    def saved(self) -> None:
+        """All is saved now."""
+        self._why, self._told, self._count = "", 0, 0
+
+    def at_the_end(self) -> str:
+        """How many it has come to, where that was not told yet."""
+        if self._count == self._told:
+            return ""
+        self._told = self._count
+        return self._how_many()
+
+    def _how_many(self) -> str:
+        what = "1 message is" if self._count == 1 else f"{self._count:,} messages are"
+        return f"Not saved: {what} in memory only."
 
 
 def words_of_saved(event: SavedAfterAll) -> str:

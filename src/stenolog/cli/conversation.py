@@ -303,9 +303,9 @@ class Conversation:
             self.say(error_sentence(error), "yellow")
             return
         if key is None:
-            self.say("No other session was chosen; this one goes on.")
+            self.say("No other session was chosen; this one goes on.\n")
         elif key == self.key:
-            self.say("This is the session you are in.")
+            self.say("This is the session you are in.\n")
         else:
             self._begin(f"/resume {key}")
 

@@ -189,8 +189,12 @@ def painted(block: Block, console: "Console") -> list[str]:
         # A title in the middle of the line looks lost between paragraphs.
         token.tag = "h2" if token.tag == "h1" else token.tag
         for part in token.children or ():
-            # Verse, addresses, logs: whoever wrote the line end meant it.
-            part.type = "hardbreak" if part.type == "softbreak" else part.type
+            if part.type == "softbreak":
+                # Verse, addresses, logs: whoever wrote the line end meant it.
+                part.type = "hardbreak"
+            elif part.type == "image":
+                part.content = f"[image: {part.content}] ({part.attrs.get('src', '')})"
+                part.type, part.tag, part.children = "text", "", None
     with console.capture() as captured:
         console.print(shown)
     lines = [line.rstrip() for line in captured.get().split("\n")]

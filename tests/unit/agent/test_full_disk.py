@@ -6,8 +6,8 @@ Full for real: a small tmpfs, where that can be mounted; and files that may not 
 import asyncio
 import errno
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -16,9 +16,9 @@ from agents import (
     KEY,
     SPEC,
     Heard,
-    agent_loop,
     bodies,
     called,
+    open_agent,
     reopened,
     say,
 )
@@ -27,13 +27,17 @@ from msgspec.structs import replace
 import needs
 from crash.disks import tiny_tmpfs
 from stenolog.agent.events import NotSaved, SavedAfterAll
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
 from stenolog.context.budget import Limits
 from stenolog.providers.scripted import ScriptedModel
 
 # Longer than what may still fit into pages that a file has already.
 LONG: Final = "and so on " * 12_000
-WIDE: Final = replace(SPEC, limits=Limits(max_context_tokens=1_000_000))
+WIDE: Final = replace(
+    SPEC, limits=Limits(max_context_tokens=1_000_000), tool_output_limit=len(LONG)
+)
 
 every_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 every_disk = pytest.mark.parametrize("kind", ["tmpfs", "limit"])
@@ -101,6 +105,19 @@ def _freed(limit: _Limit) -> Iterator[_Limit]:
         limit.free()
 
 
+@asynccontextmanager
+async def _loop(
+    store: str, disk: Disk, model: ScriptedModel, tools: Sequence[Callable[[], str]] = ()
+) -> AsyncIterator[AgentLoop]:
+    """A loop whose leases run out soon: on a full disk SQLite cannot give them back."""
+    agent = open_agent(store, disk.folder, model, spec=WIDE, tools=tools)
+    loop = AgentLoop(AgentRegistry([agent]), ttl=0.5)
+    try:
+        yield loop
+    finally:
+        await asyncio.wait_for(loop.close(), 30)
+
+
 def _contents(told: list[dict[str, Any]]) -> list[str]:
     return [str(body["content"])[:6] for body in told]
 
@@ -113,7 +130,7 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
     model = ScriptedModel([f"to {number}" for number in range(1, 6)])
 
     async def main() -> None:
-        async with agent_loop(store, disk.folder, model, spec=WIDE) as loop:
+        async with _loop(store, disk, model) as loop:
             assert (await say(loop, "said 1")).saved
             disk.fill()
             heard = Heard()
@@ -151,10 +168,9 @@ def test_a_disk_that_gets_full_during_a_turn_keeps_the_rest_of_it_in_hand(
         return LONG
 
     model = ScriptedModel([called("fill"), "It is full.", "There is room."])
-    spec = replace(WIDE, tool_output_limit=len(LONG))
 
     async def main() -> None:
-        async with agent_loop(store, disk.folder, model, spec=spec, tools=[fill]) as loop:
+        async with _loop(store, disk, model, [fill]) as loop:
             heard = Heard()
             answer = await say(loop, "Fill it.", tell=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "It is full.", False)
@@ -179,11 +195,9 @@ def test_what_a_full_disk_did_not_take_is_told_at_the_end_and_the_rest_is_resume
         disk.fill()
         return LONG
 
-    spec = replace(WIDE, tool_output_limit=len(LONG))
-
     async def before() -> None:
-        script = [called("fill"), "It is full."]
-        async with agent_loop(store, disk.folder, script, spec=spec, tools=[fill]) as loop:
+        model = ScriptedModel([called("fill"), "It is full."])
+        async with _loop(store, disk, model, [fill]) as loop:
             await say(loop, "Fill it.", id="update-1")
             left = await loop.close()
             assert left.not_saved == 2
@@ -191,7 +205,7 @@ def test_what_a_full_disk_did_not_take_is_told_at_the_end_and_the_rest_is_resume
 
     async def after() -> None:
         model = ScriptedModel(["I do not know whether it is full."])
-        async with agent_loop(store, disk.folder, model, spec=spec, tools=[fill]) as loop:
+        async with _loop(store, disk, model, [fill]) as loop:
             async with asyncio.timeout(30):
                 # In SQLite a lease that could not be given back has to run out first.
                 while not (found := await loop.resume()):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from agents import SPEC, STORES, agent_loop, say
+from agents import KEY, SPEC, STORES, agent_loop, say
 from msgspec.structs import replace
 
 from crash.agent_process import Agent
@@ -150,3 +150,20 @@ def test_a_killed_process_leaves_fifty_senders_whom_the_next_one_knows(
             await _check_new_messages(loop, model, closed=False)
 
     asyncio.run(after())
+
+
+@every_store
+def test_what_was_compacted_away_and_is_delivered_again_gets_its_own_answer(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_noting)) as loop:
+            for number in range(4):
+                await say(loop, f"said {number}", id=f"update-{number}")
+            assert loop.registry.agent().sessions.checkpoint(KEY, summary="They talked.", upto=4)
+        async with agent_loop(store, tmp_path, ScriptedModel([])) as loop:
+            for number in range(4):
+                again = await say(loop, f"said {number}", id=f"update-{number}")
+                assert (again.outcome, again.text) == ("again", _noted(f"said {number}"))
+
+    asyncio.run(main())

@@ -145,6 +145,18 @@ def test_what_a_user_must_know_is_told_with_what_to_do(event: Event, words: str)
     assert " ".join(shown.lines) == words
 
 
+def test_a_full_disk_is_told_once_and_at_the_end_how_much_it_has_come_to() -> None:
+    shown = Shown()
+    shown.tell(*(NotSaved(count=count, words="the disk is full") for count in (1, 2, 3)))
+    assert " ".join(shown.lines) == ("! Not saved: 1 message is in memory only. The disk is full.")
+    shown.screen.finish(DONE)
+    assert "! Not saved: 3 messages are in memory only." in shown.lines
+    saved = Shown()
+    saved.tell(NotSaved(count=1, words="x"), NotSaved(count=2, words="x"), SavedAfterAll(count=2))
+    saved.screen.finish(DONE)
+    assert " ".join(saved.lines).count("Not saved") == 1
+
+
 def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
     shown = Shown()
     shown.tell(Said(text="Hello."))

@@ -89,6 +89,25 @@ def test_a_page_is_laid_out() -> None:
     ]
 
 
+PARTS = (
+    "W ", "W\n", "\n", "# W\n", "- W\n", "  - W\n", "1. W\n", "3) W\n", "> W\n", "```py\nW\n",
+    "```\n", "    W\n", "| W | W |\n", "|---|---|\n", "---\n", "**W** ", "*W", "`W` ",
+    "[W](http://W) ", "<W> ", "<div>W</div>\n", "W\n===\n", "[W]: http://W\n", "- [ ] W\n",
+    "![W](W) ", "\x1b[31mW\n", "\r\nW",
+)  # fmt: skip
+
+
+def test_no_word_is_lost_however_it_is_written() -> None:
+    for seed in range(250):
+        chance = random.Random(seed)
+        text = "".join(chance.choices(PARTS, k=20))
+        count = text.count("W")
+        for number in range(count):
+            text = text.replace("W", f"w{number}x", 1)
+        found = re.sub(r"\s", "", "".join(shown(in_pieces(text, seed=seed))))
+        assert [n for n in range(count) if f"w{n}x" not in found] == [], text
+
+
 def test_a_finished_block_is_given_out_once_and_the_last_one_waits() -> None:
     stream = Stream()
     assert stream.add("one\n\ntw") == []
@@ -126,6 +145,12 @@ def test_an_answer_cannot_drive_the_terminal() -> None:
 def test_where_a_link_leads_is_shown() -> None:
     assert shown(in_pieces("[home](https://example.org/x)", seed=1)) == [
         "home (https://example.org/x)"
+    ]
+
+
+def test_of_an_image_its_words_and_its_place_are_shown() -> None:
+    assert shown(in_pieces("See ![a lake](https://example.org/l.png) here", seed=1)) == [
+        "See [image: a lake] (https://example.org/l.png) here"
     ]
 
 

@@ -169,9 +169,8 @@ class Drawn:
         )
         with create_pipe_input() as source:
             source.send_text(typed)
-            return asyncio.run(
-                pick(self._catalog, text=text, channel=channel, source=source, output=output)
-            )
+            picking = pick(self._catalog, text=text, channel=channel, source=source, output=output)
+            return asyncio.run(asyncio.wait_for(picking, 8))
 
 
 @pytest.mark.parametrize(
