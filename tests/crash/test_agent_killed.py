@@ -18,7 +18,7 @@ import pytest
 from crash.agent_process import TTL, Agent
 from crash.agent_script import WISHES, Script, named_in
 from crash.conftest import Say
-from stenolog.agent.standing import answer_to, standing
+from stenolog.context.standing import answer_to, standing
 from stenolog.agent.turn import CUT_OFF
 from stenolog.catalog.answers import interruption
 from stenolog.context.shapes import calls_of

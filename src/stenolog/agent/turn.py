@@ -22,7 +22,7 @@ from stenolog.agent.events import (
 )
 from stenolog.agent.in_hand import InHand, Run
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.standing import Standing, standing
+from stenolog.context.standing import Standing, standing
 from stenolog.catalog.answers import marked
 from stenolog.context.context import Attempt
 from stenolog.context.shapes import Call, words_of

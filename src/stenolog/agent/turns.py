@@ -23,7 +23,7 @@ from stenolog.agent.in_hand import InHand
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.notetaking import Notetaking
 from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.standing import answer_to, standing
+from stenolog.context.standing import answer_to, standing
 from stenolog.agent.threads import Threads
 from stenolog.agent.turn import Turn
 from stenolog.context.compaction import Compaction

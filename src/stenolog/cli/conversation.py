@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from stenolog.agent.commands import COMMANDS, parse
 from stenolog.agent.events import Answer, Asked, Event, Inbound
-from stenolog.agent.standing import standing
+from stenolog.context.standing import standing
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.cli.agents import CHANNEL, Opened, Signals
 from stenolog.cli.chat_history import KeptHistory, history_file

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.standing import answer_to, standing
+from stenolog.context.standing import answer_to, standing
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 
