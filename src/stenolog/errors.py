@@ -14,6 +14,7 @@ StenologError
 │   ├── LeaseLost             somebody else has the turn now
 │   ├── ContextTooSmall       what must be sent does not fit; names the number to change
 │   ├── ModelRefused          the model's server will not take this request: key, name, content
+│   ├── WrongSettings         file, environment or flags: each Problem by place and field
 │   ├── ReadOnly
 │   └── StoreClosed
 ├── StoreUnavailable      time or the operator: disk, permissions, another process
@@ -25,6 +26,10 @@ StenologError
     ├── ForeignLog            not ours; `steno import` takes it in
     └── NewerFormat           written by a newer stenolog
 """
+
+from collections.abc import Sequence
+
+from msgspec import Struct
 
 
 class StenologError(Exception):
@@ -138,6 +143,27 @@ class ModelRefused(UsageError):
     """The model's server will not answer this request, now or later; its words say why."""
 
 
+class Problem(Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with the settings."""
+
+    source: str
+    """Where it was said: `FILE:LINE`, a file, a variable, or `the command line`."""
+    field: str = ""
+    """Which field, with dots: `agent.max_context_tokens`; empty for the file as a whole."""
+    reason: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.source, self.field, self.reason) if part)
+
+
+class WrongSettings(UsageError):
+    """The settings cannot be used; nothing was started. All that is wrong is told at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(map(str, problems)))
+
+
 class ReadOnly(UsageError):
     """The store, or the session, may not be written by this process."""
 
@@ -166,7 +192,7 @@ class MaybeStored(StoreUnavailable):
 
 
 class ModelUnavailable(StenologError):
-    """The model's server cannot be reached, is busy, or broke off; the same request may do later."""
+    """The model's server cannot be reached, is busy, or broke off; the same call may do later."""
 
 
 # --- a person must act -----------------------------------------------------------------------

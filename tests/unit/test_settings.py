@@ -35,7 +35,7 @@ from stenolog.settings.checking import wanted
 from stenolog.settings.environment import variable_of
 from stenolog.settings.fields import NAME, Field, all_fields
 from stenolog.settings.file import lines_of
-from stenolog.settings.problems import dotted
+from stenolog.settings.paths import dotted
 from stenolog.settings.writing import commented_file, literal
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

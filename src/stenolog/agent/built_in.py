@@ -18,9 +18,9 @@ def recall(
 
 
 @tool(repeatable=True)
-def now() -> str:
+def now(here: Here) -> str:
     """The date and the time, with the weekday and the zone."""
-    return datetime.now().astimezone().strftime("%A, %Y-%m-%d %H:%M:%S %Z (UTC%z)")
+    return datetime.now(here.zone).strftime("%A, %Y-%m-%d %H:%M:%S %Z (UTC%z)")
 
 
 BUILT_IN: tuple[Tool, ...] = (recall, now)

@@ -15,8 +15,18 @@ from msgspec import Struct
 
 from stenolog.agent.events import Tell, ToolBegan, ToolEnded
 from stenolog.agent.tools import Here, Tool, as_text, read_arguments
+from stenolog.agent.waiting import ended
 
 STOPPED: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
+
+
+def not_made(call: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """The result of a call that came only in part, and was not made."""
+    name = call["function"]["name"]
+    words = "Error: the answer was cut off at the model's limit, and so this call was not made"
+    tell(ToolBegan(id=call["id"], name=name, arguments=call["function"]["arguments"]))
+    tell(ToolEnded(id=call["id"], name=name, text=words, failed=True, seconds=0.0))
+    return {"role": "tool", "tool_call_id": call["id"], "content": words}
 
 
 class Calling(Struct, frozen=True, kw_only=True):
@@ -47,9 +57,8 @@ class Calling(Struct, frozen=True, kw_only=True):
         try:
             await asyncio.gather(*together)
         finally:
-            for task in together:
-                task.cancel()
-            await asyncio.gather(*together, return_exceptions=True)
+            if await ended(together):
+                raise asyncio.CancelledError
         for call in alone:
             await one(call)
 
@@ -73,13 +82,19 @@ class Calling(Struct, frozen=True, kw_only=True):
             known = ", ".join(sorted(self.tools)) or "none"
             return True, f"Error: there is no tool {name!r}; there are: {known}"
         allowed = self.timeout if tool.timeout is None else tool.timeout
+        timeout = asyncio.timeout(allowed)
         try:
             given = read_arguments(arguments)
-            async with asyncio.timeout(allowed):
+            async with timeout:
                 result = await _called(tool, given, here)
-        except TimeoutError:
-            return True, f"Error: {name} did not end within {allowed:g} s and was given up"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return True, f"Error: {name} was cancelled from inside"
         except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
+            if timeout.expired():
+                return True, f"Error: {name} did not end within {allowed:g} s and was given up"
             words = str(error) or type(error).__name__
             return True, as_text(f"Error: {type(error).__name__}: {words}", limit=self.limit)
         return False, as_text(result, limit=self.limit)

@@ -1,26 +1,28 @@
 """What a user says to the agent itself, in every front end: lines that begin with `/`.
 
-What changes a session waits for no turn: while an answer is being made it says so, and /stop ends
-it. What needs the store says that it is off where a stand-in keeps the sessions.
+What changes a session is done while nobody has its turn; while an answer is being made, here or in
+another process, it says so, and /stop ends it. What needs the store says that it is off where a
+stand-in keeps the sessions.
 """
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.events import Answer, Compacted, Tell
+from stenolog.agent.events import Answer, Tell
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.turns import Turns
+from stenolog.agent.turns import Busy, Turns
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.owners import owner_of
 from stenolog.context.shapes import speaks, words_of
 from stenolog.errors import NoSuchNote, NothingToUndo, StenologError, UsageError
 from stenolog.records import Message
 from stenolog.sessions.keys import Parts, join, split
+from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
 
 _LISTED: Final = 15
@@ -59,21 +61,21 @@ COMMANDS: Final = {
 }
 
 
-class Asked(Struct, frozen=True):
+class Given(Struct, frozen=True):
     """A command as it was given."""
 
     name: str
     rest: str
 
 
-def parse(content: str | Sequence[Mapping[str, Any]]) -> Asked | None:
+def parse(content: str | Sequence[Mapping[str, Any]]) -> Given | None:
     """The command in a message; None for any other message. `//text` is none, either."""
     if not isinstance(content, str) or not content.startswith("/"):
         return None
     found = re.match(r"/([a-zA-Z_]+)(?:@\w+)?(?:\s+(.*))?\Z", content.strip(), re.DOTALL)
     if found is None:
         return None
-    return Asked(found[1].lower(), (found[2] or "").strip())
+    return Given(found[1].lower(), (found[2] or "").strip())
 
 
 def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | None = None) -> str:
@@ -82,10 +84,19 @@ def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | Non
     return join(Parts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
 
 
-def key_beside(key: str) -> str:
-    """The key of a new session of the same user."""
+def key_beside(key: str, thread: str = "") -> str:
+    """The key of a new session of the same user. Raises UsageError for a key of another form.
+
+    Of such a one nobody can say whose it is, and no two users may be taken for one.
+    """
     parts = split(key)
-    return new_key() if parts is None else new_key(parts.channel, parts.who)
+    if parts is None:
+        raise UsageError(
+            f"{key!r} is not of the form channel:sender, so no other session can be its user's"
+        )
+    if thread:
+        return join(Parts(parts.channel, parts.who, thread))
+    return new_key(parts.channel, parts.who)
 
 
 class Commands:
@@ -98,16 +109,24 @@ class Commands:
         self._everything = everything
         self._run = turns.threads.run
 
-    async def carry_out(self, key: str, asked: Asked, tell: Tell) -> Answer:
+    async def carry_out(self, key: str, asked: Given, tell: Tell) -> Answer:
         """What came of it, in Markdown. Raises nothing of the store's: that is the answer, too."""
         known = COMMANDS.get(asked.name)
         if known is None:
             return _told(key, f"There is no /{asked.name}; /help shows what there is.")
-        if known.alone and key in self._turns.busy:
-            return _told(key, "An answer is being written; /stop ends it.")
-        carry: Callable[[str, str, Tell], Awaitable[Answer]] = getattr(self, f"_{asked.name}")
+        carry = getattr(self, f"_{asked.name}")
         try:
-            return await carry(key, asked.rest, tell)
+            if not known.alone:
+                answer: Answer = await carry(key, asked.rest, tell)
+                return answer
+
+            async def change(sessions: SessionStore) -> Answer | None:
+                changed: Answer | None = await carry(key, asked.rest, tell, sessions)
+                return changed
+
+            return await self._turns.alone(self._instance, key, change, tell=tell)
+        except Busy:
+            return _told(key, "An answer is being written; /stop ends it.")
         except StenologError as error:
             return _told(key, _sentence(error))
 
@@ -118,74 +137,71 @@ class Commands:
         words = "A new session. The one before stays: /sessions shows it, /resume goes back."
         return _told(key_beside(key), words)
 
-    async def _clear(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _clear(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del rest, tell
-        store = self._instance.store
-        if store is not None:
-            await self._run(store.clear, key)
+        if sessions.store is not None:
+            await self._run(sessions.store.clear, key)
             return _told(key, "Everything said so far is hidden; /undo brings it back.")
-        everything = await self._run(self._instance.sessions.get_history, key)
+        everything = await self._run(sessions.get_history, key)
         upto = everything[-1].seq if everything else 0
-        done = await self._run(self._instance.sessions.checkpoint, key, summary="", upto=upto)
-        return _told(key, "Everything said so far is hidden." if done else "That was not saved.")
+        done = await self._run(sessions.checkpoint, key, summary="", upto=upto)
+        return _told(key, "Everything said so far is hidden." if done else self._not_saved())
 
-    async def _compact(self, key: str, rest: str, tell: Tell) -> Answer:
-        del rest
+    async def _compact(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
+        del rest, tell, sessions
         model = await self._run(self._instance.model_of, key)
-        done = await self._run(self._instance.context(model).compact, key)
+        done = await self._turns.threads.ask(self._instance.context(model).compact, key)
         if done is None:
             return _told(key, "There is nothing that could be made shorter.")
-        tell(Compacted(compaction=done))
         return _told(key, f"{done}.")
 
-    async def _undo(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _undo(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del rest, tell
         try:
-            undone = await self._run(self._store().undo, key)
+            undone = await self._run(_store_of(sessions).undo, key)
         except NothingToUndo:
             return _told(key, "There is nothing to take back.")
         shown = f"{undone.shown} messages are back" if undone.shown else "the summary is as before"
         gone = f", {undone.hid} are hidden" if undone.hid else ""
         return _told(key, f"Taken back ({undone.op}): {shown}{gone}.")
 
-    async def _retry(self, key: str, rest: str, tell: Tell) -> Answer:
-        del rest
-        history = await self._run(self._instance.sessions.get_history, key)
+    async def _retry(
+        self, key: str, rest: str, tell: Tell, sessions: SessionStore
+    ) -> Answer | None:
+        del rest, tell
+        history = await self._run(sessions.get_history, key)
         last = _last_said(history)
         if last is None:
             return _told(key, "There is no message to answer again.")
-        kept = history[: last + 1]
-        if len(kept) < len(history):
-            saved = await self._run(self._instance.sessions.set_history, key, kept)
-            if not saved:
-                return _told(key, self._not_saved())
-        return await self._turns.answer(self._instance, key, None, tell=tell)
+        if last + 1 < len(history) and not await self._run(
+            sessions.set_history, key, history[: last + 1]
+        ):
+            return _told(key, self._not_saved())
+        return None
 
-    async def _edit(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _edit(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer | None:
+        del tell
         if not rest:
             return _told(key, "Write the new words behind it: /edit TEXT.")
-        history = await self._run(self._instance.sessions.get_history, key)
+        history = await self._run(sessions.get_history, key)
         last = _last_said(history)
         if last is None:
             return _told(key, "There is no message to say differently.")
         # One step: after a crash the old words stand there with their answer, or the new ones.
         said = [*history[:last], {"role": "user", "content": rest}]
-        if not await self._run(self._instance.sessions.set_history, key, said):
+        if not await self._run(sessions.set_history, key, said):
             return _told(key, self._not_saved())
-        return await self._turns.answer(self._instance, key, None, tell=tell)
+        return None
 
     async def _stop(self, key: str, rest: str, tell: Tell) -> Answer:
         del rest, tell
         stopped = await self._turns.stop(self._instance, key)
         return _told(key, "Stopped." if stopped else "No answer is being written.")
 
-    async def _fork(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _fork(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del tell
-        parts = split(key)
-        fork = key_beside(key)
-        if rest and parts is not None:
-            fork = join(Parts(parts.channel, parts.who, rest))
-        await self._run(self._store().fork, key, fork)
+        fork = key_beside(key, rest)
+        await self._run(_store_of(sessions).fork, key, fork)
         return _told(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
 
     # --- sessions ----------------------------------------------------------------------------
@@ -213,7 +229,7 @@ class Commands:
         if not found:
             return _told(key, f"There is no session {rest!r}; /sessions shows yours.")
         chosen = (exact or found)[0]
-        return _told(chosen.key, f"Going on in `{chosen.key}`: {chosen.title or '(no title)'}.")
+        return _told(chosen.key, f"Going on in `{chosen.key}`: {chosen.title or '(no title)'}")
 
     def _matching(self, key: str, words: str) -> list[Entry]:
         """Those of the user's sessions that have these words in key, title or what was said."""
@@ -314,7 +330,8 @@ class Commands:
         if not rest:
             model = await self._run(self._instance.model_of, key)
             return _told(key, f"{model.name} answers here; /model NAME takes another.")
-        model = await self._run(self._instance.choose_model, key, rest)
+        choose = self._instance.choose_model
+        model = await self._run(choose, key, rest, any_model=self._everything)
         return _told(key, f"{model.name} answers here from now on.")
 
     async def _help(self, key: str, rest: str, tell: Tell) -> Answer:
@@ -325,12 +342,6 @@ class Commands:
         ]
         return _told(key, "\n".join(lines) + "\n\n`//text` says `/text` to the model.")
 
-    def _store(self) -> Store:
-        store = self._instance.store
-        if store is None:
-            raise UsageError(_OFF)
-        return store
-
     def _not_saved(self) -> str:
         health = self._instance.sessions.health()
         return f"That could not be saved, and nothing is changed: {health.last_error}"
@@ -339,6 +350,12 @@ class Commands:
 _OFF: Final = (
     "that is off while sessions are kept as plain JSON; it is back when the store can be used again"
 )
+
+
+def _store_of(sessions: SessionStore) -> Store:
+    if sessions.store is None:
+        raise UsageError(_OFF)
+    return sessions.store
 
 
 def _told(key: str, text: str) -> Answer:

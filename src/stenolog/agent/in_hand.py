@@ -2,27 +2,50 @@
 
 Nothing is written past a message that waits, so that the log never has an answer before its
 question. Each keeps the token it was first written with: whether or not a write that failed has
-arrived after all, it is there once.
+arrived after all, it is there once. What was said in a turn is written by who has the turn, and
+only while the log still wants it: another process may have answered meanwhile.
 """
 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.agent.events import NotSaved, SavedAfterAll, Tell
-from stenolog.errors import InvalidKey, LeaseLost, OnceConflict, RefusedMessage
+from stenolog.catalog.answers import marked
+from stenolog.codec import check_key, check_once, encode_message
+from stenolog.context.shapes import calls_of, words_of
+from stenolog.context.standing import standing
+from stenolog.errors import LeaseLost, OnceConflict, ReadOnly, StoreClosed, UsageError
+from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 
 Run = Callable[..., Awaitable[Any]]
 """Calls a function in a thread and waits for what it returns."""
 
+_REMEMBERED: Final = 1_000
 
-class _Waiting(Struct, frozen=True):
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """What a model has seen: the log up to a seq, and of what was in hand all up to a token."""
+
+    upto: int
+    token: str = ""
+    interrupted: str = ""
+    """Why the answer was cut off."""
+
+
+class _Waiting(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     token: str
+    seen: Seen | None
+    """Of an answer, which says so itself when it is written: by then all before it has a seq."""
+
+    @property
+    def of_turn(self) -> bool:
+        return self.body.get("role") != "user"
 
 
 class InHand:
@@ -32,6 +55,8 @@ class InHand:
         self._key = key
         self._run = run
         self._waiting: list[_Waiting] = []
+        self._stored: dict[str, int] = {}
+        """Where that stands which was in hand for a while, by token."""
         self._order = asyncio.Lock()
 
     @property
@@ -39,57 +64,161 @@ class InHand:
         """The messages that wait, the oldest first."""
         return [one.body for one in self._waiting]
 
-    async def keep(
-        self, sessions: SessionStore, body: Mapping[str, Any], *, tell: Tell, once: str = ""
+    @property
+    def newest(self) -> str:
+        """The token of the last of them; empty where none waits."""
+        return self._waiting[-1].token if self._waiting else ""
+
+    def seq_of(self, token: str) -> int | None:
+        """Where a message stands that was in hand; None where it still is, or never was."""
+        return self._stored.get(token)
+
+    def answer_to(self, token: str) -> str | None:
+        """What the answer in hand says that has seen this message in hand; None: there is none."""
+        tokens = [one.token for one in self._waiting]
+        for one in self._waiting:
+            saw = one.seen is not None and one.seen.token in tokens
+            if saw and not calls_of(one.body) and one.seen is not None:
+                last = tokens.index(one.seen.token)
+                if token in tokens[: last + 1]:
+                    return words_of(one.body)
+        return None
+
+    async def say(
+        self, sessions: SessionStore, body: Mapping[str, Any], *, tell: Tell, once: str
     ) -> int | None:
-        """Store a message; its seq, or None where it stays in hand, which is told.
+        """Store what a user says; its seq, or None where it stays in hand, which is told.
+
+        Raises UsageError where it will never be taken.
+        """
+        check_key(self._key)
+        check_once(once)
+        encode_message(body)
+        one = _Waiting(body=body, token=once, seen=None)
+        async with self._order:
+            if any(waits.token == once for waits in self._waiting):
+                return None
+            seq = None
+            if await self._cleared(sessions, tell, leased=False):
+                seq = await self._write(sessions, one)
+            if seq is None:
+                self._waiting.append(one)
+            told = seq is None and not any(waits.of_turn for waits in self._waiting)
+        if told:
+            await self._tell(sessions, tell)
+        return seq
+
+    async def keep(
+        self,
+        sessions: SessionStore,
+        body: Mapping[str, Any],
+        *,
+        tell: Tell,
+        seen: Seen | None = None,
+    ) -> int | None:
+        """Store what is said in a turn, by who has it; its seq, or None where it stays in hand.
 
         Raises UsageError where it will never be taken, and LeaseLost.
         """
-        one = _Waiting(body, once or secrets.token_hex(12))
+        encode_message(body)
+        one = _Waiting(body=body, token=secrets.token_hex(12), seen=seen)
         async with self._order:
-            seq = await self._write(sessions, one) if await self._cleared(sessions, tell) else None
+            try:
+                seq = None
+                if await self._cleared(sessions, tell, leased=True):
+                    seq = await self._write(sessions, one)
+            except LeaseLost:
+                self._waiting = [waits for waits in self._waiting if not waits.of_turn]
+                raise
             if seq is None:
                 self._waiting.append(one)
         if seq is None:
-            tell(NotSaved(count=len(self._waiting), words=await self._run(_why, sessions)))
+            await self._tell(sessions, tell)
         return seq
 
     async def flush(self, sessions: SessionStore, *, tell: Tell) -> bool:
-        """Whether all that waited is stored now. Raises LeaseLost."""
+        """Whether all that waited is stored now, by who has the turn. Raises LeaseLost."""
         async with self._order:
-            if await self._cleared(sessions, tell):
+            if await self._cleared(sessions, tell, leased=True):
                 return True
-        tell(NotSaved(count=len(self._waiting), words=await self._run(_why, sessions)))
+        await self._tell(sessions, tell)
         return False
 
-    async def _cleared(self, sessions: SessionStore, tell: Tell) -> bool:
+    async def _cleared(self, sessions: SessionStore, tell: Tell, *, leased: bool) -> bool:
         waited = len(self._waiting)
-        while self._waiting:
-            if await self._write(sessions, self._waiting[0]) is None:
+        if not waited:
+            return True
+        if any(one.of_turn for one in self._waiting):
+            if not leased:
                 return False
+            await self._drop_stale(sessions, tell)
+        while self._waiting:
+            one = self._waiting[0]
+            try:
+                seq = await self._write(sessions, one)
+            except LeaseLost:
+                raise
+            except UsageError as error:
+                # It will never be taken, and must not keep what is said after it from being so.
+                tell(NotSaved(count=1, words=f"one message is lost: {error}"))
+                del self._waiting[0]
+                continue
+            if seq is None:
+                return False
+            self._stored[one.token] = seq
+            while len(self._stored) > _REMEMBERED:
+                del self._stored[next(iter(self._stored))]
             del self._waiting[0]
-        if waited:
-            tell(SavedAfterAll(count=waited))
+        tell(SavedAfterAll(count=waited))
         return True
 
+    async def _drop_stale(self, sessions: SessionStore, tell: Tell) -> None:
+        """Let go of what was said in a turn that another process has finished since."""
+        if not self._waiting[0].of_turn:
+            return
+        history: list[Message] = await self._run(sessions.get_history, self._key)
+        if not history or standing(history).unfinished:
+            return
+        stale = [one for one in self._waiting if one.of_turn]
+        self._waiting = [one for one in self._waiting if not one.of_turn]
+        words = "another process has answered meanwhile, so this answer is not kept"
+        tell(NotSaved(count=len(stale), words=words))
+
     async def _write(self, sessions: SessionStore, one: _Waiting) -> int | None:
+        body = one.body
+        if one.seen is not None:
+            upto = max(one.seen.upto, self._stored.get(one.seen.token, 0))
+            body = marked(body, seen=upto, interrupted=one.seen.interrupted)
         seq: int | None = await self._run(
-            sessions.add_full_message, self._key, one.body, once=one.token
+            sessions.add_full_message, self._key, body, once=one.token
         )
-        if seq is None and sessions.store is not None:
+        if seq is None:
             # The face does not say why. With the same token the store can be asked again.
-            seq = await self._run(_again, sessions, self._key, one)
+            seq = await self._run(_again, sessions, self._key, body, one.token)
         return seq
 
+    async def _tell(self, sessions: SessionStore, tell: Tell) -> None:
+        words = await self._run(_why, sessions)
+        tell(NotSaved(count=len(self._waiting), words=words))
 
-def _again(sessions: SessionStore, key: str, one: _Waiting) -> int | None:
+
+def new_token() -> str:
+    """A token for a message that came without an id."""
+    return secrets.token_hex(12)
+
+
+def _again(sessions: SessionStore, key: str, body: Mapping[str, Any], token: str) -> int | None:
     """The same write, of which only what will never succeed is raised."""
     store = sessions.store
-    assert store is not None
+    if store is None:
+        if "OnceConflict" in (sessions.health().last_error or ""):
+            raise OnceConflict(key, token, 0)
+        return None
     try:
-        return store.add_full_message(key, one.body, once=one.token)
-    except (InvalidKey, LeaseLost, OnceConflict, RefusedMessage):
+        return store.add_full_message(key, body, once=token)
+    except (ReadOnly, StoreClosed):
+        return None
+    except UsageError:
         raise
     except Exception:  # noqa: BLE001 - it is counted and logged by the face, and tried again
         return None
@@ -97,4 +226,6 @@ def _again(sessions: SessionStore, key: str, one: _Waiting) -> int | None:
 
 def _why(sessions: SessionStore) -> str:
     health = sessions.health()
-    return "; ".join(health.problems) or health.last_error or "the store does not say why"
+    problems = [one for one in health.problems if not one.startswith("the newest write failed")]
+    last = (health.last_error or "").rpartition(": ")[2]
+    return "; ".join(problems) or last or "the store does not say why"

@@ -1,21 +1,22 @@
 """One agent: its model, tools, sessions, context and memory, opened and closed together."""
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, tzinfo
-from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import Any, Final
 
-from stenolog.agent.blocking import BlockingAsk
+from stenolog.agent.blocking import BlockingAsk, Threadwise
 from stenolog.agent.built_in import BUILT_IN
 from stenolog.agent.calling import Calling
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Here, Tool, as_tools
+from stenolog.agent.zones import zone_of
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import StenologError, StoreUnavailable, UsageError
+from stenolog.memory.consolidation import Consolidated
 from stenolog.memory.memory import AGENT, Memory
 from stenolog.memory.recall import Recalled
 from stenolog.providers.base import ChatModel, KnowsItsContext
@@ -29,11 +30,15 @@ from stenolog.stores.opening import open_store
 
 OpenModel = Callable[[str], ChatModel]
 
+CHOSEN: Final = "chat_model"
+"""The field of a session's meta that names the model its user chose."""
+_MOST_MODELS: Final = 32
+
 _logger = logging.getLogger("stenolog")
 
 
 class AgentInstance:
-    """An agent that is open. `close` lets go of everything but the models' event loop."""
+    """An agent that is open, and may be used by several threads. `close` lets go of everything."""
 
     def __init__(
         self,
@@ -52,14 +57,17 @@ class AgentInstance:
         self.notes = notes
         self.on_compaction: Callable[[Compaction], None] | None = None
         """Told of every compaction, in the thread that made it."""
+        self._zone = zone_of(spec.zone)
         self._open_model = open_model
+        self._opening = threading.Lock()
         self._models = {"": model}
         self._contexts: dict[str, Context] = {}
-        self._tools = as_tools([*BUILT_IN, *tools])
+        self._tools = as_tools([*BUILT_IN, *tools]) if spec.tools else {}
         self.calling = Calling(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
-        self.ask = BlockingAsk(lambda: self.model)
+        self._noting = Threadwise(model)
+        self.ask = BlockingAsk(self._noting)
         self.catalog: Catalog | None = None
         self.memory: Memory | None = None
         self.problems: list[str] = []
@@ -70,7 +78,6 @@ class AgentInstance:
             why = "; ".join(sessions.health().problems)
             self.problems.append(f"sessions are kept as plain JSON for this run: {why}")
             return
-        self.catalog = open_catalog(store)
         if spec.memory and notes is None:
             self.problems.append("the notes cannot be opened, so nothing is remembered in this run")
         if notes is not None:
@@ -82,8 +89,9 @@ class AgentInstance:
                 ask=self.ask,
                 consolidation=spec.consolidation,
                 half_life_days=spec.half_life_days,
-                zone=_zone(spec.zone),
+                zone=self._zone,
             )
+        self.catalog = open_catalog(store)
 
     @classmethod
     def open(
@@ -95,7 +103,7 @@ class AgentInstance:
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> "AgentInstance":
         """Open what the spec names. Raises UsageError; a store that fails is stood in for."""
-        _zone(spec.zone)
+        zone_of(spec.zone)
         sessions = open_sessions(spec.sessions, agent=spec.id)
         notes = None
         try:
@@ -119,57 +127,86 @@ class AgentInstance:
         """The store beneath the sessions; None where a stand-in keeps them."""
         return self.sessions.store
 
+    def own_key(self, key: str) -> str:
+        """The key itself, or the one that it is an alias of."""
+        if self._aliases is None:
+            return key
+        try:
+            return self._aliases.own_key(key)
+        except StoreUnavailable:
+            return key  # what cannot be read has no aliases now; the message is to be taken in
+
+    # --- models ------------------------------------------------------------------------------
+
     @property
     def model(self) -> ChatModel:
         """The model of sessions that have no other."""
         return self._models[""]
 
-    def own_key(self, key: str) -> str:
-        """The key itself, or the one that it is an alias of."""
-        return key if self._aliases is None else self._aliases.own_key(key)
+    def model_of(self, key: str, tell: Callable[[str], None] | None = None) -> ChatModel:
+        """The model of a session: the one its user chose, else the agent's.
 
-    def model_of(self, key: str) -> ChatModel:
-        """The model of a session: the one its user chose, else the agent's."""
+        One that cannot be opened any more is told, and the agent's takes its place.
+        """
         chosen = ""
         if self.store is not None:
             with suppress(StenologError):
-                named = self.store.info(key).meta.get("model")
+                named = self.store.info(key).meta.get(CHOSEN)
                 chosen = named if isinstance(named, str) else ""
-        return self._opened(chosen) if chosen else self.model
+        if not chosen:
+            return self.model
+        try:
+            return self._opened(chosen)
+        except StenologError as error:
+            if tell is not None:
+                tell(f"{error}; {self.model.name} answers instead")
+            return self.model
 
-    def choose_model(self, key: str, name: str) -> ChatModel:
-        """Have a session use another model from now on. Raises UsageError."""
+    def choose_model(self, key: str, name: str, *, any_model: bool) -> ChatModel:
+        """Have a session use another model from now on. Raises UsageError.
+
+        `any_model`: not only those that the agent's users may choose.
+        """
         if self.store is None:
             raise UsageError("the model cannot be changed while the store is stood in for")
+        if not any_model and name not in self.spec.models:
+            known = ", ".join(self.spec.models) or "none but the one it has"
+            raise UsageError(f"{name!r} is not among the models of this agent: {known}")
         model = self._opened(name)
-        self.store.set_meta(key, model=name)
+        self.store.set_meta(key, **{CHOSEN: name})
         return model
 
     def _opened(self, name: str) -> ChatModel:
-        if name not in self._models:
-            if self._open_model is None:
-                raise UsageError(f"this agent has one model only, {self.model.name}")
-            self._models[name] = self._open_model(name)
-        return self._models[name]
+        with self._opening:
+            if name not in self._models:
+                if self._open_model is None:
+                    raise UsageError(f"this agent has one model only, {self.model.name}")
+                if len(self._models) > _MOST_MODELS:
+                    raise UsageError(f"{len(self._models)} models are open; no more can be")
+                self._models[name] = self._open_model(name)
+            return self._models[name]
 
     def context(self, model: ChatModel) -> Context:
-        """What is sent to this model of a session."""
-        if model.name not in self._contexts:
-            limits = self.spec.limits
-            if isinstance(model, KnowsItsContext):
-                limits = limits.at_most(model.context)
-            self._contexts[model.name] = Context(
-                self.sessions,
-                self.ask,
-                limits=limits,
-                needs=self.spec.needs,
-                model=model.name,
-                catalog=self.catalog,
-                system=self.spec.system,
-                tools=self.definitions,
-                on_event=self._compacted,
-            )
-        return self._contexts[model.name]
+        """What is sent to this model of a session; it makes the summaries, too."""
+        with self._opening:
+            if model.name not in self._contexts:
+                limits = self.spec.limits
+                if isinstance(model, KnowsItsContext):
+                    limits = limits.at_most(model.context)
+                self._contexts[model.name] = Context(
+                    self.sessions,
+                    self.ask.by(model),
+                    limits=limits,
+                    needs=self.spec.needs,
+                    model=model.name,
+                    catalog=self.catalog,
+                    system=self.spec.system,
+                    tools=self.definitions,
+                    on_event=self._compacted,
+                )
+            return self._contexts[model.name]
+
+    # --- tools and memory --------------------------------------------------------------------
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -183,7 +220,7 @@ class AgentInstance:
     def here(self, key: str) -> Here:
         """What a tool that is called in a session may know of it."""
         found = None if self.memory is None else lambda question: self.recall(question, key)
-        return Here(key=key, agent=self.id, recall=found)
+        return Here(key=key, agent=self.id, recall=found, zone=self._zone)
 
     def recall(self, question: str, key: str) -> Recalled:
         """What is remembered for a question; nothing where there is no memory, or it fails."""
@@ -195,10 +232,19 @@ class AgentInstance:
             _logger.warning("nothing could be recalled for %r: %s", key, error)
             return Recalled()
 
+    def consolidate(self, key: str) -> Consolidated:
+        """Make some notes of a session, by the model that its user has chosen."""
+        if self.memory is None:
+            return Consolidated()
+        with self._noting.using(self.model_of(key)):
+            return self.memory.consolidate(key, most_calls=1)
+
     def health(self) -> Mapping[str, object]:
         """What the stores say of themselves, for who watches over it."""
         told = self.sessions.health()
         return {"ok": told.ok and not self.problems, "problems": [*told.problems, *self.problems]}
+
+    # --- the end -----------------------------------------------------------------------------
 
     def close_stores(self) -> None:
         """Close memory, index, notes and sessions. Raises nothing; a second call does nothing."""
@@ -210,14 +256,18 @@ class AgentInstance:
                 except Exception:
                     _logger.exception("closing %r failed", part)
 
-    async def close(self) -> None:
-        """Close the models, and all else that `close_stores` does. Raises nothing."""
+    async def close_models(self) -> None:
+        """Close the models, in the event loop that used them. Raises nothing."""
         self.ask.close()
         for model in self._models.values():
             try:
                 await model.close()
             except Exception:
                 _logger.exception("closing the model %s failed", model.name)
+
+    async def close(self) -> None:
+        """Close everything. Raises nothing; a second call does nothing."""
+        await self.close_models()
         self.close_stores()
 
     def _compacted(self, done: Compaction) -> None:
@@ -234,14 +284,3 @@ def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
     except StenologError as error:
         reports.warning("the notes cannot be opened, so nothing is remembered: %s", error)
         return None
-
-
-def _zone(name: str) -> tzinfo:
-    if not name:
-        found = datetime.now().astimezone().tzinfo
-        assert found is not None
-        return found
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise UsageError(f"zone {name!r}: there is no such time zone; try Europe/Berlin") from error

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 from stenolog.agent.threads import Threads
+from stenolog.agent.waiting import ended, outcome, settled
 from stenolog.errors import LeaseLost, StenologError
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, Store
@@ -17,38 +18,44 @@ _OFTEN: Final = 3
 _logger = logging.getLogger("stenolog")
 
 
-async def take(threads: Threads, store: Store, key: str, *, ttl: float, wait: float) -> Lease:
-    """The lease, waited for so many seconds. Raises StoreBusy, NoSuchSession and others."""
-    taking = threads.begin(store.lease, key, ttl=ttl, wait=wait)
+async def take(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
+    """The lease, if nobody has it. Raises StoreBusy, NoSuchSession and others."""
+    taking = threads.lease(store.lease, key, ttl=ttl, wait=0.0)
     try:
-        return await asyncio.shield(taking)
+        return await outcome(taking)
     except asyncio.CancelledError:
         # Nobody waits for it any more, and nobody would give it back.
-        await asyncio.wait([taking])
-        if taking.exception() is None:
-            await threads.run(_release, taking.result())
+        if not taking.cancelled() and taking.exception() is None:
+            await settled(threads.lease(_release, taking.result()))
         raise
 
 
 @asynccontextmanager
-async def held(threads: Threads, lease: Lease, *, ttl: float) -> AsyncIterator[SessionStore]:
-    """The sessions as the holder of a lease writes them; it is given back in the end."""
-    renewing = asyncio.create_task(_renew(threads, lease, ttl))
+async def held(
+    threads: Threads, lease: Lease, *, ttl: float, lost: Callable[[], None]
+) -> AsyncIterator[SessionStore]:
+    """The sessions as the holder of a lease writes them; it is given back in the end.
+
+    `lost` is called when somebody else has it.
+    """
+    renewing = asyncio.create_task(_renew(threads, lease, ttl, lost))
     try:
         yield JSONLBackend(lease.store)
     finally:
-        renewing.cancel()
-        await asyncio.wait([renewing])
-        await threads.run(_release, lease)
+        cancelled = await ended([renewing])
+        cancelled |= await settled(threads.lease(_release, lease))
+        if cancelled:
+            raise asyncio.CancelledError
 
 
-async def _renew(threads: Threads, lease: Lease, ttl: float) -> None:
+async def _renew(threads: Threads, lease: Lease, ttl: float, lost: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(ttl / _OFTEN)
         try:
-            await threads.run(lease.renew)
+            await outcome(threads.lease(lease.renew))
         except LeaseLost:
-            return  # the next write says so
+            lost()
+            return
         except StenologError as error:
             _logger.warning("the lease of %r could not be renewed: %s", lease.key, error)
 

@@ -1,12 +1,18 @@
 """The loop: what front ends hold. Messages and commands in, answers out."""
 
+import asyncio
 import logging
+from collections import OrderedDict
+from typing import Final
 
 from stenolog.agent import commands
 from stenolog.agent.commands import Commands
 from stenolog.agent.events import Answer, Event, Inbound, Tell, nobody
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turns import TTL, Left, Turns
+
+_REMEMBERED: Final = 10_000
+"""So many ids of commands; what comes again is not carried out again."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -21,7 +27,8 @@ class AgentLoop:
         """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
         self._registry = registry
         self._turns = Turns(registry, ttl=ttl)
-        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._commands: OrderedDict[tuple[str | None, str, str], None] = OrderedDict()
 
     @property
     def registry(self) -> AgentRegistry:
@@ -55,6 +62,8 @@ class AgentLoop:
         key = await self._turns.threads.run(instance.own_key, inbound.key)
         asked = commands.parse(inbound.content)
         if asked is not None:
+            if self._is_known(instance.id, key, inbound.id):
+                return Answer(key=key, text="", outcome="again")
             carrying = Commands(self._turns, instance, everything=everything)
             return await carrying.carry_out(key, asked, careful)
         content = inbound.content
@@ -62,6 +71,18 @@ class AgentLoop:
             content = content[1:]
         body = {"role": "user", "content": content}
         return await self._turns.answer(instance, key, body, once=inbound.id, tell=careful)
+
+    def _is_known(self, agent: str | None, key: str, id: str) -> bool:
+        """Whether a command of this id was carried out by this process; it is from now on."""
+        if not id:
+            return False
+        place = (agent, key, id)
+        if place in self._commands:
+            return True
+        self._commands[place] = None
+        if len(self._commands) > _REMEMBERED:
+            self._commands.popitem(last=False)
+        return False
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
         """End the answer that is being made in a session; False where none is.
@@ -107,11 +128,17 @@ class AgentLoop:
         call only tells again what was left.
         """
         left = await self._turns.close(patience=patience)
-        if not self._closed:
-            self._closed = True
-            await self._registry.close()
-            self._turns.threads.close()
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        # Once begun it is ended, whoever stops waiting for it.
+        await asyncio.shield(self._closing)
         return left
+
+    async def _close(self) -> None:
+        for instance in self._registry:
+            await instance.close_models()
+            await self._turns.threads.run(instance.close_stores)
+        self._turns.threads.close()
 
 
 def _careful(tell: Tell) -> Tell:

@@ -1,4 +1,4 @@
-"""Notes are made behind the talk: one session after the other, and never beside an answer.
+"""Notes are made behind the talk: one session after the other, and beside no answer if it can be.
 
 A model that runs on this machine would answer its user more slowly otherwise. What is not done when
 the program ends waits in the log: the memory knows which turns it has made notes of.
@@ -7,12 +7,17 @@ the program ends waits in the log: the memory knows which turns it has made note
 import asyncio
 import logging
 from contextlib import suppress
+from typing import Final
 
 from stenolog.agent.blocking import Closing
-from stenolog.agent.in_hand import Run
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.threads import Threads
+from stenolog.agent.waiting import ended
 from stenolog.errors import StenologError
 from stenolog.memory.consolidation import Consolidated
-from stenolog.memory.memory import Memory
+
+PATIENCE: Final = 30.0
+"""So many seconds it waits for a moment without an answer being made; then it goes on beside."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -20,9 +25,12 @@ _logger = logging.getLogger("stenolog")
 class Notetaking:
     """Makes the notes of one agent, in one task."""
 
-    def __init__(self, memory: Memory, run: Run) -> None:
-        self._memory = memory
-        self._run = run
+    def __init__(
+        self, instance: AgentInstance, threads: Threads, *, patience: float = PATIENCE
+    ) -> None:
+        self._instance = instance
+        self._threads = threads
+        self._patience = patience
         self._waiting: dict[str, None] = {}
         self._woken = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -53,31 +61,45 @@ class Notetaking:
         await self._done.wait()
 
     async def close(self) -> None:
-        """End; what is being written is ended first, by who closes the model."""
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        """End; what is being asked was cut off before, by who closes the model."""
+        await ended([self._task])
 
     async def _work(self) -> None:
         try:
-            for key in await self._run(self._memory.waiting):
-                self.add(key)
+            await self._look_back()
             while True:
                 while self._waiting:
-                    await self._quiet.wait()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._quiet.wait(), self._patience)
                     await self._consolidate(next(iter(self._waiting)))
                 self._woken.clear()
                 self._done.set()
                 await self._woken.wait()
         except Closing:
             return
+        finally:
+            self._done.set()
+
+    async def _look_back(self) -> None:
+        """Take up what an earlier run has left."""
+        memory = self._instance.memory
+        if memory is None:
+            return
+        try:
+            for key in await self._threads.ask(memory.waiting):
+                self.add(key)
+        except StenologError as error:
+            _logger.warning("which notes are still to be made cannot be told: %s", error)
 
     async def _consolidate(self, key: str) -> None:
         self._waiting.pop(key)
         try:
-            done: Consolidated = await self._run(self._memory.consolidate, key, most_calls=1)
+            done: Consolidated = await self._threads.ask(self._instance.consolidate, key)
         except StenologError as error:
             _logger.warning("no notes could be made of %r: %s", key, error)
+            return
+        except Exception:
+            _logger.exception("no notes could be made of %r", key)
             return
         if done.waiting and done.turns:
             self.add(key)

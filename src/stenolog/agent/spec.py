@@ -39,6 +39,10 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     """After so many seconds a tool is given up, where it says nothing of its own."""
     tool_output_limit: int = 20_000
     """How many characters of a tool's result the model gets."""
+    tools: bool = True
+    """Whether the model is offered tools at all; some take none."""
+    models: tuple[str, ...] = ()
+    """Which models its users may choose by /model, besides the one it has."""
     memory: bool = True
     """Whether it remembers at all: recall, and notes."""
     consolidation: bool = True

@@ -1,17 +1,22 @@
-"""Where what blocks is done: stores, indexes, summaries."""
+"""Where what blocks is done: stores and indexes; what waits for a model; and leases.
+
+Each has threads of its own: a summary that takes a minute keeps no message from being stored, and
+no lease from being renewed.
+"""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from stenolog.agent.waiting import outcome
+
 T = TypeVar("T")
 
-_MOST: Final = 32
-
-_logger = logging.getLogger("stenolog")
+_STORING: Final = 32
+_ASKING: Final = 8
+_LEASING: Final = 4
 
 
 class Threads:
@@ -19,26 +24,43 @@ class Threads:
 
     def __init__(self) -> None:
         self.event_loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(_MOST, thread_name_prefix="stenolog-agent")
-
-    def begin(self, function: Callable[..., T], *values: Any, **named: Any) -> asyncio.Future[T]:
-        """Call a function in a thread; what it will return."""
-        return self.event_loop.run_in_executor(self._pool, partial(function, *values, **named))
+        self._pools = {
+            name: ThreadPoolExecutor(count, thread_name_prefix=f"stenolog-{name}")
+            for name, count in (("store", _STORING), ("ask", _ASKING), ("lease", _LEASING))
+        }
 
     async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
-        """What a function returns that is called in a thread.
+        """What a function returns that reads or writes a store.
 
         Cancelled, it waits until the call has ended: a write that has begun is not taken back.
         """
-        called = self.begin(function, *values, **named)
+        return await outcome(self._begin("store", function, *values, **named))
+
+    async def ask(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+        """What a function returns that may ask the model. Cancelled, it is left to itself."""
+        called = self._begin("ask", function, *values, **named)
         try:
             return await asyncio.shield(called)
         except asyncio.CancelledError:
-            await asyncio.wait([called])
-            if not called.cancelled() and called.exception() is not None:
-                _logger.debug("failed while it was stopped: %r", called.exception())
+            called.add_done_callback(_looked_at)
             raise
 
+    def lease(self, function: Callable[..., T], *values: Any, **named: Any) -> asyncio.Future[T]:
+        """What a function will return that takes, renews or gives back a lease."""
+        return self._begin("lease", function, *values, **named)
+
     def close(self) -> None:
-        """End the threads; all calls have ended before."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the threads, once what they do has ended."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(
+        self, pool: str, function: Callable[..., T], *values: Any, **named: Any
+    ) -> asyncio.Future[T]:
+        call = partial(function, *values, **named)
+        return self.event_loop.run_in_executor(self._pools[pool], call)
+
+
+def _looked_at(called: asyncio.Future[Any]) -> None:
+    if not called.cancelled():
+        called.exception()

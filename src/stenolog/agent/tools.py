@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, tzinfo
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints, overload
 
 import msgspec
@@ -30,6 +31,8 @@ class Here(Struct, frozen=True, kw_only=True):
     agent: str | None
     recall: Callable[[str], Recalled] | None = None
     """Search in the memory of this session's user; None where there is no memory."""
+    zone: tzinfo = UTC
+    """Where its user is, by the clock."""
 
 
 class Tool(Struct, frozen=True, kw_only=True):
@@ -153,6 +156,8 @@ def as_text(result: object, *, limit: int) -> str:
             text = msgspec.json.encode(result).decode()
         except (TypeError, ValueError, msgspec.MsgspecError):
             text = str(result)
+    # Two halves of one character become it: as they are, no store takes them.
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     if len(text) <= limit:
         return text
     return f"{text[:limit]}\n[… {len(text) - limit:,} more characters were cut off]"

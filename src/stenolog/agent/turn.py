@@ -6,27 +6,20 @@ said is stored as it happens, so that the next one to look at the log knows wher
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, Final
+from contextlib import aclosing, suppress
+from typing import Any, Final, Literal
 
 from stenolog.agent.blocking import Closing
-from stenolog.agent.calling import STOPPED
-from stenolog.agent.events import (
-    Answer,
-    Asked,
-    Counted,
-    Noticed,
-    Said,
-    Tell,
-    Thought,
-)
-from stenolog.agent.in_hand import InHand, Run
+from stenolog.agent.calling import STOPPED, not_made
+from stenolog.agent.events import Answer, Asked, Counted, Noticed, Said, Tell, Thought
+from stenolog.agent.in_hand import InHand, Seen
 from stenolog.agent.instance import AgentInstance
-from stenolog.context.standing import Standing, standing
-from stenolog.catalog.answers import marked
+from stenolog.agent.threads import Threads
+from stenolog.agent.waiting import settled
 from stenolog.context.context import Attempt
 from stenolog.context.shapes import Call, words_of
-from stenolog.errors import ModelRefused, ModelUnavailable
+from stenolog.context.standing import Standing, standing
+from stenolog.errors import LeaseLost, ModelRefused, ModelUnavailable, StenologError
 from stenolog.memory.recall import Recalled
 from stenolog.providers.base import ChatModel, Reply
 from stenolog.records import Message
@@ -37,10 +30,17 @@ CUT_OFF: Final = "[interrupted: the program ended while this ran; what it did is
 REPEATED: Final = "I stopped here: the same tools were called again and again, to no effect."
 TOO_MANY: Final = "I stopped here: after {count} steps there was still no answer."
 
-_LATELY: Final = 8
-_LOOKED_BACK: Final = 50
 _SAME: Final = 3
 """So many times in a row the same calls with the same results, and the turn is ended."""
+_LOOKED_BACK: Final = 50
+_LATELY: Final = 8
+_TRIES: Final = "tries"
+"""The field of a session's meta that counts how often a killed turn was gone on with."""
+_MOST_TRIES: Final = 3
+
+Fate = Literal["", "stopped", "left", "lost"]
+"""Why it was cancelled: the user wants no answer; the program ends, and the next start goes on;
+somebody else has the turn. Empty: who waited for the answer went away."""
 
 
 class Turn:
@@ -53,61 +53,71 @@ class Turn:
         sessions: SessionStore,
         in_hand: InHand,
         *,
-        run: Run,
+        threads: Threads,
         tell: Tell,
+        asked_for: int | None = None,
     ) -> None:
+        """`asked_for`: the seq of the message that it is run for."""
         self._instance = instance
         self._key = key
         self._sessions = sessions
         self._in_hand = in_hand
-        self._run = run
+        self._threads = threads
+        self._run = threads.run
         self._tell = tell
+        self._asked_for = asked_for or 0
         self._reply = Reply()
-        self._seen: int | None = 0
-        """Up to which seq the model has seen the log; None: all of it, and what is in hand."""
-        self._ending: dict[str, Any] | None = None
+        self._seen = Seen(upto=0)
+        self._ending = ""
         """The answer that is being stored."""
-        self.abandoned = False
-        """Set where a cancellation is to leave the log as it is: the next start goes on with it."""
         self._recalled: tuple[str, Recalled] = ("", Recalled())
         self._results: dict[str, str] = {}
+        self.fate: Fate = ""
+        self.begun = False
 
     async def run(self) -> Answer:
         """Go on until the model has answered. Raises what the model and the store raise.
 
-        Cancelled, it stores what was said so far with a mark, and answers with that.
+        Cancelled, it does as its fate says: it stores what was said so far with a mark, and
+        answers with that; or it raises, and leaves the log as it is.
         """
+        self.begun = True
         try:
             return await self._answer()
         except (asyncio.CancelledError, Closing):
-            if self.abandoned:
+            if self.fate == "lost":
+                raise LeaseLost(self._key, 0) from None
+            if self.fate == "left":
                 raise
-            return await asyncio.shield(self._interrupt("stopped"))
+            return await self._outlasting("stopped")
         except (ModelUnavailable, ModelRefused) as error:
             if not self._reply.text:
                 raise
-            broken = await self._interrupt("broken off")
+            broken = await self._outlasting("broken off")
             self._tell(Noticed(words=f"{error}; what was said is kept, /retry asks again"))
             return broken
 
     async def close(self, why: str) -> Answer:
         """Close a turn that is not gone on with: with a mark that the user sees."""
-        await self._finish_calls(await self._where())
-        return await self._interrupt(why)
+        await self._finish_calls(await self._where(), again=False)
+        return await self._interrupt(why, everything=True)
 
     async def _answer(self) -> Answer:
-        model = await self._run(self._instance.model_of, self._key)
-        await self._finish_calls(await self._where())
+        model = await self._run(self._instance.model_of, self._key, self._tell_from_thread)
+        if await self._in_hand.flush(self._sessions, tell=self._tell):
+            # With something in hand, the log alone does not say what is left open.
+            where = await self._where()
+            await self._finish_calls(where, again=await self._run(self._may_try_again, where))
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
             await self._ask(model)
             reply = self._reply
             if not reply.calls:
                 return await self._end(reply)
-            await self._keep(marked(reply.message(), seen=self._seen))
+            await self._keep(reply.message(), seen=self._seen)
             self._reply = Reply()
             self._results = {}
-            await self._call(reply.calls)
+            await self._call(reply.calls, cut=reply.finish == "length")
             rounds.append(_round(reply.calls, self._results))
             if len(rounds) >= _SAME and all(one == rounds[-1] for one in rounds[-_SAME:]):
                 return await self._give_up(REPEATED)
@@ -119,11 +129,12 @@ class Turn:
         """One answer of the model to all that is in the log, into `_reply`."""
         await self._in_hand.flush(self._sessions, tell=self._tell)
         recalled = await self._recall()
-        attempt: Attempt = await self._run(
+        unsaved, token = self._in_hand.bodies, self._in_hand.newest
+        attempt: Attempt = await self._threads.ask(
             self._instance.context(model).begin,
             self._key,
             memory=recalled.block,
-            unsaved=self._in_hand.bodies,
+            unsaved=unsaved,
         )
         while True:
             window = attempt.window
@@ -131,12 +142,11 @@ class Turn:
             self._tell(
                 Asked(model=model.name, tokens=window.tokens, budget=window.budget, recalled=told)
             )
-            # What is in hand has no seq yet; the answer will stand behind it.
-            self._seen = None if self._in_hand.bodies else window.upto
+            self._seen = Seen(upto=window.upto, token=token)
             try:
                 await self._listen(model, window.messages)
             except (ModelUnavailable, ModelRefused) as error:
-                if self._reply.text or not await self._run(attempt.shorten, error):
+                if self._reply.text or not await self._threads.ask(attempt.shorten, error):
                     raise
             else:
                 break
@@ -172,30 +182,51 @@ class Turn:
 
     # --- tools -------------------------------------------------------------------------------
 
-    async def _call(self, calls: Sequence[Mapping[str, Any]]) -> None:
+    async def _call(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
+        """Carry calls out. `cut`: the answer was cut off in the last of them, which is not made."""
+
         async def keep(result: dict[str, Any]) -> None:
             self._results[result["tool_call_id"]] = result["content"]
             await self._keep(result)
 
+        if cut:
+            *calls, last = calls
+            await keep(not_made(last, self._tell))
         here = self._instance.here(self._key)
         await self._instance.calling.run(calls, here, tell=self._tell, keep=keep)
 
-    async def _finish_calls(self, where: Standing) -> None:
+    async def _finish_calls(self, where: Standing, *, again: bool) -> None:
         """Give the calls that a killed process left open their results.
 
         Those that may be made twice are made again; of the others nobody knows what they did.
         """
-        again = []
+        repeated = []
         for call in where.open_calls:
             tool = self._instance.tool(call.name)
-            if tool is not None and tool.repeatable and call.id and isinstance(call.arguments, str):
-                again.append(_as_made(call))
+            is_whole = call.id and isinstance(call.arguments, str)
+            if again and is_whole and tool is not None and tool.repeatable:
+                repeated.append(_as_made(call))
             else:
                 await self._keep(
                     {"role": "tool", "tool_call_id": call.id or "", "content": CUT_OFF}
                 )
-        if again:
-            await self._call(again)
+        if repeated:
+            await self._call(repeated)
+
+    def _may_try_again(self, where: Standing) -> bool:
+        """Whether calls left open may be repeated: a tool that ends the program, not for ever."""
+        store = self._sessions.store
+        if store is None or not where.open_calls:
+            return True
+        with suppress(StenologError):
+            info = store.info(self._key)
+            kept = info.meta.get(_TRIES)
+            seq, tries = kept if isinstance(kept, list) and len(kept) == 2 else (0, 0)
+            tries = tries + 1 if seq == info.last_seq else 1
+            if tries > _MOST_TRIES:
+                return False
+            store.set_meta(self._key, **{_TRIES: [info.last_seq, tries]})
+        return True
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -204,29 +235,44 @@ class Turn:
             self._tell(Noticed(words="the answer was cut off at the model's limit"))
         if not reply.text.strip():
             self._tell(Noticed(words="the model answered without a word"))
-        self._ending = marked(reply.message(), seen=self._seen)
-        return self._made(reply.text, await self._keep(self._ending))
+        self._ending = reply.text
+        seq = await self._keep(reply.message(), seen=self._seen)
+        return self._made(reply.text, seq)
 
     async def _give_up(self, words: str) -> Answer:
         self._tell(Said(text=words))
         body = {"role": "assistant", "content": words}
-        seq = await self._keep(marked(body, seen=self._seen, interrupted="given up"))
-        return self._made(words, seq)
+        seen = Seen(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
+        return self._made(words, await self._keep(body, seen=seen))
 
-    async def _interrupt(self, why: str) -> Answer:
-        """Store what was said, with a mark; open calls get a result that says what happened."""
+    async def _outlasting(self, why: str) -> Answer:
+        """Store what was said, however often this is cancelled meanwhile."""
+        everything = self.fate == "stopped"
+        writing = asyncio.create_task(self._interrupt(why, everything=everything))
+        await settled(writing)
+        return writing.result()
+
+    async def _interrupt(self, why: str, *, everything: bool) -> Answer:
+        """Store what was said, with a mark; open calls get a result that says what happened.
+
+        `everything`: what arrived meanwhile is not answered, either: the user wants no answer.
+        """
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
         for message in history[-_LATELY:]:
-            if self._ending is not None and message.to_dict() == self._ending:
-                return self._made(self._reply.text, message.seq)  # it was stopped too late
+            if self._ending and message.seq > self._seen.upto and message.content == self._ending:
+                return self._made(self._ending, message.seq)  # it was stopped too late
         where = standing(history)
         for call in where.open_calls:
             await self._keep({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
         said = self._reply.text.rstrip()
         text = f"{said} {INTERRUPTED}" if said else INTERRUPTED
-        # Whoever stops an answer has no answer to wait for, whatever arrived meanwhile.
+        upto = max(self._seen.upto, self._asked_for)
+        token = self._seen.token
+        if everything:
+            upto = max((upto, *where.unanswered))
+            token = self._in_hand.newest or token
         body = {"role": "assistant", "content": text}
-        seq = await self._keep(marked(body, seen=None, interrupted=why))
+        seq = await self._keep(body, seen=Seen(upto=upto, token=token, interrupted=why))
         return Answer(key=self._key, text=text, outcome="interrupted", seq=seq, saved=self._saved)
 
     def _made(self, text: str, seq: int | None) -> Answer:
@@ -237,11 +283,13 @@ class Turn:
         return not self._in_hand.bodies
 
     async def _where(self) -> Standing:
-        history = await self._run(self._sessions.get_history, self._key)
-        return standing(history)
+        return standing(await self._run(self._sessions.get_history, self._key))
 
-    async def _keep(self, body: dict[str, Any]) -> int | None:
-        return await self._in_hand.keep(self._sessions, body, tell=self._tell)
+    async def _keep(self, body: dict[str, Any], *, seen: Seen | None = None) -> int | None:
+        return await self._in_hand.keep(self._sessions, body, tell=self._tell, seen=seen)
+
+    def _tell_from_thread(self, words: str) -> None:
+        self._threads.event_loop.call_soon_threadsafe(self._tell, Noticed(words=words))
 
 
 def _question(body: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ compaction only.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -19,15 +19,16 @@ from msgspec import Struct
 from stenolog.agent import leasing
 from stenolog.agent.blocking import Closing
 from stenolog.agent.events import Answer, Compacted, Noticed, Outcome, Tell, nobody
-from stenolog.agent.in_hand import InHand
+from stenolog.agent.in_hand import InHand, new_token
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.notetaking import Notetaking
 from stenolog.agent.registry import AgentRegistry
-from stenolog.context.standing import answer_to, standing
 from stenolog.agent.threads import Threads
-from stenolog.agent.turn import Turn
+from stenolog.agent.turn import Fate, Turn
+from stenolog.agent.waiting import settled
 from stenolog.context.compaction import Compaction
 from stenolog.context.shapes import words_of
+from stenolog.context.standing import answer_to, standing
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
@@ -35,10 +36,13 @@ from stenolog.stores.base import Lease
 
 TTL: Final = 60.0
 """For so many seconds a turn is reserved; it is renewed for as long as it runs."""
-_WAIT: Final = 0.5
-"""After so many seconds of waiting for another's turn it is looked whether that has answered."""
+_OFTEN: Final = 0.1
+"""So many seconds are between two looks whether another's turn is over."""
 _AT_ONCE: Final = 4
 """So many interrupted turns are gone on with side by side."""
+_CUT: Final = 5.0
+"""So many seconds what was cut off has to end; then it is left to itself."""
+CLOSES: Final = "the agent closes; this is answered at the next start"
 
 _logger = logging.getLogger("stenolog")
 
@@ -50,6 +54,8 @@ class Left(Struct, frozen=True, kw_only=True):
     """The sessions whose turn was cut off; their messages are stored, and answered next time."""
     not_saved: int = 0
     """How many messages could not be stored, and are lost with this process."""
+    hanging: int = 0
+    """How many turns did not even end when they were cut off."""
 
     def __str__(self) -> str:
         words = []
@@ -57,7 +63,13 @@ class Left(Struct, frozen=True, kw_only=True):
             words.append(f"unfinished, and gone on with at the next start: {', '.join(self.turns)}")
         if self.not_saved:
             words.append(f"{self.not_saved} messages could not be saved and are lost")
+        if self.hanging:
+            words.append(f"{self.hanging} turns hang, in a tool that does not end")
         return "; ".join(words) or "nothing is left undone"
+
+
+class Busy(Exception):
+    """Somebody has the turn."""
 
 
 class _Seat:
@@ -71,10 +83,19 @@ class _Seat:
         self.settling: asyncio.Task[None] | None = None
         self.tell: Tell = nobody
         self.users = 0
+        self.waits = False
+        """Whether it is waited for another process."""
 
     @property
     def idle(self) -> bool:
         return not (self.users or self.in_hand.bodies or self.settling or self.task)
+
+    def cancel(self, fate: Fate) -> None:
+        """Cut the turn off; why it was first is what counts."""
+        if self.turn is not None and self.task is not None:
+            if not self.turn.fate:
+                self.turn.fate = fate
+            self.task.cancel()
 
 
 class Turns:
@@ -88,64 +109,95 @@ class Turns:
         self._seats: dict[tuple[str | None, str], _Seat] = {}
         self._notetaking: dict[str | None, Notetaking] = {}
         self._closed = False
-        self._left: Left | None = None
+        self._left_off: set[str] = set()
         self._nobody_here = asyncio.Event()
         self._nobody_here.set()
         for instance in registry:
             instance.ask.bind(self.threads.event_loop)
             instance.on_compaction = partial(self._compacted, instance)
             if instance.memory is not None and instance.spec.consolidation:
-                self._notetaking[instance.id] = Notetaking(instance.memory, self.threads.run)
-
-    @property
-    def busy(self) -> set[str]:
-        """The sessions in which an answer is being made, by this process."""
-        return {key for (_, key), seat in self._seats.items() if seat.task is not None}
+                self._notetaking[instance.id] = Notetaking(instance, self.threads)
 
     def check_open(self) -> None:
         """Raise StoreClosed where nothing is taken in any more."""
         if self._closed:
             raise StoreClosed("the agent was closed before this call")
 
+    @property
+    def busy(self) -> set[str]:
+        """The sessions in which an answer is being made, by this process."""
+        return {key for (_, key), seat in self._seats.items() if seat.task is not None}
+
     async def answer(
         self,
         instance: AgentInstance,
         key: str,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any],
         *,
         once: str = "",
         tell: Tell = nobody,
     ) -> Answer:
-        """Store a message, where there is one, and run the turn that answers what is unanswered.
+        """Store a message, and run the turn that answers it and what else is unanswered.
 
         Raises UsageError for a message that can never be stored; what the model's server or the
         store raises is the answer.
         """
+        token = once or new_token()
         with self._used(instance, key) as seat:
-            seq = None
-            if body is not None:
-                seq = await seat.in_hand.keep(instance.sessions, body, tell=tell, once=once)
-                if seq is not None and once:
-                    found = await self._answered(instance, key, seq)
-                    if found is not None:
-                        return _told(key, found, "again")
+            seq = await seat.in_hand.say(instance.sessions, body, tell=tell, once=token)
+            if once and (found := await self._found(instance, key, seat, seq, token, "again")):
+                return found
             async with seat.turn_lock:
                 if seat.settling is not None:
                     await asyncio.wait([seat.settling])
-                if seq is not None and (found := await self._answered(instance, key, seq)):
-                    return _told(key, found, "elsewhere")
-                answer = await self._take_turn(instance, key, seat, seq, tell)
-                if answer.outcome in ("answered", "interrupted"):
-                    self._settle_later(instance, key, seat, tell)
+                seq = seq or seat.in_hand.seq_of(token)
+                if found := await self._found(instance, key, seat, seq, token, "elsewhere"):
+                    return found
+                return await self._take_turn(instance, key, seat, seq, tell)
+
+    async def alone(
+        self,
+        instance: AgentInstance,
+        key: str,
+        change: Callable[[SessionStore], Awaitable[Answer | None]],
+        *,
+        tell: Tell,
+    ) -> Answer:
+        """Carry a change out while nobody has the turn. Raises Busy where somebody has it.
+
+        Where it gives no answer, what is unanswered then is answered.
+        """
+        with self._used(instance, key) as seat:
+            if seat.turn_lock.locked():
+                raise Busy
+            async with seat.turn_lock:
+                if seat.settling is not None:
+                    await asyncio.wait([seat.settling])
+                try:
+                    lease = await self._lease(instance, key)
+                except StoreBusy as error:
+                    raise Busy from error
+                except NoSuchSession:
+                    lease = None
+                async with self._held(instance, seat, lease) as sessions:
+                    seat.tell = tell
+                    done = await change(sessions)
+                    if done is not None:
+                        return done
+                    answer = await self._run_turn(instance, key, seat, sessions, None, tell)
+                self._settle_later(instance, key, seat, tell)
                 return answer
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
         """End the answer that is being made in a session, and store it; False where none is."""
         seat = self._seats.get((instance.id, key))
-        if seat is None or seat.task is None:
+        if seat is None:
             return False
-        task = seat.task
-        task.cancel()
+        task, waited = seat.task, seat.waits
+        seat.waits = False
+        if task is None:
+            return waited
+        seat.cancel("stopped")
         await asyncio.wait([task])
         return True
 
@@ -156,13 +208,12 @@ class Turns:
         """
         with self._used(instance, key) as seat:
             async with seat.turn_lock:
+                if seat.settling is not None:
+                    await asyncio.wait([seat.settling])
                 try:
-                    taken = await self._lease(instance, key, wait=0.0)
-                    if taken is None:
-                        answer = await self._go_on(instance, key, seat, instance.sessions, tell)
-                    else:
-                        async with leasing.held(self.threads, taken, ttl=self._ttl) as sessions:
-                            answer = await self._go_on(instance, key, seat, sessions, tell)
+                    lease = await self._lease(instance, key)
+                    async with self._held(instance, seat, lease) as sessions:
+                        answer = await self._go_on(instance, key, seat, sessions, tell)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
@@ -177,41 +228,48 @@ class Turns:
 
         async def one(key: str) -> Answer | None:
             async with side_by_side:
-                return await self.resume(instance, key, tell=tell)
+                try:
+                    return await self.resume(instance, key, tell=tell)
+                except Exception as error:
+                    _logger.exception("the turn in %r could not be gone on with", key)
+                    return Answer(key=key, text=repr(error), outcome="failed")
 
         keys = await self.threads.run(_interrupted, instance)
         found = await asyncio.gather(*map(one, keys))
         return [answer for answer in found if answer is not None]
 
+    # --- the end -----------------------------------------------------------------------------
+
     async def close(self, *, patience: float) -> Left:
         """Let the turns in flight end, for so many seconds; then cut them off.
 
-        What is cut off stays in the log as it is, and is gone on with at the next start.
+        What is cut off stays in the log as it is, and is gone on with at the next start. Called
+        again meanwhile, it waits no longer than the more impatient of the two.
         """
-        if self._left is not None:
-            return self._left
         self._closed = True
-        if tasks := self._tasks():
-            await asyncio.wait(tasks, timeout=max(patience, 0))
-        cut = []
+        await self._all_gone(patience)
         for (_, key), seat in self._seats.items():
-            if seat.task is not None and seat.turn is not None:
-                cut.append(key)
-                seat.turn.abandoned = True
-                seat.task.cancel()
+            if seat.task is not None:
+                self._left_off.add(key)
+                seat.cancel("left")
         for instance in self._registry:
             instance.ask.close()
+        await self._all_gone(_CUT)
         for notetaking in self._notetaking.values():
             await notetaking.close()
-        while tasks := self._tasks():
-            await asyncio.wait(tasks)
-        # Who waited for a turn finds that there are none any more, and goes.
-        await self._nobody_here.wait()
-        self._left = Left(
-            turns=tuple(sorted(cut)),
+        return Left(
+            turns=tuple(sorted(self._left_off)),
             not_saved=sum(len(seat.in_hand.bodies) for seat in self._seats.values()),
+            hanging=len(self.busy),
         )
-        return self._left
+
+    async def _all_gone(self, patience: float) -> None:
+        """Wait until no turn runs, nothing is done behind one and nobody waits for one."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(patience, 0)):
+                while tasks := self._tasks():
+                    await asyncio.wait(tasks)
+                await self._nobody_here.wait()
 
     async def quiet(self) -> None:
         """Wait until nothing is going on behind the answers, either: for tests and scripts."""
@@ -226,18 +284,15 @@ class Turns:
         self, instance: AgentInstance, key: str, seat: _Seat, seq: int | None, tell: Tell
     ) -> Answer:
         try:
-            taken = await self._waited_for(instance, key, seq, tell)
-            if isinstance(taken, Message):
-                return _told(key, taken, "elsewhere")
-            if taken is None:
-                return await self._run_turn(instance, key, seat, instance.sessions, tell)
-            async with leasing.held(self.threads, taken, ttl=self._ttl) as sessions:
-                return await self._run_turn(instance, key, seat, sessions, tell)
-        except LeaseLost:
-            words = "another process has taken this turn over"
-            return Answer(key=key, text=words, outcome="elsewhere")
+            lease = await self._waited_for(instance, key, seat, seq, tell)
+            if isinstance(lease, Answer):
+                return lease
+            async with self._held(instance, seat, lease) as sessions:
+                answer = await self._run_turn(instance, key, seat, sessions, seq, tell)
         except StenologError as error:
             return _failed(key, seat, error)
+        self._settle_later(instance, key, seat, tell)
+        return answer
 
     async def _run_turn(
         self,
@@ -245,31 +300,49 @@ class Turns:
         key: str,
         seat: _Seat,
         sessions: SessionStore,
+        seq: int | None,
         tell: Tell,
     ) -> Answer:
         """Run it as a task of its own, which `stop` can cancel, and so can who waits here."""
         if self._closed:
-            raise StoreClosed("the agent closes; this is answered at the next start")
-        turn = Turn(instance, key, sessions, seat.in_hand, run=self.threads.run, tell=tell)
+            raise StoreClosed(CLOSES)
+        turn = self._turn(instance, key, seat, sessions, seq, tell)
         notetaking = self._notetaking.get(instance.id)
         if notetaking is not None:
             notetaking.hold()
         seat.turn, seat.tell = turn, tell
         seat.task = task = asyncio.create_task(turn.run())
         try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait([task])
-            raise
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                seat.cancel("")
+                await settled(task)
+                raise
         finally:
             seat.turn = seat.task = None
             if notetaking is not None:
                 notetaking.let_go()
-        if turn.abandoned and (task.cancelled() or task.exception() is not None):
-            raise StoreClosed("the agent closes; this is answered at the next start")
-        # Stopped before it began, it has not said so itself.
-        return await turn.close("stopped") if task.cancelled() else task.result()
+        if task.cancelled() and turn.fate == "left":
+            raise StoreClosed(CLOSES)
+        try:
+            # Stopped before it began, it has not said so itself.
+            return await turn.close("stopped") if task.cancelled() else task.result()
+        except Closing:
+            raise StoreClosed(CLOSES) from None
+
+    def _turn(
+        self,
+        instance: AgentInstance,
+        key: str,
+        seat: _Seat,
+        sessions: SessionStore,
+        seq: int | None,
+        tell: Tell,
+    ) -> Turn:
+        return Turn(
+            instance, key, sessions, seat.in_hand, threads=self.threads, tell=tell, asked_for=seq
+        )
 
     async def _go_on(
         self,
@@ -284,46 +357,80 @@ class Turns:
             return None
         age = (datetime.now(UTC) - history[-1].at).total_seconds()
         if age <= instance.spec.resume_within:
-            return await self._run_turn(instance, key, seat, sessions, tell)
-        turn = Turn(instance, key, sessions, seat.in_hand, run=self.threads.run, tell=tell)
+            return await self._run_turn(instance, key, seat, sessions, None, tell)
+        turn = self._turn(instance, key, seat, sessions, None, tell)
         return await turn.close("too old to be answered")
 
     async def _waited_for(
-        self, instance: AgentInstance, key: str, seq: int | None, tell: Tell
-    ) -> Lease | Message | None:
-        """The lease; the answer, where another process gave it meanwhile; None without a store."""
-        told = False
-        while not self._closed:
-            try:
-                return await self._lease(instance, key, wait=_WAIT)
-            except StoreBusy:
-                if seq is not None and (found := await self._answered(instance, key, seq)):
-                    return found
-                if not told:
-                    tell(Noticed(words="another process answers in this session; waiting for it"))
-                    told = True
-            except NoSuchSession:
-                return None  # nothing of it could be stored yet
-            except StoreClosed:
-                raise
-            except StenologError as error:
-                tell(Noticed(words=f"this turn is not reserved for this process: {error}"))
-                return None
-        raise StoreClosed("the agent closes; this is answered at the next start")
+        self, instance: AgentInstance, key: str, seat: _Seat, seq: int | None, tell: Tell
+    ) -> Lease | Answer | None:
+        """The lease; None where there is nothing to take one of; or how it was answered instead."""
+        seat.waits, told = True, False
+        try:
+            while not self._closed:
+                try:
+                    return await self._lease(instance, key)
+                except StoreBusy as error:
+                    if seq is not None and (found := await self._answered(instance, key, seq)):
+                        return _told(key, found, "elsewhere")
+                    if not told:
+                        tell(Noticed(words=f"waiting for the turn in this session: {error}"))
+                        told = True
+                except NoSuchSession:
+                    return None  # nothing of it could be stored yet
+                except StoreClosed:
+                    raise
+                except StenologError as error:
+                    tell(Noticed(words=f"this turn is not reserved for this process: {error}"))
+                    return None
+                await asyncio.sleep(_OFTEN)
+                if not seat.waits:
+                    words = "Not waited for any longer; the message is kept."
+                    return Answer(key=key, text=words, outcome="interrupted")
+        finally:
+            seat.waits = False
+        raise StoreClosed(CLOSES)
 
-    async def _lease(self, instance: AgentInstance, key: str, *, wait: float) -> Lease | None:
+    async def _lease(self, instance: AgentInstance, key: str) -> Lease | None:
         store = instance.store
-        if store is None:
-            return None
-        return await leasing.take(self.threads, store, key, ttl=self._ttl, wait=wait)
+        return (
+            None if store is None else await leasing.take(self.threads, store, key, ttl=self._ttl)
+        )
+
+    @asynccontextmanager
+    async def _held(
+        self, instance: AgentInstance, seat: _Seat, lease: Lease | None
+    ) -> AsyncIterator[SessionStore]:
+        """The sessions, to be written by who has the turn."""
+        if lease is None:
+            yield instance.sessions
+            return
+        lost = partial(seat.cancel, "lost")
+        async with leasing.held(self.threads, lease, ttl=self._ttl, lost=lost) as sessions:
+            yield sessions
+
+    async def _found(
+        self,
+        instance: AgentInstance,
+        key: str,
+        seat: _Seat,
+        seq: int | None,
+        token: str,
+        outcome: Outcome,
+    ) -> Answer | None:
+        """How a message was answered already, in the log or in hand; None where it was not."""
+        if seq is not None:
+            found = await self._answered(instance, key, seq)
+            return None if found is None else _told(key, found, outcome)
+        text = seat.in_hand.answer_to(token)
+        return None if text is None else Answer(key=key, text=text, outcome=outcome, saved=False)
 
     async def _answered(self, instance: AgentInstance, key: str, seq: int) -> Message | None:
-        """The answer to the message at this seq; for one that is out of sight, what followed it."""
+        """The answer to the message at this seq; of one that somebody hid, the message itself."""
         read = partial(self.threads.run, instance.sessions.get_history, key, after=seq - 1)
         shown: list[Message] = await read()
         if shown and shown[0].seq == seq:
             return answer_to(shown, seq)
-        # Its own answer went out of sight with it; the next in sight is somebody else's.
         everything: list[Message] = await read(full=True)
         return answer_to(everything, seq) or next(iter(everything), None)
 
@@ -337,7 +444,7 @@ class Turns:
         try:
             seat.tell = tell
             model = await self.threads.run(instance.model_of, key)
-            if await self.threads.run(instance.context(model).settle, key) is not None:
+            if await self.threads.ask(instance.context(model).settle, key) is not None:
                 await self.threads.run(instance.sessions.save, key)
             if instance.id in self._notetaking and not self._closed:
                 self._notetaking[instance.id].add(key)
@@ -404,7 +511,10 @@ def _interrupted(instance: AgentInstance) -> list[str]:
 
 
 def _failed(key: str, seat: _Seat, error: StenologError) -> Answer:
-    return Answer(key=key, text=str(error), outcome="failed", saved=not seat.in_hand.bodies)
+    words = "another process has taken this turn over" if isinstance(error, LeaseLost) else ""
+    return Answer(
+        key=key, text=words or str(error), outcome="failed", saved=not seat.in_hand.bodies
+    )
 
 
 def _told(key: str, message: Message, outcome: Outcome) -> Answer:

@@ -203,4 +203,5 @@ ON CONFLICT (model) DO UPDATE SET ratio = excluded.ratio, weight = excluded.weig
 
 -- name: held
 -- Of the store itself: in which sessions somebody has the turn.
-SELECT key FROM lease WHERE namespace = ? AND expires > ?;
+SELECT key, epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease
+WHERE namespace = ? AND expires > ?;

@@ -19,11 +19,14 @@ def held(store: Store, keys: Collection[str]) -> set[str]:
         return set()
     if isinstance(store, JSONLStore):
         return _locked(store, keys)
+    # Who has one kind of store does not wait for the others.
     if isinstance(store, HasDatabase):
+        from stenolog.stores.sqlite.lease import is_held
+
+        wanted = set(keys)
         with store.database.read() as transaction:
             found = transaction.execute(statements()["held"], (store.namespace, time.time()))
-            return {key for (key,) in found} & set(keys)
-    # Who has another store does not wait for this one.
+            return {key for key, *lease in found if key in wanted and is_held(*lease)}
     from stenolog.stores.in_memory import InMemoryStore
 
     if isinstance(store, InMemoryStore):

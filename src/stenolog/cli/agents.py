@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -15,29 +14,22 @@ from msgspec.structs import replace
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.spec import SYSTEM, AgentSpec
+from stenolog.agent.spec import AgentSpec
 from stenolog.agent.turns import Left
 from stenolog.cli.agent_options import Options
 from stenolog.cli.config import settings_of
 from stenolog.cli.text import one_line
 from stenolog.errors import StenologError, UsageError
 from stenolog.providers.base import ChatModel
-from stenolog.providers.finding import (
-    NoModel,
-    find_model,
-    ollama_address,
-    open_model,
-    probe_ollama,
-)
+from stenolog.providers.finding import NoModel
 from stenolog.sessions.folders import others_in
-from stenolog.settings import AgentSettings, ModelSettings, Settings
-from stenolog.settings.applied import limits_of, needs_of
+from stenolog.settings.applied import CLI, MAIN, model_of, spec_of
+from stenolog.settings.values import Settings
 
 T = TypeVar("T")
 
-CHANNEL: Final = "cli"
+CHANNEL: Final = CLI
 SENDER: Final = "default"
-MAIN: Final = "main"
 PATIENCE: Final = 10.0
 """So many seconds a turn in flight has when the program is asked to end."""
 _SOON: Final = 0.7
@@ -58,13 +50,12 @@ class Opened(Struct, frozen=True, kw_only=True):
 def open_agent(options: Options) -> Opened:
     """The agent of these options, inside of an event loop. Raises ClickException, StenologError."""
     settings = settings_of(options.config)
-    name = None if options.agent == MAIN else options.agent
-    chosen = _settings_of_agent(settings, name, options)
-    model = _model(settings, chosen.model)
+    spec = _spec(settings, options)
+    found = model_of(settings, spec.model)
+    if isinstance(found, NoModel):
+        raise click.ClickException(found.text)
     agent = AgentInstance.open(
-        _spec(settings, chosen, name),
-        model=model,
-        open_model=lambda wanted: _model(settings, wanted),
+        spec, model=found, open_model=lambda wanted: _named_model(settings, wanted)
     )
     try:
         loop = AgentLoop(AgentRegistry([agent]))
@@ -74,20 +65,20 @@ def open_agent(options: Options) -> Opened:
     return Opened(loop=loop, agent=agent, settings=settings)
 
 
-def _settings_of_agent(settings: Settings, name: str | None, options: Options) -> AgentSettings:
-    found = settings.agent
-    if name is not None:
-        found = settings.agents.get(name, settings.agent)
+def _spec(settings: Settings, options: Options) -> AgentSpec:
+    name = None if options.agent == MAIN else options.agent
+    # One that has sessions, but nothing in the settings, is as [agent] says.
+    spec = spec_of(settings, name if name in settings.agents else None, channel=CHANNEL)
     if options.workspace is not None:
-        found = replace(found, sessions=options.workspace)
+        spec = replace(spec, sessions=options.workspace)
     if options.model is not None:
-        found = replace(found, model=options.model)
-    if name is not None and name not in settings.agents:
-        there = sorted({*settings.agents, *_agents_in(found.sessions)})
+        spec = replace(spec, model=options.model)
+    if spec.id != name:
+        there = sorted({*settings.agents, *_agents_in(spec.sessions)})
         if name not in there:
             known = f"there are {', '.join(there)}" if there else "there are none with a name"
             raise UsageError(f"there is no agent {name!r}; {known}. [agents.{name}] makes one")
-    return found
+    return replace(spec, id=name)
 
 
 def _agents_in(sessions: str) -> Sequence[str]:
@@ -98,55 +89,12 @@ def _agents_in(sessions: str) -> Sequence[str]:
         return ()
 
 
-def _spec(settings: Settings, agent: AgentSettings, name: str | None) -> AgentSpec:
-    memory = settings.memory
-    return AgentSpec(
-        sessions=agent.sessions,
-        id=name,
-        model=agent.model,
-        system=agent.system or SYSTEM,
-        limits=limits_of(agent),
-        needs=needs_of(agent),
-        max_iterations=agent.max_iterations,
-        tool_timeout=agent.tool_timeout,
-        tool_output_limit=agent.tool_output_limit,
-        consolidation=memory.consolidation,
-        recall_tokens=memory.recall_tokens,
-        half_life_days=memory.half_life_days,
-        zone=memory.zone,
-    )
-
-
-def _model(settings: Settings, wanted: str) -> ChatModel:
-    """The model of this name; empty: one is found. Raises ClickException, UsageError."""
-    own = settings.models.get(wanted)
-    told = own or ModelSettings(model=wanted)
-    found = find_model(
-        told.model,
-        environment=settings.keys,
-        base_url=told.base_url,
-        key_name=told.key_env,
-        ollama=lambda: probe_ollama(ollama_address(settings.keys)),
-        weights=_weights,
-    )
+def _named_model(settings: Settings, wanted: str) -> ChatModel:
+    """The model of this name. Raises UsageError."""
+    found = model_of(settings, wanted)
     if isinstance(found, NoModel):
-        raise click.ClickException(found.text)
-    return open_model(
-        found,
-        environment=settings.keys,
-        key=told.key,
-        timeout=told.timeout,
-        first_byte_timeout=told.first_byte_timeout,
-        retries=told.retries,
-        headers=told.headers,
-    )
-
-
-def _weights() -> Path | None:
-    # Its client is slow to import, and few need it.
-    from stenolog.providers.local import find_weights, is_installed
-
-    return find_weights() if is_installed() else None
+        raise UsageError(f"models.{wanted} names no model, and none was found")
+    return found
 
 
 # --- the end ---------------------------------------------------------------------------------

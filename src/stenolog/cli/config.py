@@ -10,7 +10,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from stenolog.cli.text import json_text, one_line, sentence
-from stenolog.settings import InForce, Settings, WrongSettings, config_path, settings_in_force
+from stenolog.errors import WrongSettings
+from stenolog.settings.file import config_path
+from stenolog.settings.loading import InForce, settings_in_force
+from stenolog.settings.values import Settings
 from stenolog.settings.writing import commented_file, literal
 
 _LONGEST: Final = 200

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from stenolog.agent.commands import COMMANDS, parse
 from stenolog.agent.events import Answer, Asked, Event, Inbound
-from stenolog.context.standing import standing
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.cli.agents import CHANNEL, Opened, Signals
 from stenolog.cli.chat_history import KeptHistory, history_file
@@ -20,6 +19,7 @@ from stenolog.cli.choices import matching
 from stenolog.cli.picker import pick
 from stenolog.cli.terminal import console
 from stenolog.cli.text import error_sentence, one_line, printable, sentence
+from stenolog.context.standing import standing
 from stenolog.errors import StenologError
 from stenolog.stores.opening import address
 

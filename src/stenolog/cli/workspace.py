@@ -1,5 +1,6 @@
 """Which workspace a command works on, and opening it to look at it only."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import Place, check_workspace, find_place
+from stenolog.settings.file import is_anything_set
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import address, open_store
@@ -34,16 +36,38 @@ class Where(Struct, frozen=True, kw_only=True):
         return found if self.namespace is None else replace(found, namespace=self.namespace)
 
 
-def workspace_option(command: _Command) -> _Command:
-    """Give a command `--workspace`."""
+def workspace_option(command: _Command, *, failing: int = 1) -> _Command:
+    """Give a command `--workspace`. `failing`: its exit code where the settings are wrong."""
+
+    def in_force(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
+        # Who names the workspace as DIR needs no settings, right or wrong.
+        if given is not None or ctx.resilient_parsing or ctx.params.get("directory") is not None:
+            return given or DEFAULT
+        try:
+            return _of_settings(ctx.params.get("agent"))
+        except click.ClickException as error:
+            error.exit_code = failing
+            raise
+
     return click.option(
         "-w",
         "--workspace",
         metavar="DIR",
-        default=DEFAULT,
-        show_default=True,
+        callback=in_force,
+        show_default=f"that of the settings, {DEFAULT} unless set",
         help="The workspace, or sqlite:FILE.",
     )(command)
+
+
+def _of_settings(agent: str | None) -> str:
+    """Where the settings keep the sessions of an agent. Raises ClickException."""
+    if not is_anything_set(os.environ):
+        return DEFAULT
+    # Slow to import, and most have neither a config file nor variables.
+    from stenolog.cli.config import settings_of
+
+    settings = settings_of(None)
+    return settings.agents.get(agent or "", settings.agent).sessions
 
 
 def where_options(command: Callable[..., Any]) -> Callable[..., Any]:

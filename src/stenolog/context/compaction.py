@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from stenolog.context.budget import Limits
 from stenolog.context.plan import Plan, Why
+from stenolog.context.standing import standing
 from stenolog.context.summarising import summarise
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.providers.base import Ask
@@ -64,6 +65,11 @@ class Seen(Struct, frozen=True, kw_only=True):
     uid: str = ""
     undone: bool = False
     """Whether the newest compaction is not in force."""
+
+    @property
+    def unanswered_from(self) -> int | None:
+        """The first message of a user that no finished answer has seen; None where all are."""
+        return min(standing(self.history).unanswered, default=None)
 
 
 class Compaction(Struct, frozen=True, kw_only=True):

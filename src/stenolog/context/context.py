@@ -198,6 +198,7 @@ class Context:
             asked=asked,
             undone=seen.undone,
             overfull=overfull,
+            keep_from=seen.unanswered_from,
         )
         if plan is None:
             return None

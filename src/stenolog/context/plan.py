@@ -55,13 +55,14 @@ def plan_compaction(
     asked: Asked = "auto",
     undone: bool = False,
     overfull: bool = False,
+    keep_from: int | None = None,
 ) -> Plan | None:
     """What to compact now; None where nothing is due, or nothing would be hidden.
 
     Messages count as they would be sent. `fixed`: tokens of system prompt, tools and memory.
     `undone`: a compaction was taken back, so that the number of messages alone is no reason for
     another. `overfull`: the window had to leave something out, so that tokens are a reason
-    whatever their sum.
+    whatever their sum. `keep_from`: from this seq on nothing is hidden, because it is unanswered.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
     costs: Counter[int] = Counter()
@@ -82,6 +83,8 @@ def plan_compaction(
     turns = find_turns([body_of(message) for message in history])
     # The new summary may grow up to its limit; the half holds with it, too.
     gone = _gone(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
+    while gone and keep_from is not None and history[turns[gone].first - 1].seq >= keep_from:
+        gone -= 1
     if gone == 0:
         return None
     cut = turns[gone].first

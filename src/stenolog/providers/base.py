@@ -11,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 ROLE = "assistant"
+_WORDS_OF_DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary"}
+"""By the type of a detail of thoughts: the field that comes in pieces."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -32,6 +34,8 @@ class CallPart(Struct, frozen=True, kw_only=True):
     name: str = ""
     arguments: str = ""
     """The next piece of its JSON."""
+    extra: Mapping[str, Any] = {}
+    """Further fields of the call, which some servers want back with it: Gemini signs its calls."""
 
 
 class Delta(Struct, frozen=True, kw_only=True):
@@ -39,11 +43,15 @@ class Delta(Struct, frozen=True, kw_only=True):
 
     text: str = ""
     reasoning: str = ""
+    details: tuple[Mapping[str, Any], ...] = ()
+    """The next pieces of its thoughts as OpenRouter tells them, signed or sealed."""
     calls: tuple[CallPart, ...] = ()
     finish: str = ""
     """Why it ended, in the provider's word: `stop`, `length`, `tool_calls` …; once, at the end."""
     usage: Usage | None = None
-    """At most once, where the provider tells."""
+    """At most once, where the provider tells; a count that cannot be true is 0 in it."""
+    notice: str = ""
+    """What a person should know of how the model is asked; no part of the answer."""
 
 
 @runtime_checkable
@@ -96,6 +104,7 @@ class Reply:
     def __init__(self) -> None:
         self.text = ""
         self.reasoning = ""
+        self.details: list[dict[str, Any]] = []
         self.finish = ""
         self.usage: Usage | None = None
         self._calls: dict[int, CallPart] = {}
@@ -106,6 +115,8 @@ class Reply:
         self.reasoning += delta.reasoning
         self.finish = delta.finish or self.finish
         self.usage = delta.usage or self.usage
+        for detail in delta.details:
+            self._add_detail(detail)
         for part in delta.calls:
             known = self._calls.get(part.index, CallPart(index=part.index))
             self._calls[part.index] = CallPart(
@@ -113,7 +124,19 @@ class Reply:
                 id=known.id or part.id,
                 name=known.name or part.name,
                 arguments=known.arguments + part.arguments,
+                extra={**known.extra, **part.extra},
             )
+
+    def _add_detail(self, piece: Mapping[str, Any]) -> None:
+        """Thoughts come word by word, and are taken back only as the one detail that they are."""
+        last = self.details[-1] if self.details else {}
+        name = _WORDS_OF_DETAILS.get(str(piece.get("type")))
+        if name is None or any(last.get(one) != piece.get(one) for one in ("type", "index")):
+            self.details.append(dict(piece))
+            return
+        said = f"{last.get(name) or ''}{piece.get(name) or ''}"
+        given = {field: value for field, value in piece.items() if value is not None}
+        self.details[-1] = {**last, **given, name: said}
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -126,7 +149,7 @@ class Reply:
             if part.name:
                 id = part.id if part.id and part.id not in made else f"call_{part.index}"
                 function = {"name": part.name, "arguments": part.arguments}
-                made[id] = {"id": id, "type": "function", "function": function}
+                made[id] = {**part.extra, "id": id, "type": "function", "function": function}
         return list(made.values())
 
     def message(self) -> dict[str, Any]:
@@ -134,6 +157,8 @@ class Reply:
         message: dict[str, Any] = {"role": ROLE, "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
+        if self.details:
+            message["reasoning_details"] = list(self.details)
         if self.calls:
             message["tool_calls"] = self.calls
         return message

@@ -12,8 +12,11 @@ from stenolog.providers.base import CallPart, Delta, Usage
 from stenolog.providers.failures import Failure, Trouble, failure_of
 
 DONE: Final = "[DONE]"
-_SHOWN: Final = 200
+_SHOWN: Final = 12
+"""Characters of what is malformed: enough to see what it is, and too few to be words. Words of an
+answer must not be taken for the server's, which may say that a request was too long."""
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+_OF_CALL: Final = ("index", "id", "type", "function")
 _HIGH: Final = ("\ud800", "\udbff")
 
 
@@ -94,6 +97,7 @@ class ChunkReader:
         delta = Delta(
             text=self._whole_characters(text),
             reasoning=_mended(reasoning),
+            details=_details(said.get("reasoning_details")),
             calls=tuple(self._calls.part(call) for call in listed),
             finish=ended,
         )
@@ -139,7 +143,10 @@ class _Calls:
                 self._places[number] = place
             id = id or self._new_id()
         self._arguments[place] += arguments
-        return CallPart(index=place, id=id, name=name, arguments=_mended(arguments))
+        extra = {field: value for field, value in call.items() if field not in _OF_CALL and value}
+        return CallPart(
+            index=place, id=id, name=name, arguments=_mended(arguments), extra=_storable(extra)
+        )
 
     def _place(self, number: int | None, *, id: str, name: str, arguments: str) -> int | None:
         """Where the part belongs; None where a new call begins with it."""
@@ -166,7 +173,7 @@ def decoded(data: str, what: str) -> Any:
 
 def _malformed(what: str, data: str) -> Trouble:
     shown = data if len(data) <= _SHOWN else f"{data[:_SHOWN]}…"
-    return Trouble(Failure(f"sent a malformed {what}: {shown!r}"))
+    return Trouble(Failure(f"sent a malformed {what} of {len(data):,} characters: {shown!r}"))
 
 
 def _words(content: Any) -> tuple[str, str]:
@@ -183,6 +190,11 @@ def _words(content: Any) -> tuple[str, str]:
         else:
             text += _text(part.get("text"))
     return text, thought
+
+
+def _details(told: Any) -> tuple[dict[str, Any], ...]:
+    listed = told if isinstance(told, list) else ()
+    return tuple(_storable(detail) for detail in listed if isinstance(detail, dict))
 
 
 def _usage(told: Any) -> Usage | None:
@@ -219,3 +231,13 @@ def _mended(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _storable(value: dict[str, Any]) -> dict[str, Any]:
+    """The value without what no store takes; empty where it cannot be written."""
+    try:
+        written = json.dumps(value, ensure_ascii=False)
+        made = json.loads(_mended(written), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return {}
+    return made if isinstance(made, dict) else {}

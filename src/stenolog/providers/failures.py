@@ -16,6 +16,11 @@ from msgspec import Struct
 
 _MOST_WORDS: Final = 2_000
 _DEEPEST: Final = 4
+_ECHOES: Final = frozenset({"input", "body", "request", "messages", "prompt"})
+"""Fields in which servers tell what they were sent. The user's words must not be taken for theirs,
+which may say that a request was too long."""
+_ECHO: Final = re.compile(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
+"""The same in the text of a list, as one server writes it."""
 _AGAIN: Final = frozenset({408, 409, 425, 429})
 _NEVER: Final = frozenset({501, 505})
 
@@ -29,6 +34,8 @@ class Failure(Struct, frozen=True):
     """The HTTP status, or the one that an error inside of a stream names; 0 where there is none."""
     retry_after: str = ""
     """What the server said of when to come back."""
+    silent: bool = False
+    """Whether the server had the request, and then said nothing for too long."""
 
 
 class Trouble(Exception):
@@ -43,6 +50,9 @@ class Patience(Struct, frozen=True, kw_only=True):
     """How often to try again, and how long to wait."""
 
     retries: int = 4
+    after_silence: int = 1
+    """How often at most where the server was silent: it may be reading a long prompt still, and
+    each try has it read that again."""
     backoff: float = 0.5
     """Seconds before the first further try; each one after that waits twice as long."""
     longest: float = 60.0
@@ -58,7 +68,10 @@ def seconds_to_wait(
     come back at the same moment. A server that asks for more time than there is patience for is
     not asked again: it would refuse.
     """
-    if tried > patience.retries or not is_passing(failure):
+    retries = patience.retries
+    if failure.silent:
+        retries = min(retries, patience.after_silence)
+    if tried > retries or not is_passing(failure):
         return None
     asked = read_retry_after(failure.retry_after, now)
     if asked is not None:
@@ -76,10 +89,11 @@ def is_passing(failure: Failure) -> bool:
 
 
 # Some servers say with 500, or inside of the stream, that a request is too long; and one says with
-# 429 that the account is empty. No time helps.
+# 429 that the account is empty, or that one request is more than it may send in a minute. No time
+# helps.
 _FOR_EVER: Final = re.compile(
     r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
-    r"|insufficient_quota",
+    r"|insufficient_quota|request too large",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -149,7 +163,7 @@ def _told(error: Any) -> str:
 
 
 def _fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
-    if value is None or value == "" or depth > _DEEPEST:
+    if value is None or value == "" or depth > _DEEPEST or name in _ECHOES:
         return
     if isinstance(value, Mapping):
         for inner, held in value.items():
@@ -163,7 +177,7 @@ def _fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
 
 
 def _short(text: str) -> str:
-    text = " ".join(text[: 4 * _MOST_WORDS].split())
+    text = " ".join(_ECHO.sub(r"\1…", text[: 4 * _MOST_WORDS]).split())
     return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]}…"
 
 

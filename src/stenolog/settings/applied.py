@@ -1,13 +1,93 @@
-"""Settings as the rooms below take them: limits, needs of a provider, a time zone."""
+"""Settings as the rooms below take them: what an agent is made of, and its models."""
 
-import os
-from datetime import datetime, tzinfo
 from pathlib import Path
-from zoneinfo import ZoneInfo
+from typing import Final
 
+from stenolog.agent.spec import SYSTEM, AgentSpec, Route
 from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
-from stenolog.settings.values import AgentSettings, MemorySettings
+from stenolog.errors import UsageError
+from stenolog.providers.base import ChatModel
+from stenolog.providers.finding import (
+    NoModel,
+    find_model,
+    ollama_address,
+    open_model,
+    probe_ollama,
+)
+from stenolog.settings.secrets import has_user
+from stenolog.settings.values import AgentSettings, ModelSettings, Settings
+
+CLI: Final = "cli"
+"""The channel that is a terminal, and no chat app."""
+MAIN: Final = "main"
+"""The agent that `[agent]` describes."""
+NOWHERE: Final = "memory:"
+
+
+def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
+    """One agent: that of `[agent]`, or of `[agents.NAME]`. Raises UsageError where there is none.
+
+    `channel`: what it is opened for; where channels are not to be kept, their sessions are in
+    memory.
+    """
+    name = None if name == MAIN else name
+    if name is not None and name not in settings.agents:
+        raise UsageError(f"there is no agent {name!r}; [agents.{name}] makes one")
+    agent = settings.agent if name is None else settings.agents[name]
+    kept = channel == CLI or settings.channels.session_persistence
+    memory = settings.memory
+    return AgentSpec(
+        sessions=agent.sessions if kept else NOWHERE,
+        id=name,
+        model=agent.model,
+        models=tuple(dict.fromkeys((*settings.models, *agent.models))),
+        system=agent.system or SYSTEM,
+        limits=limits_of(agent),
+        needs=needs_of(agent),
+        max_iterations=agent.max_iterations,
+        tools=agent.tools,
+        tool_timeout=agent.tool_timeout,
+        tool_output_limit=agent.tool_output_limit,
+        consolidation=memory.consolidation,
+        recall_tokens=memory.recall_tokens,
+        half_life_days=memory.half_life_days,
+        zone=memory.zone,
+        routes=tuple(map(_route, agent.routes)),
+    )
+
+
+def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
+    """Every agent, the one that answers all others first."""
+    names = (None, *settings.agents)
+    return [spec_of(settings, name, channel=channel) for name in names]
+
+
+def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
+    """The model of this name; empty: one is found, if there is one. Raises UsageError."""
+    if has_user(wanted):
+        # It would be shown as the name of the model, and kept with what was said.
+        raise UsageError("no user or password may stand in the address of a model")
+    told = settings.models.get(wanted) or ModelSettings(model=wanted)
+    found = find_model(
+        told.model,
+        environment=settings.keys,
+        base_url=told.base_url,
+        key_name=told.key_env,
+        ollama=lambda: probe_ollama(ollama_address(settings.keys)),
+        weights=_weights,
+    )
+    if isinstance(found, NoModel):
+        return found
+    return open_model(
+        found,
+        environment=settings.keys,
+        key=told.key,
+        timeout=told.timeout,
+        first_byte_timeout=told.first_byte_timeout,
+        retries=told.retries,
+        headers=told.headers,
+    )
 
 
 def limits_of(agent: AgentSettings) -> Limits:
@@ -29,24 +109,13 @@ def needs_of(agent: AgentSettings) -> Needs:
     )
 
 
-def zone_of(memory: MemorySettings) -> tzinfo:
-    """The time zone of the users."""
-    return ZoneInfo(memory.zone) if memory.zone else _zone_of_machine()
+def _route(text: str) -> Route:
+    channel, _, sender = text.partition(":")
+    return Route(channel=channel, sender=sender)
 
 
-def _zone_of_machine() -> tzinfo:
-    # An offset alone would be wrong after the clocks were changed.
-    if not os.environ.get("TZ"):
-        try:
-            with Path("/etc/localtime").open("rb") as file:
-                return ZoneInfo.from_file(file)
-        except (OSError, ValueError):
-            pass
-    else:
-        try:
-            return ZoneInfo(os.environ["TZ"].removeprefix(":"))
-        except (KeyError, OSError, ValueError):
-            pass
-    here = datetime.now().astimezone().tzinfo
-    assert here is not None
-    return here
+def _weights() -> Path | None:
+    # Its client is slow to import, and few need it.
+    from stenolog.providers.local import find_weights, is_installed
+
+    return find_weights() if is_installed() else None

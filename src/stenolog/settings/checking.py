@@ -14,12 +14,17 @@ from msgspec import inspect
 from stenolog.errors import UsageError
 from stenolog.settings.environment import half_characters
 from stenolog.settings.fields import Field
+from stenolog.settings.secrets import has_password, has_user
 from stenolog.settings.writing import literal
 from stenolog.stores.opening import address
 
 _LONGEST: Final = 60
 """So much of a wrong value is shown."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_USER: Final = (
+    "no user or password may stand in the address of a server; key_env names the variable that "
+    "holds a key"
+)
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -69,6 +74,9 @@ def _instead_of(field: Field, value: object) -> str:
     # A secret that stands in the wrong place must not stand in a log, too.
     if field.secret or isinstance(value, Mapping):
         return ""
+    if field.address or field.type is str:
+        # Whatever is wrong here, a password or a key may be in it.
+        return f", not {_kind(value)}"
     if isinstance(value, float) and not math.isfinite(value):
         return f", not {value}"
     try:
@@ -78,6 +86,19 @@ def _instead_of(field: Field, value: object) -> str:
     return f", not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
 
 
+def _kind(value: object) -> str:
+    match value:
+        case str():
+            return "text"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case list() | tuple():
+            return "such a list"
+    return "a date or a time"
+
+
 # --- what a type cannot say ------------------------------------------------------------------
 
 
@@ -85,7 +106,21 @@ def _is_a_place(value: str) -> None:
     try:
         address(value)
     except UsageError as error:
-        raise Wrong(str(error)) from error
+        # What is no address that we know may hold a password all the same.
+        words = "this is no folder, sqlite:FILE or memory:"
+        raise Wrong(words if "@" in value or has_password(value) else str(error)) from error
+
+
+def _is_a_model(value: str) -> None:
+    if has_user(value):
+        raise Wrong(_NO_USER)
+
+
+def _are_models(value: tuple[str, ...]) -> None:
+    for name in value:
+        if not name.strip():
+            raise Wrong("one of the models has no name")
+        _is_a_model(name)
 
 
 def _is_a_zone(value: str) -> None:
@@ -101,6 +136,7 @@ def _is_a_zone(value: str) -> None:
 
 
 def _is_a_server(value: str) -> None:
+    _is_a_model(value)
     try:
         parts = urlsplit(value)
         right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -141,10 +177,15 @@ def _are_routes(value: tuple[str, ...]) -> None:
 
 _FURTHER: Final[Mapping[tuple[str, ...], Callable[[Any], None]]] = {
     ("agent", "sessions"): _is_a_place,
+    ("agent", "model"): _is_a_model,
+    ("agent", "models"): _are_models,
     ("agents", "NAME", "sessions"): _is_a_place,
+    ("agents", "NAME", "model"): _is_a_model,
+    ("agents", "NAME", "models"): _are_models,
     ("agents", "NAME", "routes"): _are_routes,
     ("memory", "zone"): _is_a_zone,
     ("models", "NAME", "base_url"): _is_a_server,
+    ("models", "NAME", "model"): _is_a_model,
     ("models", "NAME", "key"): _is_a_key,
     ("models", "NAME", "key_env"): _is_a_variable,
     ("models", "NAME", "headers"): _are_headers,

@@ -9,10 +9,11 @@ from typing import Any, Final, TypeVar
 
 from msgspec import inspect
 
+from stenolog.errors import Problem
 from stenolog.settings.fields import NAMED, Field, all_fields, find, unknown
-from stenolog.settings.problems import Path, Problem
+from stenolog.settings.file import PREFIX
+from stenolog.settings.paths import Path
 
-PREFIX: Final = "STENO_"
 DOT: Final = "__"
 
 _BOOLEANS: Final = {

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.settings import values
-from stenolog.settings.problems import Path, dotted
-from stenolog.settings.values import SECRET, Settings
+from stenolog.settings.paths import Path, dotted
+from stenolog.settings.values import ADDRESSES, SECRET, Settings
 
 NAME: Final = "NAME"
 """Stands in a path where users put a name of their own."""
@@ -46,6 +46,11 @@ class Field(Struct, frozen=True, kw_only=True):
     def secret(self) -> bool:
         """Whether its value is never shown."""
         return self.path[-1] in SECRET
+
+    @property
+    def address(self) -> bool:
+        """Whether it may hold an address, and a password in it."""
+        return self.path[-1] in ADDRESSES
 
 
 @cache

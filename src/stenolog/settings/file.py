@@ -10,8 +10,11 @@ from typing import Any, Final
 import platformdirs
 from msgspec import Struct
 
-from stenolog.settings.problems import Path, Problem, WrongSettings
+from stenolog.errors import Problem, WrongSettings
+from stenolog.settings.paths import Path
 
+PREFIX: Final = "STENO_"
+"""How every variable of ours begins."""
 VARIABLE: Final = "STENO_CONFIG"
 
 _AT: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
@@ -49,6 +52,20 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
     if environment.get(VARIABLE):
         return at_home(environment[VARIABLE])
     return platformdirs.user_config_path("stenolog") / "config.toml"
+
+
+def is_anything_set(environment: Mapping[str, str]) -> bool:
+    """Whether there may be settings that are no defaults; quickly, for who needs only one."""
+    if any(name.startswith(PREFIX) for name in environment):
+        return True
+    try:
+        config_path(None, environment).stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        # Who reads it says what is wrong with it.
+        return True
+    return True
 
 
 def at_home(name: str | File) -> File:

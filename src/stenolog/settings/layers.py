@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from stenolog.errors import Problem
 from stenolog.settings.checking import Wrong, checked
 from stenolog.settings.environment import Said, as_in_variables
 from stenolog.settings.fields import ALIASES, NAMED, all_fields, find, general, sections, unknown
 from stenolog.settings.file import Written, at_home
-from stenolog.settings.problems import Path, Problem, dotted
+from stenolog.settings.paths import Path, dotted
 
 FLAGS: Final = "the command line"
 

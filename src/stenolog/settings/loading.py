@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
+from stenolog.errors import WrongSettings
 from stenolog.settings.fields import (
     NAMED,
     all_fields,
@@ -19,8 +20,8 @@ from stenolog.settings.fields import (
 )
 from stenolog.settings.file import Written, config_path, read_file
 from stenolog.settings.layers import Entry, Layer, Layers, over, with_shared
-from stenolog.settings.problems import Path, WrongSettings, dotted
-from stenolog.settings.values import SECRET, AgentSettings, ModelSettings, Settings, masked
+from stenolog.settings.paths import Path, dotted
+from stenolog.settings.values import AgentSettings, ModelSettings, Settings, masked
 from stenolog.stores import reports
 
 DEFAULT: Final = "default"
@@ -76,8 +77,8 @@ def settings_in_force(
     variables = os.environ if environment is None else environment
     written = read_file(config, variables)
     layers = Layers()
-    layer = layers.of_file(written)
-    layer = over(layer, layers.of_environment(variables))
+    of_file = layers.of_file(written)
+    layer = over(of_file, layers.of_environment(variables))
     layer = over(layer, layers.of_flags(flags))
     layers.check_names()
     layers.check_routes(layer)
@@ -91,7 +92,7 @@ def settings_in_force(
         file=config_path(config, variables) if written is None else written.file,
         found=written is not None,
         shown=MappingProxyType(_told(layer, layers.names)),
-        warnings=tuple(_warnings(written)),
+        warnings=tuple(_warnings(written, of_file)),
     )
 
 
@@ -160,14 +161,13 @@ def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:
             yield (section[0], name, *section[2:])
 
 
-def _warnings(written: Written | None) -> Iterable[str]:
+def _warnings(written: Written | None, layer: Layer) -> Iterable[str]:
+    """What is to be said of a file that says this."""
     if written is None or not written.shared:
         return
-    models = written.table.get("models", {})
-    for name in sorted(models):
-        for field in SECRET:
-            if models[name].get(field):
-                yield (
-                    f"{written.file} can be read by others, and holds models.{name}.{field}: "
-                    f"chmod 600 {written.file}"
-                )
+    for path, entry in layer.items():
+        if masked(path[-1], entry.value) != entry.value:
+            yield (
+                f"{written.file} can be read by others, and holds {dotted(path)}: "
+                f"chmod 600 {written.file}"
+            )

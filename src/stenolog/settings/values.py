@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-HIDDEN = "***"
-"""What is shown in the place of a secret."""
+from stenolog.settings.secrets import HIDDEN, without_password
 
 # Sleeping and waiting take no more than some systems' clocks do; nobody waits for a day.
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -20,31 +19,21 @@ CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 SECRET = ("key", "headers", "keys")
 """The fields whose values are never shown."""
+ADDRESSES = ("sessions", "model", "models", "base_url")
+"""The fields that may hold an address, and a password in it."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-def without_password(text: str) -> str:
-    """An address as it can be shown: `scheme://user:***@host`."""
-    scheme, slashes, rest = text.partition("://")
-    if not slashes:
-        return text
-    host, slash, path = rest.partition("/")
-    named, at, server = host.rpartition("@")
-    if not at:
-        return text
-    user = named.partition(":")[0]
-    shown = f"{user}:{HIDDEN}" if ":" in named else HIDDEN
-    return f"{scheme}://{shown}@{server}{slash}{path}"
 
 
 def masked(name: str, value: Any) -> Any:
     """The value of a field as it can be shown."""
     if name in SECRET:
         return dict.fromkeys(value, HIDDEN) if isinstance(value, Mapping) else value and HIDDEN
-    if isinstance(value, Mapping):
-        return dict(value)
-    return without_password(value) if isinstance(value, str) else value
+    if name in ADDRESSES and isinstance(value, str):
+        return without_password(value)
+    if name in ADDRESSES and isinstance(value, tuple):
+        return tuple(map(without_password, value))
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _told(self: Struct) -> str:
@@ -77,6 +66,9 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     """The model: `scripted`, `local`, `local:/path.gguf`, `ollama/NAME`, `openai/NAME`,
     `openrouter/NAME`, `http://host:port/v1#model`, or the NAME of a `[models.NAME]`. Empty: what is
     found, by a key in the environment, an Ollama on this machine, or local weights."""
+    models: tuple[str, ...] = ()
+    """Further models that users may choose with `/model`, named as in `model`. Those that are
+    `[models.NAME]` can be chosen anyway."""
     max_context_tokens: Annotated[int, Meta(ge=2, le=1_000_000_000)] = 32_000
     """Tokens that a request may have: system prompt, tools, memory, history and the answer."""
     max_history_messages: Count = 50
@@ -88,6 +80,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     path starts at the folder of that file."""
     max_iterations: Annotated[int, Meta(ge=1, le=1_000)] = 25
     """How often the model is asked in one turn, which is how often it may call tools."""
+    tools: bool = True
+    """Whether the model is offered tools. Some models and servers take none."""
     tool_timeout: Seconds = 60.0
     """Seconds that a tool may take."""
     tool_output_limit: Count = 20_000

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stenolog.settings.fields import Field, all_fields
-from stenolog.settings.problems import Path, quoted
+from stenolog.settings.paths import Path, quoted
 
 _COLUMNS: Final = 78
 _EXAMPLES: Final = {"models": "fast", "agents": "ada"}

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import KEY, STORES, Heard, agent_loop, bodies, called, roles, say, until
+from agents import KEY, SPEC, STORES, Heard, agent_loop, bodies, called, roles, say, until
+from msgspec.structs import replace
 
-from stenolog.agent.commands import COMMANDS, Asked, key_beside, new_key, parse
-from stenolog.agent.events import Compacted, Inbound
+from stenolog.agent.commands import COMMANDS, Given, key_beside, new_key, parse
+from stenolog.agent.events import Compacted, Inbound, Noticed
 from stenolog.agent.loop import AgentLoop
 from stenolog.catalog.owners import owner_of
+from stenolog.errors import UsageError
 from stenolog.providers.scripted import ScriptedModel
 
 every_store = pytest.mark.parametrize("store", STORES)
@@ -21,11 +23,11 @@ with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("/new", Asked("new", "")),
-        ("/NEW ", Asked("new", "")),
-        ("/edit  two\nlines ", Asked("edit", "two\nlines")),
-        ("/stop@mybot", Asked("stop", "")),
-        ("/nothing x", Asked("nothing", "x")),
+        ("/new", Given("new", "")),
+        ("/NEW ", Given("new", "")),
+        ("/edit  two\nlines ", Given("edit", "two\nlines")),
+        ("/stop@mybot", Given("stop", "")),
+        ("/nothing x", Given("nothing", "x")),
         ("//etc", None),
         ("/", None),
         ("/etc/passwd is a file", None),
@@ -35,7 +37,7 @@ with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
         ([{"type": "text", "text": "/new"}], None),
     ],
 )
-def test_what_is_a_command(text: Any, asked: Asked | None) -> None:
+def test_what_is_a_command(text: Any, asked: Given | None) -> None:
     assert parse(text) == asked
 
 
@@ -44,7 +46,8 @@ def test_new_sessions_of_a_user_are_theirs() -> None:
     assert len(keys) == 4
     assert {owner_of(key) for key in keys} == {KEY}
     assert owner_of(key_beside("telegram:a%3Ab")) == "telegram:a%3Ab"
-    assert owner_of(key_beside("whatever")) == KEY
+    with pytest.raises(UsageError, match="channel:sender"):
+        key_beside("whatever")
 
 
 def _in(store: str, folder: Path, main: Callable[[AgentLoop], Any], script: Any = None) -> None:
@@ -273,13 +276,23 @@ def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: 
         return ScriptedModel([f"I am {name}."] * 5, name=name)
 
     async def main() -> None:
-        async with agent_loop(store, tmp_path, ["I am the first."], open_model=opened) as loop:
+        spec = replace(SPEC, models=("second",))
+        script = ["I am the first."] * 2
+        async with agent_loop(store, tmp_path, script, open_model=opened, spec=spec) as loop:
             await say(loop, "Who are you?")
+            assert "not among the models" in (await say(loop, "/model third")).text
             assert "second" in (await say(loop, "/model second")).text
             assert (await say(loop, "Who?")).text == "I am second."
-            assert (await say(loop, "Who?", key="cli:other")).outcome == "failed"
+            assert (await say(loop, "Who?", key="cli:other")).text == "I am the first."
+            local = await loop.hear(Inbound(key=KEY, content="/model third"), everything=True)
+            assert "third" in local.text
+            await say(loop, "/model second")
         async with agent_loop(store, tmp_path, [], open_model=opened) as loop:
             assert "second" in (await say(loop, "/model")).text
             assert (await say(loop, "Who?")).text == "I am second."
+        async with agent_loop(store, tmp_path, ["Only me."]) as loop:
+            heard = Heard()
+            assert (await say(loop, "Who?", tell=heard)).text == "Only me."
+            assert "one model only" in heard.of(Noticed)[0].words
 
     asyncio.run(main())

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.settings import Settings, load_settings
+from stenolog.settings.loading import load_settings
+from stenolog.settings.values import Settings
 from stenolog.settings.writing import commented_file
 
 Steno = Callable[..., Result]

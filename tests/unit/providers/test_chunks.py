@@ -260,3 +260,31 @@ def test_a_whole_answer_that_is_an_error_or_nothing_is_named() -> None:
     for nothing in ("{}", "[]", '{"choices": []}', "null"):
         with pytest.raises(Trouble, match="malformed answer"):
             reader().whole(nothing)
+
+
+def test_further_fields_of_a_call_are_kept_and_can_be_stored() -> None:
+    first = {**call(0, id="a", name="look"), "type": "function", "extra_content": {"s": "1"}}
+    later = {**call(0, arguments="{}"), "note": "\ud83d\ude00\ud83d", "none": None}
+    odd = '{"choices":[{"delta":{"tool_calls":[{"index":0,"n":NaN,"deep":{"m":NaN}}]}}]}'
+    reply = read(delta(tool_calls=[first]), delta(tool_calls=[later]), odd)
+    assert reply.calls == [
+        {
+            "extra_content": {"s": "1"},
+            "note": "\N{GRINNING FACE}\ufffd",
+            "n": None,
+            "deep": {"m": None},
+            "id": "a",
+            "type": "function",
+            "function": {"name": "look", "arguments": "{}"},
+        }
+    ]
+
+
+def test_details_of_thoughts_that_are_none_are_passed_over() -> None:
+    said = {"type": "reasoning.text", "text": "It is "}
+    odd: Any
+    for odd in (None, "x", 7, {}, ["x", None]):
+        reply = read(delta(reasoning_details=odd), delta(reasoning_details=[said]))
+        assert reply.details == [said]
+    apart = [said, {"type": "reasoning.summary", "summary": "a"}, said, {**said, "index": 1}]
+    assert read(*(delta(reasoning_details=[one]) for one in apart)).details == apart

@@ -46,11 +46,20 @@ def test_a_refusal_is_not_tried_again(status: int) -> None:
         "The prompt is too long",
         "code: insufficient_quota",
         "exceeds the context window",
+        "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 45000",
     ],
 )
 def test_what_no_time_helps_is_not_tried_again_whatever_its_status(words: str) -> None:
     assert waits(Failure(words, 500)) is None
     assert waits(Failure(words, 429)) is None
+
+
+def test_after_silence_there_is_at_most_one_more_try() -> None:
+    silent = Failure("was silent", silent=True)
+    assert [waits(silent, tried=tried) for tried in (1, 2)] == [0.5, None]
+    for patience in (Patience(retries=0), Patience(after_silence=0)):
+        assert seconds_to_wait(silent, patience, tried=1, now=NOW, chance=1) is None
+    assert waits(Failure("cannot be reached"), tried=4) == 4
 
 
 def test_each_wait_is_twice_as_long_up_to_a_bound_and_not_the_same_for_all() -> None:
@@ -106,6 +115,12 @@ def test_no_retry_after_is_too_strange(value: str) -> None:
             'loc: ["body", "stream_options"], msg: Extra inputs',
         ),
         ("<html><style>a{}</style><h1>Bad\n gateway</h1></html>", "Bad gateway"),
+        (
+            '{"detail":[{"msg":"Extra inputs","input":{"a":"mine"},"ctx":{"e":"its"}}]}',
+            "msg: Extra inputs, e: its",
+        ),
+        ("[{'msg': 'Extra inputs', 'input': 'mine'}]", "[{'msg': 'Extra inputs', 'input': …"),
+        ('{"messages":[{"content":"mine"}],"reason":"its"}', "reason: its"),
         ("plain\nwords", "plain words"),
         ("", ""),
         ("null", "null"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.providers.base import ChatModel
+from stenolog.providers.base import ChatModel, KnowsItsContext
 from stenolog.providers.finding import (
     PROVIDERS,
     Choice,
@@ -23,7 +23,7 @@ from stenolog.providers.finding import (
 from stenolog.providers.model_server import ModelServer
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.scripted import ScriptedModel
-from unit.providers.answering import asked_once
+from unit.providers.answering import asked_once, tool
 
 KEYS = {"OPENAI_API_KEY": "sk-1", "GROQ_API_KEY": "gsk-2"}
 
@@ -164,6 +164,21 @@ def test_a_choice_is_opened_as_its_kind_of_model() -> None:
     assert isinstance(model, OpenAIChat)
     assert model.name == "openai/gpt-x"
     assert "sk-1" not in repr(model)
+
+
+def test_a_model_on_ollama_knows_how_much_it_sees() -> None:
+    with ModelServer() as server:
+        here = {"OLLAMA_HOST": server.url.removesuffix("/v1"), "OLLAMA_CONTEXT_LENGTH": "9000"}
+        model = open_model(chosen("ollama/qwen3", environment=here), environment=here)
+        assert isinstance(model, ChatModel)
+        assert isinstance(model, KnowsItsContext)
+        assert (model.name, model.context) == ("ollama/qwen3", 9_000)
+        reply, error = asked_once(model, "hello", tools=[tool("look")], max_tokens=5)
+        assert (reply.text, error) == ("You said: hello", None)
+        assert server.requests[0]["model"] == "qwen3"
+        assert server.requests[0]["tools"] == [tool("look")]
+        assert server.requests[0]["max_tokens"] == 5
+    assert not isinstance(open_model(chosen("openai/x"), environment=KEYS), KnowsItsContext)
 
 
 def test_the_key_is_sent_and_a_missing_one_is_named() -> None:

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from stenolog.context.arranging import Needs, arrange
 from stenolog.context.overflow import read_overflow
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers.base import ChatModel, Reply, Usage
+from stenolog.providers.fallbacks import NO_TOOLS
 from stenolog.providers.model_server import ModelServer
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.plays import OVERFLOWS, Play
+from stenolog.providers.scripted import tool_call
 from unit.providers.answering import ask, asked_once, messages, tool
 
 SAID = "You said: how tall is the mountain?"
@@ -146,6 +149,40 @@ def test_thoughts_are_told_apart_from_the_answer(server: ModelServer, field: str
     assert (reply.reasoning, reply.text) == ("It is Everest they mean.", "8,849 m.")
 
 
+def test_what_a_server_wants_back_with_its_calls_is_sent_back(server: ModelServer) -> None:
+    signed = {"google": {"thought_signature": "c2lnbmVk"}}
+    first = {**tool_call("look", id="a"), "extra_content": signed}
+    server.play(Play(answer={"tool_calls": [first, tool_call("now", id="b")]}))
+    model = model_of(server)
+    reply, _ = asked_once(model, ASKED)
+    assert [call.get("extra_content") for call in reply.calls] == [signed, None]
+
+    results = [{"role": "tool", "tool_call_id": id, "content": "x"} for id in ("a", "b")]
+    history = arrange([*messages(ASKED), reply.message(), *results], Needs())
+    _, error = asked_once(model, history)
+    assert server.requests[1]["messages"][1]["tool_calls"][0]["extra_content"] == signed
+    # This server knows no such field; then it is asked without.
+    assert error is None
+    assert server.requests[2]["messages"][1]["tool_calls"][0] == tool_call("look", id="a")
+    assert server.asked == 3
+
+
+def test_signed_thoughts_are_kept_whole_to_be_sent_back(server: ModelServer) -> None:
+    pieces: list[dict[str, Any]] = [
+        {"type": "reasoning.text", "text": "It is ", "index": 0, "signature": None},
+        {"type": "reasoning.text", "text": "Everest.", "index": 0},
+        {"type": "reasoning.text", "signature": "c2ln", "index": 0},
+        {"type": "reasoning.encrypted", "data": "c2Vh", "index": 1},
+        {"type": "reasoning.encrypted", "data": "bGVk", "index": 1},
+    ]
+    server.play(Play(answer={"content": "8,849 m.", "reasoning_details": pieces}))
+    reply, _ = asked_once(model_of(server), ASKED)
+    whole = {"type": "reasoning.text", "text": "It is Everest.", "index": 0, "signature": "c2ln"}
+    assert reply.message()["reasoning_details"] == [whole, *pieces[3:]]
+    needs = Needs(reasoning="all")
+    assert arrange([reply.message()], needs)[0]["reasoning_details"] == [whole, *pieces[3:]]
+
+
 # --- faults ----------------------------------------------------------------------------------
 
 
@@ -240,9 +277,30 @@ def test_a_malformed_chunk_is_named(server: ModelServer, malformed: str) -> None
     server.play(Play(malformed_after=2, malformed=malformed))
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
-    assert f"malformed chunk: {malformed[:30]!r}"[:-1] in str(error)
+    assert f"malformed chunk of {len(malformed):,} characters" in str(error)
+    assert f": {malformed[:12]!r}"[:-1] in str(error)
     assert len(str(error)) < 500
     assert reply.text == SAID[:12]
+
+
+@pytest.mark.parametrize("place", ["chunk", "field", "text"])
+def test_words_of_the_conversation_are_not_taken_for_the_servers(
+    server: ModelServer, place: str
+) -> None:
+    words = "maximum context length is 8192 tokens"
+    wrong = {"loc": ["body", "x"], "msg": "Extra inputs are not permitted", "input": {"x": words}}
+    told = f"[{{'msg': 'Extra inputs are not permitted', 'input': '{words}'}}]"
+    server.play(
+        {
+            "chunk": Play(malformed_after=0, malformed=f'{words}"}}]}}'),
+            "field": Play(status=422, body=json.dumps({"detail": [wrong]})),
+            "text": Play(status=400, body=json.dumps({"message": told})),
+        }[place]
+    )
+    _, error = asked_once(model_of(server, retries=0), ASKED)
+    assert isinstance(error, ModelUnavailable if place == "chunk" else ModelRefused)
+    assert ("malformed" if place == "chunk" else "not permitted") in str(error)
+    assert read_overflow(error) is None
 
 
 def test_an_error_inside_of_the_stream_is_told_in_the_servers_words(server: ModelServer) -> None:
@@ -293,6 +351,27 @@ def test_a_slow_first_byte_is_waited_for_and_silence_is_not(server: ModelServer)
         assert "silent for 0.1 s" in str(error)
 
 
+def test_silence_is_hardly_tried_again_as_the_prompt_would_be_read_again(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.play(Play(first_byte=30))
+    _, error = asked_once(model_of(server, first_byte_timeout=0.1), ASKED)
+    assert isinstance(error, ModelUnavailable)
+    assert server.asked == 1
+
+    # The same server by a name that does not look like this machine.
+    monkeypatch.setenv("NO_PROXY", "*")
+    far = server.url.replace("127.0.0.1", "127.1")
+    for slow in (Play(first_byte=30), Play(first_piece=30)):
+        asked = server.asked
+        server.play(slow, slow)
+        model = OpenAIChat("scripted", base_url=far, backoff=0.001, first_byte_timeout=0.1)
+        _, error = asked_once(model, ASKED)
+        assert "silent for 0.1 s" in str(error)
+        assert "after 2 tries" in str(error)
+        assert server.asked == asked + 2
+
+
 def test_a_server_that_falls_silent_in_the_middle_is_told(server: ModelServer) -> None:
     server.play(Play(stall_after=3))
     reply, error = asked_once(model_of(server, timeout=0.1), ASKED)
@@ -307,6 +386,20 @@ def test_usage_that_is_missing_is_no_fault(server: ModelServer) -> None:
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, reply.finish, error) == (SAID, "stop", None)
     assert reply.usage is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "believed"),
+    [(3_000, 1_000, 0), (3_000, 1_600, 1_600), (3_000, 9_000, 9_000), (900, 10, 10)],
+)
+def test_a_count_far_below_what_was_sent_is_not_believed(
+    server: ModelServer, words: int, told: int, believed: int
+) -> None:
+    usage = {"prompt_tokens": told, "completion_tokens": 7}
+    choice = {"index": 0, "message": {"content": "Yes."}, "finish_reason": "stop"}
+    server.play(Play(body=json.dumps({"choices": [choice], "usage": usage})))
+    reply, _ = asked_once(model_of(server), "word " * words)
+    assert reply.usage == Usage(prompt=believed, answer=7)
 
 
 def test_an_answer_in_one_piece_is_taken(server: ModelServer) -> None:
@@ -350,6 +443,20 @@ def test_an_empty_account_is_not_asked_again(server: ModelServer) -> None:
     assert server.asked == 1
 
 
+def test_a_request_beyond_what_the_account_may_send_is_not_sent_again(server: ModelServer) -> None:
+    words = (
+        "Request too large for gpt-4o in organization org-1 on tokens per min (TPM): Limit 30000, "
+        "Requested 45000. The input or output tokens must be reduced in order to run successfully."
+    )
+    error_body = {"message": words, "type": "tokens", "code": "rate_limit_exceeded"}
+    server.play(Play(status=429, body=json.dumps({"error": error_body})))
+    _, error = asked_once(model_of(server), ASKED)
+    assert isinstance(error, ModelRefused)
+    assert "Set agent.max_context_tokens below" in str(error)
+    assert read_overflow(error) is None
+    assert server.asked == 1
+
+
 def test_a_web_page_and_a_moved_server_are_told(server: ModelServer) -> None:
     server.play(Play(body="<html>Welcome</html>", content_type="text/html"), Play(status=308))
     for word in ("web page", "answered 308"):
@@ -371,6 +478,42 @@ def test_a_field_that_a_server_refuses_is_left_out_from_then_on(field: str) -> N
             assert (reply.text, error) == (SAID, None)
         assert [field in sent for sent in server.requests] == [True, False, False]
         assert server.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (400, "registry.ollama.ai/library/gemma:2b does not support tools"),
+        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser'),
+        (404, "No endpoints found that support tool use. To learn more about it, see here."),
+        (500, "tools param requires --jinja flag"),
+        (400, "Function calling is not enabled for models/gemma-3"),
+        (400, "`tool calling` is not supported with this model"),
+    ],
+)
+def test_a_model_that_takes_no_tools_answers_without_them_and_that_is_told_once(
+    server: ModelServer, status: int, words: str
+) -> None:
+    server.play(Play(status=status, body=json.dumps({"error": {"message": words}})))
+    model = model_of(server, retries=0, extra={"tool_choice": "auto"})
+
+    async def notices() -> list[str]:
+        found = [delta.notice async for delta in model.stream(messages("x"), tools=[tool("look")])]
+        await model.close()
+        return [notice for notice in found if notice]
+
+    assert asyncio.run(notices()) == [NO_TOOLS]
+    assert asyncio.run(notices()) == []
+    assert ["tools" in sent for sent in server.requests] == [True, False, False]
+    assert "tool_choice" not in server.requests[1]
+
+
+def test_a_tool_that_is_wrong_is_no_model_without_tools(server: ModelServer) -> None:
+    words = "Invalid schema for function 'look': In context=(), tools[0] is not valid"
+    server.play(Play(status=400, body=json.dumps({"error": {"message": words}})))
+    _, error = asked_once(model_of(server), ASKED, tools=[tool("look")])
+    assert isinstance(error, ModelRefused)
+    assert server.asked == 1
 
 
 def test_a_newer_name_for_the_longest_answer_is_learnt(server: ModelServer) -> None:
@@ -409,6 +552,16 @@ def test_a_key_is_in_no_error_no_log_and_no_repr(caplog: pytest.LogCaptureFixtur
         # It was sent, all the same.
         _, error = asked_once(model_of(server, key="wrong"), ASKED)
         assert "answered 401" in str(error)
+
+
+def test_a_short_header_does_not_garble_the_servers_words(server: ModelServer) -> None:
+    headers = {"X-Version": "1", "X-Auth": "2", "Cookie": "s=4", "Authorization": "Bearer abc1"}
+    server.play(Play(overflow="openai"), Play(status=400, body="bad: abc1, s=4, but 1 and abc12"))
+    model = model_of(server, key="x", headers=headers)
+    found = read_overflow(asked_once(model, ASKED)[1] or ValueError())
+    assert found is not None
+    assert found.limit == 8_192
+    assert "bad: [key], [key], but 1 and abc12" in str(asked_once(model, ASKED)[1])
 
 
 @pytest.mark.parametrize("key", ["sk-secret\nHeader: x", "sk-secret\N{EM DASH}"])

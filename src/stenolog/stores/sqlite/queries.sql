@@ -161,10 +161,12 @@ DELETE FROM purge WHERE id <= ?1;
 -- --- leases ------------------------------------------------------------------------------------
 
 -- name: find_lease
-SELECT CAST(holder AS BLOB), CAST(since AS BLOB), expires FROM lease WHERE namespace = ?1 AND key = ?2;
+SELECT CAST(holder AS BLOB), epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease
+WHERE namespace = ?1 AND key = ?2;
 
 -- name: add_lease
-INSERT INTO lease (namespace, key, holder, since, expires) VALUES (?1, ?2, ?3, ?4, ?5)
+INSERT INTO lease (namespace, key, holder, since, expires, process)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 RETURNING epoch;
 
 -- name: end_lease
@@ -174,7 +176,7 @@ UPDATE lease SET expires = 0 WHERE epoch = ?1;
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
 
 -- name: lease_expires
-SELECT CAST(since AS BLOB), expires FROM lease WHERE epoch = ?1;
+SELECT epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease WHERE epoch = ?1;
 
 -- name: renew_lease
 UPDATE lease SET since = ?2, expires = ?3 WHERE epoch = ?1 AND expires > 0 RETURNING epoch;

@@ -68,7 +68,8 @@ CREATE TABLE purge (
 
 -- Whose turn it is in a session. By key and not by life: a turn outlasts a session that is deleted
 -- and made anew. An epoch is never given out twice, in the whole database, so that a holder has
--- lost its lease exactly when the row of its epoch is gone.
+-- lost its lease exactly when the row of its epoch is gone. `process` says by which others see that
+-- the holder itself is gone (processes.py); empty where nothing can be said.
 CREATE TABLE lease (
     epoch     INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace TEXT NOT NULL,
@@ -76,6 +77,7 @@ CREATE TABLE lease (
     holder    TEXT NOT NULL,
     since     TEXT NOT NULL,
     expires   REAL NOT NULL,
+    process   TEXT NOT NULL DEFAULT '',
     UNIQUE (namespace, key)
 ) STRICT;
 

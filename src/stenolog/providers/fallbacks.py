@@ -1,0 +1,198 @@
+"""What some servers want left out of a request, or written otherwise, learnt from their words.
+
+Some servers refuse what others need. Each way to ask them is a change of the request, which is a
+value; it is made from the first refusal on that names its cause.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.providers.failures import Failure
+from stenolog.providers.requests import Body
+
+NO_TOOLS: Final = "this model takes no tools; it answers without them"
+_REFUSED: Final = frozenset({400, 404, 415, 422, 501})
+_OF_CALL: Final = ("id", "type", "function", "custom")
+
+
+class Fallbacks:
+    """How a server wants to be asked, as far as it has told."""
+
+    def __init__(self) -> None:
+        self._learnt: dict[str, _Way] = {}
+
+    def applied(self, body: Mapping[str, Any]) -> Body:
+        """The request as the server wants it."""
+        made = dict(body)
+        for way in self._learnt.values():
+            made = way.change(made)
+        return made
+
+    def learn(self, sent: Mapping[str, Any], failure: Failure) -> str | None:
+        """What a person should know of a way that this failure teaches, which may be nothing.
+
+        The way is remembered. None where the failure teaches none that would change the request.
+        """
+        for name, way in _WAYS.items():
+            if (
+                name not in self._learnt
+                and failure.status in way.statuses
+                and way.words.search(failure.what)
+                and way.change(dict(sent)) != sent
+            ):
+                self._learnt[name] = way
+                return way.notice
+        return None
+
+
+class _Way(Struct, frozen=True, kw_only=True):
+    words: re.Pattern[str]
+    """How servers name what they refuse."""
+    change: Callable[[Body], Body]
+    statuses: frozenset[int] = _REFUSED
+    notice: str = ""
+
+
+def _without(name: str, body: Body) -> Body:
+    return {other: value for other, value in body.items() if other != name}
+
+
+def _with_newer_limit(body: Body) -> Body:
+    """What the newer models of one provider want in place of `max_tokens`."""
+    if "max_tokens" not in body:
+        return body
+    made = _without("max_tokens", body)
+    return {**made, "max_completion_tokens": body["max_tokens"]}
+
+
+def _without_tools(body: Body) -> Body:
+    """No tools; earlier calls and their results stand in words, which any model can read."""
+    unwanted = ("tools", "tool_choice", "parallel_tool_calls")
+    made = {name: value for name, value in body.items() if name not in unwanted}
+    told: list[Mapping[str, Any]] = []
+    before = ""
+    for message in body["messages"]:
+        role = message.get("role")
+        if role == "tool":
+            said = f"[the tool answered: {_text(message.get('content'))}]"
+            if before == "tool":
+                # Many templates want user and assistant to take turns.
+                said = f"{told.pop()['content']}\n{said}"
+            told.append({"role": "user", "content": said})
+        elif calls := _calls(message):
+            words = [_text(message.get("content")), *map(_call_in_words, calls)]
+            told.append({"role": role, "content": "\n".join(filter(None, words))})
+        else:
+            told.append(message)
+        before = role
+    return {**made, "messages": told}
+
+
+def _call_in_words(call: Mapping[str, Any]) -> str:
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    return f"[called the tool {function.get('name')} with {function.get('arguments')}]"
+
+
+def _with_plain_calls(body: Body) -> Body:
+    """Calls without the fields that only the server knows which made them."""
+
+    def plain(call: Mapping[str, Any]) -> Body:
+        return {name: value for name, value in call.items() if name in _OF_CALL}
+
+    return _with_calls(body, plain)
+
+
+def _with_short_ids(body: Body) -> Body:
+    """Ids of nine letters and digits; the same id becomes the same one in every request."""
+
+    def short(call: Mapping[str, Any]) -> Body:
+        return {**call, "id": _short_id(call.get("id"))}
+
+    made = _with_calls(body, short)
+    messages = [
+        {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+        if "tool_call_id" in message
+        else message
+        for message in made["messages"]
+    ]
+    return {**made, "messages": messages}
+
+
+def _short_id(id: Any) -> str:
+    id = str(id)
+    return id if re.fullmatch(r"[A-Za-z0-9]{9}", id) else sha256(id.encode()).hexdigest()[:9]
+
+
+def _with_calls(body: Body, change: Callable[[Mapping[str, Any]], Body]) -> Body:
+    messages = [
+        {**message, "tool_calls": [change(call) for call in calls]}
+        if (calls := _calls(message))
+        else message
+        for message in body["messages"]
+    ]
+    return {**body, "messages": messages}
+
+
+def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) and all(isinstance(c, Mapping) for c in calls) else ()
+
+
+def _text(content: Any) -> str:
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    return "\n".join(str(part["text"]) for part in content if _is_text(part))
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and "text" in part
+
+
+_NOT_KNOWN: Final = r"(?:unknown|unrecogni|unexpected|unsupported|additional|extra|not permitted)"
+_WAYS: Final = {
+    "stream_options": _Way(
+        words=re.compile(r"stream.?options|include_usage", re.I),
+        change=partial(_without, "stream_options"),
+    ),
+    "response_format": _Way(
+        words=re.compile(r"response.?format|json.?schema|structured.?output", re.I),
+        change=partial(_without, "response_format"),
+    ),
+    "max_tokens": _Way(
+        words=re.compile(r"max_tokens.{0,20} (?:is|are) not supported", re.I),
+        change=_with_newer_limit,
+    ),
+    "tools": _Way(
+        words=re.compile(
+            r"(?:not|n't) support (?:\w+ ){0,2}(?:tools\b|tool.?(?:use|call)|function.?call)"
+            r"|no endpoints found that support tool"
+            r"|tool choice requires --enable-auto-tool-choice"
+            r"|tools param requires --jinja"
+            r"|(?:tools|tool.?(?:use|call)\w*|function.?call\w*)\W{0,3}(?:is|are) not "
+            r"(?:supported|enabled)"
+            r"|argument supplied: tools\b",
+            re.I,
+        ),
+        change=_without_tools,
+        # llama.cpp says so with 500, which else is tried again.
+        statuses=_REFUSED | {500},
+        notice=NO_TOOLS,
+    ),
+    "call fields": _Way(
+        words=re.compile(
+            rf"extra_content|{_NOT_KNOWN}.{{0,80}}tool_calls|tool_calls.{{0,80}}{_NOT_KNOWN}",
+            re.I | re.S,
+        ),
+        change=_with_plain_calls,
+    ),
+    "call ids": _Way(
+        words=re.compile(r"tool.?call.?id.{0,100}length of 9", re.I | re.S), change=_with_short_ids
+    ),
+}
+"""By what is refused."""

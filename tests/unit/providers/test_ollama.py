@@ -1,0 +1,93 @@
+"""How much a model on an Ollama sees, as far as its own API tells."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from stenolog.providers.ollama import USUAL_CONTEXT, context_of
+
+LLAMA = {"general.architecture": "llama", "llama.context_length": 131_072}
+
+
+class _Api(BaseHTTPRequestHandler):
+    """An Ollama that has these models, of which some are loaded."""
+
+    shown: Any = None
+    running: Any = None
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = self.path == "/api/show" and asked == {"model": "llama"}
+        self._answer(self.shown if known else None)
+
+    def do_GET(self) -> None:
+        self._answer(self.running if self.path == "/api/ps" else None)
+
+    def _answer(self, told: Any) -> None:
+        self.send_response(404 if told is None else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(told).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        del format, args
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), _Api)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def context(address: str, shown: Any, running: Any = None, *, said: str = "") -> int:
+    _Api.shown, _Api.running = shown, running
+    return context_of(address, "llama", environment={"OLLAMA_CONTEXT_LENGTH": said})
+
+
+def loaded(length: Any, *, name: str = "llama:latest") -> Any:
+    return {"models": [{"name": "other", "context_length": 7}, {"name": name} | length]}
+
+
+def test_without_an_answer_the_usual_is_assumed(address: str) -> None:
+    assert context_of("http://127.0.0.1:1", "llama", environment={}) == USUAL_CONTEXT
+    assert context_of("http://[wrong", "llama", environment={}) == USUAL_CONTEXT
+    assert context(address, None) == USUAL_CONTEXT
+    # What the model was made for is not what it is given.
+    assert context(address, {"model_info": LLAMA}) == USUAL_CONTEXT
+
+
+def test_what_is_set_for_the_model_comes_before_what_it_is_loaded_with(address: str) -> None:
+    now = loaded({"context_length": 32_768})
+    assert context(address, {}, now) == 32_768
+    assert context(address, {"parameters": 'stop "x"\nnum_ctx    16384\ntop_k 1'}, now) == 16_384
+    assert context(address, {"parameters": 'stop "num_ctx 5"'}, now) == 32_768
+    assert context(address, {}, loaded({"context_length": 8_192}, name="llama")) == 8_192
+    assert context(address, {}, loaded({})) == USUAL_CONTEXT
+
+
+def test_what_the_environment_says_is_taken_where_ollama_does_not_tell(address: str) -> None:
+    assert context(address, {}, said=" 64000 ") == 64_000
+    assert context(address, {}, loaded({"context_length": 8_192}), said="64000") == 8_192
+    for strange in ("much", "-5", "²", "0", "9" * 5_000):
+        assert context(address, {}, said=strange) == USUAL_CONTEXT
+
+
+def test_no_model_sees_more_than_it_was_made_for(address: str) -> None:
+    small = {"model_info": {"small.context_length": 2_048}, "parameters": "num_ctx 8192"}
+    assert context(address, small) == 2_048
+
+
+@pytest.mark.parametrize("strange", [[], "x", 7, {"parameters": 7, "model_info": []}])
+def test_strange_answers_say_nothing(address: str, strange: Any) -> None:
+    assert context(address, strange, strange) == USUAL_CONTEXT
+    assert context(address, {}, {"models": strange}) == USUAL_CONTEXT
+    odd = {"model_info": {"x.context_length": strange}}
+    assert context(address, odd, loaded({"context_length": str(strange)})) in (USUAL_CONTEXT, 7)
