@@ -24,6 +24,7 @@ import stenolog
 from crash import lease_worker
 from crash.conftest import Say
 from stenolog.stores.base import Store
+from stenolog.stores.sqlite import processes
 
 SESSIONS: Final = 50
 WORKERS: Final = 8
@@ -33,6 +34,8 @@ SLACK: Final = 3.0
 PATIENCE: Final = 30.0
 """Seconds until a process that does not begin is given up."""
 HOLD_TTL: Final = 0.2
+LONG: Final = 3600.0
+"""A ttl that no test sees the end of."""
 MOST_MORE_BLOWS: Final = 400
 
 Where = Callable[[Path], str]
@@ -280,3 +283,37 @@ def test_p7_the_turn_of_a_killed_holder_is_free(tmp_path: Path, engine: str) -> 
             holder.kill()
             with store.lease("a", ttl=60, wait=HOLD_TTL + SLACK) as lease:
                 assert lease.store.add_message("a", "user", "2") == 2
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["waited for", "not waited for"])
+def test_p7_the_turn_of_a_killed_holder_is_free_long_before_its_time(
+    tmp_path: Path, engine: str, heard: bool
+) -> None:
+    if engine == "sqlite" and processes.current() is None:
+        pytest.skip("NOT RUN: nothing can be told of processes here")
+    where = ENGINES[engine](tmp_path)
+    with stenolog.open_store(where) as store:
+        store.add_message("a", "user", "1")
+        with _holding(where, "a", LONG) as holder:
+            holder.kill()
+            if heard:
+                holder.wait()
+            with store.lease("a", ttl=60, wait=SLACK) as lease:
+                assert lease.store.add_message("a", "user", "2") == 2
+
+
+@pytest.mark.parametrize("stalled", [True, False], ids=["stalled", "at work"])
+def test_p8_a_holder_that_lives_keeps_the_turn_until_its_time_is_over(
+    tmp_path: Path, engine: str, stalled: bool
+) -> None:
+    where = ENGINES[engine](tmp_path)
+    with stenolog.open_store(where) as store:
+        store.add_message("a", "user", "1")
+        with _holding(where, "a", LONG) as holder:
+            if stalled:
+                os.kill(holder.pid, signal.SIGSTOP)
+            with pytest.raises(stenolog.StoreBusy, match=str(holder.pid)):
+                store.lease("a", ttl=60, wait=0.2)
+            os.kill(holder.pid, signal.SIGCONT)
+            said, _ = holder.communicate("write\n")
+            assert json.loads(said)[0] == "stored"

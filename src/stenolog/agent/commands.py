@@ -29,6 +29,7 @@ _LISTED: Final = 15
 _LOOKED_AT: Final = 2_000
 """So many sessions are looked through for those of one user."""
 _WIDTH: Final = 40
+_TRIES: Final = 5
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -169,29 +170,33 @@ class Commands:
         self, key: str, rest: str, tell: Tell, sessions: SessionStore
     ) -> Answer | None:
         del rest, tell
-        history = await self._run(sessions.get_history, key)
-        last = _last_said(history)
-        if last is None:
-            return _told(key, "There is no message to answer again.")
-        if last + 1 < len(history) and not await self._run(
-            sessions.set_history, key, history[: last + 1]
-        ):
-            return _told(key, self._not_saved())
-        return None
+        return await self._again(key, sessions, None)
 
     async def _edit(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer | None:
         del tell
         if not rest:
             return _told(key, "Write the new words behind it: /edit TEXT.")
-        history = await self._run(sessions.get_history, key)
-        last = _last_said(history)
-        if last is None:
-            return _told(key, "There is no message to say differently.")
-        # One step: after a crash the old words stand there with their answer, or the new ones.
-        said = [*history[:last], {"role": "user", "content": rest}]
-        if not await self._run(sessions.set_history, key, said):
-            return _told(key, self._not_saved())
-        return None
+        return await self._again(key, sessions, rest)
+
+    async def _again(self, key: str, sessions: SessionStore, words: str | None) -> Answer | None:
+        """Have the last message be the last again, or have it say these words instead.
+
+        One step: after a crash the old words stand there with their answer, or the new ones.
+        """
+        for _ in range(_TRIES):
+            history: list[Message] = await self._run(sessions.get_history, key)
+            last = _last_said(history)
+            if last is None:
+                return _told(key, "There is no message to answer again.")
+            kept: list[Message | dict[str, Any]] = [*history[:last]]
+            kept.append(history[last] if words is None else {"role": "user", "content": words})
+            if not await self._run(sessions.set_history, key, kept):
+                return _told(key, self._not_saved())
+            if not await self._run(_hid_another, sessions, key, history[-1].seq):
+                return None
+            # Somebody said something at that moment, and it must not be hidden.
+            await self._run(_store_of(sessions).undo, key)
+        return _told(key, "Others speak all the time; try again in a moment.")
 
     async def _stop(self, key: str, rest: str, tell: Tell) -> Answer:
         del rest, tell
@@ -356,6 +361,13 @@ def _store_of(sessions: SessionStore) -> Store:
     if sessions.store is None:
         raise UsageError(_OFF)
     return sessions.store
+
+
+def _hid_another(sessions: SessionStore, key: str, last: int) -> bool:
+    """Whether a message is hidden that came behind this seq."""
+    if sessions.store is None:
+        return False
+    return any(message.hidden for message in sessions.get_history(key, after=last, full=True))
 
 
 def _told(key: str, text: str) -> Answer:

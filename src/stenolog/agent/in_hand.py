@@ -225,7 +225,7 @@ def _again(sessions: SessionStore, key: str, body: Mapping[str, Any], token: str
 
 
 def _why(sessions: SessionStore) -> str:
+    """What the store says of the write that failed, without our own words around it."""
     health = sessions.health()
-    problems = [one for one in health.problems if not one.startswith("the newest write failed")]
-    last = (health.last_error or "").rpartition(": ")[2]
-    return "; ".join(problems) or last or "the store does not say why"
+    _, _, told = (health.last_error or "").partition(" failed: ")
+    return told.partition(": ")[2] or "; ".join(health.problems) or "the store does not say why"

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from stenolog.agent.waiting import outcome
+from stenolog.errors import StoreClosed
 
 T = TypeVar("T")
 
 _STORING: Final = 32
-_ASKING: Final = 8
+_ASKING: Final = 64
 _LEASING: Final = 4
 
 
@@ -24,6 +25,7 @@ class Threads:
 
     def __init__(self) -> None:
         self.event_loop = asyncio.get_running_loop()
+        self._closed = False
         self._pools = {
             name: ThreadPoolExecutor(count, thread_name_prefix=f"stenolog-{name}")
             for name, count in (("store", _STORING), ("ask", _ASKING), ("lease", _LEASING))
@@ -51,12 +53,15 @@ class Threads:
 
     def close(self) -> None:
         """End the threads, once what they do has ended."""
+        self._closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begin(
         self, pool: str, function: Callable[..., T], *values: Any, **named: Any
     ) -> asyncio.Future[T]:
+        if self._closed:
+            raise StoreClosed("the agent was closed before this call")
         call = partial(function, *values, **named)
         return self.event_loop.run_in_executor(self._pools[pool], call)
 

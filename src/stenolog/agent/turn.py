@@ -161,6 +161,8 @@ class Turn:
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 self._reply.add(delta)
+                if delta.notice:
+                    self._tell(Noticed(words=delta.notice))
                 if delta.reasoning:
                     self._tell(Thought(text=delta.reasoning))
                 if delta.text:

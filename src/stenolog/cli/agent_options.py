@@ -9,6 +9,7 @@ import click
 from msgspec import Struct
 
 from stenolog.cli.config import config_option
+from stenolog.cli.workspace import OF_SETTINGS
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -40,7 +41,8 @@ def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "-w",
         "--workspace",
         metavar="DIR",
-        help="Where the sessions are kept, or sqlite:FILE; otherwise agent.sessions says so.",
+        show_default=OF_SETTINGS,
+        help="The workspace, or sqlite:FILE.",
     )(bundled)
     bundled = click.option("--agent", metavar="NAME", help="Which agent answers.")(bundled)
     return click.option(

@@ -26,7 +26,7 @@ class NotExamined(click.ClickException):
 @click.option("--repair", "repairing", is_flag=True, help="Settle what can be; delete nothing.")
 @click.option("--accept", "accepting", is_flag=True, help="Take in lines that were edited by hand.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
-@partial(workspace_option, failing=NotExamined.exit_code)
+@partial(workspace_option, wrong=NotExamined)
 @click.pass_context
 def doctor_command(
     ctx: click.Context,

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import Place, check_workspace, find_place
-from stenolog.settings.file import is_anything_set
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import address, open_store
 
 DEFAULT: Final = "./workspace"
+OF_SETTINGS: Final = f"that of the settings, {DEFAULT} unless set"
+"""What the help says of it."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -36,8 +37,10 @@ class Where(Struct, frozen=True, kw_only=True):
         return found if self.namespace is None else replace(found, namespace=self.namespace)
 
 
-def workspace_option(command: _Command, *, failing: int = 1) -> _Command:
-    """Give a command `--workspace`. `failing`: its exit code where the settings are wrong."""
+def workspace_option(
+    command: _Command, *, wrong: type[click.ClickException] = click.ClickException
+) -> _Command:
+    """Give a command `--workspace`. `wrong`: what is raised where the settings are wrong."""
 
     def in_force(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
         # Who names the workspace as DIR needs no settings, right or wrong.
@@ -46,24 +49,25 @@ def workspace_option(command: _Command, *, failing: int = 1) -> _Command:
         try:
             return _of_settings(ctx.params.get("agent"))
         except click.ClickException as error:
-            error.exit_code = failing
-            raise
+            raise wrong(error.message) from error
 
     return click.option(
         "-w",
         "--workspace",
         metavar="DIR",
         callback=in_force,
-        show_default=f"that of the settings, {DEFAULT} unless set",
+        show_default=OF_SETTINGS,
         help="The workspace, or sqlite:FILE.",
     )(command)
 
 
 def _of_settings(agent: str | None) -> str:
     """Where the settings keep the sessions of an agent. Raises ClickException."""
+    # Slow to import; who names a workspace needs neither, and who has no config file not both.
+    from stenolog.settings.file import is_anything_set
+
     if not is_anything_set(os.environ):
         return DEFAULT
-    # Slow to import, and most have neither a config file nor variables.
     from stenolog.cli.config import settings_of
 
     settings = settings_of(None)

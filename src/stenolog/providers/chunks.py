@@ -143,7 +143,11 @@ class _Calls:
                 self._places[number] = place
             id = id or self._new_id()
         self._arguments[place] += arguments
-        extra = {field: value for field, value in call.items() if field not in _OF_CALL and value}
+        extra = {
+            field: value
+            for field, value in call.items()
+            if field not in _OF_CALL and value is not None
+        }
         return CallPart(
             index=place, id=id, name=name, arguments=_mended(arguments), extra=_storable(extra)
         )

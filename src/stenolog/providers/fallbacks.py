@@ -125,8 +125,10 @@ def _with_short_ids(body: Body) -> Body:
 
 
 def _short_id(id: Any) -> str:
-    id = str(id)
-    return id if re.fullmatch(r"[A-Za-z0-9]{9}", id) else sha256(id.encode()).hexdigest()[:9]
+    given = str(id)
+    if re.fullmatch(r"[A-Za-z0-9]{9}", given):
+        return given
+    return sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _with_calls(body: Body, change: Callable[[Mapping[str, Any]], Body]) -> Body:

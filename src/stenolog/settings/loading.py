@@ -26,6 +26,9 @@ from stenolog.stores import reports
 
 DEFAULT: Final = "default"
 
+_OF_SERVERS: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
+"""What a server's own variables are, besides keys."""
+
 
 class Shown(Struct, frozen=True, kw_only=True):
     """A value as it can be shown, without its secrets, and where it comes from."""
@@ -113,7 +116,7 @@ def _settings(
     agents: dict[str, AgentSettings] = {
         name: _built(layer, ("agents", name)) for name in sorted(names["agents"])
     }
-    named = {"OLLAMA_HOST", "OPENAI_BASE_URL", *(model.key_env for model in models.values())}
+    named = {*_OF_SERVERS, *(model.key_env for model in models.values())}
     keys = {
         name: value
         for name, value in variables.items()

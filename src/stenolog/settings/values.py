@@ -160,6 +160,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Further agents by name; what one does not say itself is as `agent` says."""
     keys: Mapping[str, str] = NOTHING
     """Of the environment, what finds and opens models: each `…_API_KEY`, `OLLAMA_HOST`,
-    `OPENAI_BASE_URL`, and what a key_env names."""
+    `OLLAMA_CONTEXT_LENGTH`, `OPENAI_BASE_URL`, and what a key_env names."""
 
     __repr__ = _told

@@ -1,5 +1,6 @@
 """The index inside a SQLite store: tables of its own, which the store does not notice."""
 
+import os
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from stenolog.catalog import open_catalog
 from stenolog.catalog.tables import HasDatabase
 from stenolog.errors import DamagedStore
 from stenolog.stores.opening import open_store
+from stenolog.stores.sqlite import processes
 from unit.catalog.scan import catalogued, differences, full_scan
 
 from .conftest import fill
@@ -107,3 +109,38 @@ def test_a_turn_that_ran_out_is_over(where: str) -> None:
             pass
         assert catalog.list(state="running").entries == []
         lease.release()
+
+
+def test_a_turn_whose_process_is_gone_is_over(where: str) -> None:
+    if processes.current() is None:
+        pytest.skip("NOT RUN: nothing can be told of processes here")
+    with open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        (heard, says), (reads, ends) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ends)
+            with store.lease("cli:default", ttl=600):
+                os.write(says, b".")
+                os.read(reads, 1)
+                os._exit(0)
+        os.read(heard, 1)
+        while_it_lived = catalog.list(state="running").entries
+        os.close(ends)
+        os.waitpid(pid, 0)
+        assert [entry.key for entry in while_it_lived] == ["cli:default"]
+        assert catalog.list(state="running").entries == []
+        for descriptor in (heard, says, reads):
+            os.close(descriptor)
+
+
+def test_a_turn_from_the_future_is_over_as_it_is_for_who_takes_it(where: str) -> None:
+    with open_store(where) as store, open_catalog(store) as catalog:
+        assert isinstance(store, HasDatabase)
+        fill(store)
+        lease = store.lease("cli:default", ttl=600)
+        with store.database.write() as transaction:
+            transaction.execute("UPDATE lease SET since = '2999-01-01T00:00:00.000000Z'")
+        assert catalog.list(state="running").entries == []
+        store.lease("cli:default", ttl=600, wait=0).release()
+        assert lease.lost

@@ -21,7 +21,7 @@ from stenolog.cli.agents import Opened, Signals, close_agent
 from stenolog.cli.chat_start import Start
 from stenolog.cli.conversation import Conversation
 from stenolog.providers.base import Delta
-from stenolog.settings import Settings
+from stenolog.settings.values import Settings
 from stenolog.stores.opening import open_store
 from vt import Terminal
 

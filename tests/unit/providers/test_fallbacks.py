@@ -100,10 +100,11 @@ def test_nothing_is_learnt_twice_nor_from_what_would_change_nothing() -> None:
 
 
 def test_strange_messages_do_not_break_it() -> None:
-    odd = [
+    odd: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": "x"},
         {"role": "assistant", "tool_calls": [{"id": None, "function": "x"}]},
         {"role": "assistant", "tool_calls": ["x"]},
+        {"role": "assistant", "tool_calls": [tool_call("look", id="\ud83d")]},
         {"role": "tool", "tool_call_id": None, "content": [{"type": "text"}, "x", None]},
     ]
     fallbacks = Fallbacks()

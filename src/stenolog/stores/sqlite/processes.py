@@ -5,6 +5,7 @@ Certain or nothing: where a system tells too little of its processes, nobody cou
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -41,21 +42,30 @@ class Process(Struct, frozen=True):
 
 def current() -> Process | None:
     """The one that this is; None where the system does not say enough."""
-    number = os.getpid()
     try:
-        # Where /proc is that of other namespaces, it has another number for us, or several.
-        numbers = _OWN_NUMBERS.search((_PROC / "self/status").read_text(errors="replace"))
-        if numbers is None or numbers[1] != str(number):
-            return None
-        return Process(
-            boot=(_PROC / "sys/kernel/random/boot_id").read_text().strip(),
-            pids=str((_PROC / "self/ns/pid").readlink()),
-            times=_times(),
-            number=number,
-            started=_look(number)[0],
-        )
+        return _current()
     except (OSError, ValueError, IndexError):
         return None
+
+
+@cache
+def _current() -> Process:
+    number = os.getpid()
+    # Where /proc is that of other namespaces, it has another number for us, or several.
+    [numbers] = _OWN_NUMBERS.findall((_PROC / "self/status").read_text(errors="replace"))
+    if numbers != str(number):
+        raise ValueError(numbers)
+    return Process(
+        boot=(_PROC / "sys/kernel/random/boot_id").read_text().strip(),
+        pids=str((_PROC / "self/ns/pid").readlink()),
+        times=_times(),
+        number=number,
+        started=_look(number)[0],
+    )
+
+
+# A forked child is another one.
+os.register_at_fork(after_in_child=_current.cache_clear)
 
 
 def _times() -> str:

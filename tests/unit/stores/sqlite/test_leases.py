@@ -1,17 +1,32 @@
 """Leases: the fence is in the transaction of each write, and a turn outlasts a life."""
 
+import gc
 import os
+import resource
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StoreBusy, StoreClosed
+from stenolog import (
+    LeaseLost,
+    NoSuchSession,
+    SQLiteStore,
+    StenologError,
+    StoreBusy,
+    StoreClosed,
+)
 from stenolog.stores.base import Append
+from stenolog.stores.sqlite import processes
 from stenolog.stores.sqlite.lease import Held
+
+from .conftest import in_namespace
 
 
 def _take_over(store: SQLiteStore, key: str) -> None:
@@ -305,3 +320,256 @@ def test_a_lease_whose_time_is_damaged_keeps_nobody_out(store: SQLiteStore) -> N
             transaction.execute("UPDATE lease SET holder = CAST(x'ff' AS TEXT)")
         with pytest.raises(StoreBusy, match="since 2"):
             store.lease("a", ttl=60, wait=0)
+
+
+# --- holders that are gone -------------------------------------------------------------------
+
+_HOLDS = """
+import os, sys
+from stenolog import SQLiteStore
+store = SQLiteStore(sys.argv[1])
+lease = store.lease("a", ttl=600)
+print(lease.epoch, flush=True)
+"""
+_WAITS = _HOLDS + "sys.stdin.read()\n"
+_HAS_A_CHILD = _HOLDS + "if not os.fork(): sys.stdin.read()\n" + "os._exit(0)\n"
+
+
+@contextmanager
+def _holder(file: Path, program: str, *before: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the turn for ten minutes, and lives until its input ends."""
+    with subprocess.Popen(
+        [*before, sys.executable, "-c", program, str(file)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert int(holder.stdout.readline())
+            yield holder
+        finally:
+            holder.kill()
+
+
+def _is_free(store: SQLiteStore) -> bool:
+    try:
+        store.lease("a", ttl=600, wait=0).release()
+    except StoreBusy:
+        return False
+    return True
+
+
+@pytest.fixture
+def _tells() -> None:
+    if processes.current() is None:
+        pytest.skip("NOT RUN: nothing can be told of processes here")
+
+
+told = pytest.mark.usefixtures("_tells")
+
+
+@told
+def test_p7_the_turn_of_a_process_that_was_killed_is_free_at_once(
+    store: SQLiteStore, file: Path
+) -> None:
+    store.add_message("a", "user", "x")
+    with _holder(file, _WAITS) as holder:
+        assert not _is_free(store)
+        holder.kill()
+        holder.wait()
+        with store.lease("a", ttl=60, wait=0) as lease:
+            assert lease.store.add_message("a", "user", "y") == 2
+
+
+@told
+def test_a_child_that_outlives_the_holder_does_not_have_the_turn(
+    store: SQLiteStore, file: Path
+) -> None:
+    store.add_message("a", "user", "x")
+    with _holder(file, _HAS_A_CHILD) as holder:
+        holder.wait()
+        assert _is_free(store)
+
+
+def test_a_holder_that_lives_keeps_the_turn(store: SQLiteStore, file: Path) -> None:
+    store.add_message("a", "user", "x")
+    with _holder(file, _WAITS), pytest.raises(StoreBusy):
+        store.lease("a", ttl=60, wait=0.2)
+
+
+def test_a_child_that_lives_keeps_the_turn_that_it_took(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x")
+    store.lease("a", ttl=60).release()
+    (heard, says), (reads, ends) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ends)
+        with store.lease("a", ttl=600):
+            os.write(says, b".")
+            os.read(reads, 1)
+            os._exit(0)
+    os.read(heard, 1)
+    while_it_lived = _is_free(store)
+    os.close(ends)
+    os.waitpid(pid, 0)
+    assert not while_it_lived
+    assert _is_free(store) or processes.current() is None
+    for descriptor in (heard, says, reads):
+        os.close(descriptor)
+
+
+def test_another_store_of_the_same_process_keeps_the_turn(store: SQLiteStore, file: Path) -> None:
+    store.add_message("a", "user", "x")
+    with SQLiteStore(file) as other, other.lease("a", ttl=600) as lease:
+        assert not _is_free(store)
+        lease.renew()
+        assert not _is_free(store)
+        assert not lease.lost
+
+
+@told
+@pytest.mark.parametrize("field", range(3), ids=["boot", "processes", "times"])
+def test_a_holder_of_another_boot_or_namespace_is_waited_for(
+    store: SQLiteStore, file: Path, field: int
+) -> None:
+    store.add_message("a", "user", "x")
+    with _holder(file, _WAITS) as holder:
+        holder.kill()
+        holder.wait()
+        with store.database.write() as transaction:
+            [(process,)] = transaction.execute("SELECT process FROM lease")
+            words = process.split(" ")
+            words[field] = "another"
+            transaction.execute("UPDATE lease SET process = ?", (" ".join(words),))
+        assert not _is_free(store)
+        with store.database.write() as transaction:
+            transaction.execute("UPDATE lease SET process = ?", (process,))
+        assert _is_free(store)
+
+
+@pytest.mark.parametrize("process", [b"", b"\xff", b"a b c d e f", b"1 2 3", b" " * 5])
+def test_a_holder_of_whom_nothing_is_known_is_waited_for(
+    store: SQLiteStore, process: bytes
+) -> None:
+    store.add_message("a", "user", "x")
+    lease = store.lease("a", ttl=600)
+    with store.database.write() as transaction:
+        transaction.execute("UPDATE lease SET process = CAST(? AS TEXT)", (process,))
+    assert not _is_free(store)
+    assert not lease.lost
+    lease.release()
+
+
+@pytest.mark.parametrize("options", [("--mount-proc",), ()], ids=["its own /proc", "our /proc"])
+def test_a_holder_in_a_container_is_waited_for(
+    store: SQLiteStore, file: Path, options: tuple[str, ...]
+) -> None:
+    store.add_message("a", "user", "x")
+    with _holder(file, _WAITS, *in_namespace(*options)) as holder:
+        assert not _is_free(store)
+        holder.kill()
+        holder.wait()
+        assert not _is_free(store)
+
+
+# --- turns that this process cannot give back ------------------------------------------------
+
+
+@contextmanager
+def _no_room() -> Iterator[None]:
+    """No file may grow."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+def _is_free_elsewhere(file: Path) -> bool:
+    def child() -> bool:
+        with SQLiteStore(file) as other:
+            return _is_free(other)
+
+    return _in_a_child(child)
+
+
+@told
+def test_p8_a_turn_that_could_not_be_given_back_is_free_in_this_process(
+    store: SQLiteStore, file: Path
+) -> None:
+    store.add_message("a", "user", "x")
+    first = store.lease("a", ttl=600)
+    with _no_room(), pytest.raises(StenologError):
+        first.release()
+    assert first.lost
+    with pytest.raises(LeaseLost):
+        first.renew()
+    assert not _is_free_elsewhere(file)
+    with SQLiteStore(file) as other, other.lease("a", ttl=600, wait=0) as second:
+        assert not _is_free(store)
+        assert second.epoch > first.epoch
+        with pytest.raises(LeaseLost):
+            first.store.add_message("a", "user", "late")
+    with store.lease("a", ttl=600, wait=0) as third:
+        assert not third.lost
+
+
+def test_closing_gives_back_what_could_not_be_given_back_before(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message("a", "user", "x")
+        lease = store.lease("a", ttl=600)
+        with _no_room(), pytest.raises(StenologError):
+            lease.release()
+    assert _is_free_elsewhere(file)
+
+
+@told
+def test_a_turn_of_a_store_that_was_closed_without_room_is_free_in_this_process(
+    store: SQLiteStore, file: Path
+) -> None:
+    other = SQLiteStore(file)
+    other.add_message("a", "user", "x")
+    other.lease("a", ttl=600)
+    with _no_room():
+        other.close()
+    with store.database.read() as transaction:
+        [(expires,)] = transaction.execute("SELECT expires FROM lease")
+    assert expires > 0
+    assert _is_free(store)
+
+
+@told
+def test_a_turn_that_could_not_be_taken_is_free_in_this_process(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x")
+    with _no_room(), pytest.raises(StenologError):
+        store.lease("a", ttl=600)
+    assert _is_free(store)
+
+
+def test_a_turn_goes_on_that_somebody_could_not_take_over(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x")
+    lease = store.lease("a", ttl=600)
+    with store.database.write() as transaction:
+        transaction.execute("UPDATE lease SET expires = 1")
+    with _no_room(), pytest.raises(StenologError):
+        store.lease("a", ttl=600)
+    lease.renew()
+    assert not lease.lost
+    assert not _is_free(store)
+    lease.release()
+
+
+@told
+def test_a_store_that_nobody_has_any_more_has_no_turn(store: SQLiteStore, file: Path) -> None:
+    store.add_message("a", "user", "x")
+    forgotten = [SQLiteStore(file)]
+    lease = [forgotten[0].lease("a", ttl=600)]
+    assert not _is_free(store)
+    forgotten.clear()
+    gc.collect()
+    assert not _is_free(store)
+    lease.clear()
+    gc.collect()
+    assert _is_free(store)

@@ -44,7 +44,7 @@ def _old_database(file: Path, version: int) -> None:
              '2026-01-01T00:00:00.000000Z', 1, 30, 1, NULL, NULL);
         INSERT INTO state VALUES
             (1, CAST('{"format":1,"key":"","uid":"","generation":1,"created":""}' AS BLOB));
-        INSERT INTO message VALUES
+        INSERT INTO message (id, session, seq, at, body) VALUES
             (1, 1, 1, '2026-01-01T00:00:00.000000Z',
              CAST('{"role":"user","content":"old"}' AS BLOB));
         """,

@@ -1,0 +1,390 @@
+"""What happens at the worst moment: stopped twice, delivered twice, two at once, full and not full.
+
+Each of these lost, doubled or misplaced something once.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import (
+    KEY,
+    SPEC,
+    STORES,
+    Heard,
+    agent_loop,
+    bodies,
+    called,
+    open_agent,
+    reopened,
+    roles,
+    say,
+    until,
+)
+from msgspec.structs import replace
+
+from stenolog.agent.events import Inbound, Noticed, ToolEnded
+from stenolog.agent.turn import INTERRUPTED
+from stenolog.context.budget import Limits
+from stenolog.errors import ModelUnavailable, RefusedMessage, UsageError
+from stenolog.providers.base import Delta
+from stenolog.providers.scripted import ScriptedModel
+
+every_store = pytest.mark.parametrize("store", STORES)
+with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+
+
+def _echo(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    del tools
+    said = [body["content"] for body in messages if body["role"] == "user"]
+    return f"to {said[-1]}"
+
+
+class Waiting(ScriptedModel):
+    """Answers its first request only when it is let."""
+
+    def __init__(self, script: Any, *, begins: str = "") -> None:
+        super().__init__(script)
+        self.begins = begins
+        self.first = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def stream(self, messages: Any, **how: Any) -> Any:
+        if not self.first.is_set():
+            if self.begins:
+                yield Delta(text=self.begins)
+            self.first.set()
+            await self.go.wait()
+        async for delta in super().stream(messages, **how):
+            yield delta
+
+
+@every_store
+def test_stopped_twice_an_answer_is_kept_once(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        model = Waiting([], begins="half a")
+        async with agent_loop(store, tmp_path, model) as loop:
+            speaking = asyncio.create_task(say(loop, "Talk."))
+            await model.first.wait()
+            assert all(await asyncio.gather(loop.stop(KEY), loop.stop(KEY)))
+            assert (await speaking).text == f"half a {INTERRUPTED}"
+            assert roles(loop) == ["user", "assistant"]
+
+    asyncio.run(main())
+
+
+@every_store
+def test_cancelled_again_and_again_nothing_is_left_behind(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        model = Waiting(["Next."], begins="half a")
+        async with agent_loop(store, tmp_path, model) as loop:
+            speaking = asyncio.create_task(loop.hear(Inbound(key=KEY, content="Talk.")))
+            await model.first.wait()
+            while not speaking.done():
+                speaking.cancel()
+                await asyncio.sleep(0)
+            assert loop.busy == set()
+            assert roles(loop) == ["user", "assistant"]
+            assert (await say(loop, "And now?")).text == "Next."
+
+    asyncio.run(main())
+
+
+@every_store
+def test_what_nobody_has_answered_is_not_compacted_away(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        model = Waiting(_echo)
+        spec = replace(SPEC, limits=Limits(max_history_messages=4))
+        async with agent_loop(store, tmp_path, model, spec=spec) as loop:
+            said = [asyncio.create_task(say(loop, "m1"))]
+            await model.first.wait()
+            said += [asyncio.create_task(say(loop, f"m{n}")) for n in range(2, 7)]
+            await until(lambda: len(bodies(loop)) == 6)
+            model.go.set()
+            texts = [(await one).text for one in said]
+            assert texts[0] == "to m1"
+            assert set(texts[1:]) == {"to m6"}
+            sent = [
+                [body["content"] for body in asked.messages if body["role"] == "user"]
+                for asked in model.asked
+                if asked.tools
+            ]
+            assert {"m2", "m3", "m4", "m5", "m6"} <= set(sent[1])
+
+    asyncio.run(main())
+
+
+@every_store
+def test_an_answer_that_breaks_off_has_not_answered_what_came_meanwhile(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        model = Waiting([ModelUnavailable("the line is dead"), "To both."], begins="half a")
+        async with agent_loop(store, tmp_path, model) as loop:
+            first = asyncio.create_task(say(loop, "first"))
+            await model.first.wait()
+            second = asyncio.create_task(say(loop, "second"))
+            await until(lambda: len(bodies(loop)) == 2)
+            model.go.set()
+            assert (await first).outcome == "interrupted"
+            assert (await second).text == "To both."
+
+    asyncio.run(main())
+
+
+@every_store
+def test_who_goes_away_takes_nobody_elses_answer_along(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        model = Waiting(_echo, begins="half a")
+        async with agent_loop(store, tmp_path, model) as loop:
+            first = asyncio.create_task(say(loop, "first"))
+            await model.first.wait()
+            second = asyncio.create_task(say(loop, "second"))
+            await until(lambda: len(bodies(loop)) == 2)
+            first.cancel()
+            assert (await second).text == "to second"
+            with pytest.raises(asyncio.CancelledError):
+                await first
+
+    asyncio.run(main())
+
+
+@with_store
+@pytest.mark.parametrize("command", ["retry", "edit new words"])
+def test_a_command_and_a_message_at_once_both_count(
+    store: str, command: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            await say(loop, "old words")
+            for number in range(10):
+                both = await asyncio.gather(
+                    say(loop, f"/{command}"), say(loop, f"message {number}")
+                )
+                said = [body["content"] for body in bodies(loop)]
+                if both[1].text == "to new words":
+                    # It was the last message when it was edited.
+                    assert f"message {number}" not in said
+                else:
+                    assert f"message {number}" in both[1].text
+                    assert f"message {number}" in said
+
+    asyncio.run(main())
+
+
+@with_store
+def test_two_commands_at_once_are_not_both_carried_out(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        model = ScriptedModel(["One.", "Two.", "Three."])
+        async with agent_loop(store, tmp_path, model) as loop:
+            await say(loop, "Hi.")
+            both = await asyncio.gather(say(loop, "/retry"), say(loop, "/retry"))
+            assert {one.outcome for one in both} == {"answered", "command"}
+            assert roles(loop) == ["user", "assistant"]
+
+    asyncio.run(main())
+
+
+def test_a_command_that_is_delivered_again_is_not_carried_out_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        model = ScriptedModel(["One.", "Two.", "Three."])
+        async with agent_loop("jsonl", tmp_path, model) as loop:
+            await say(loop, "Hi.")
+            assert (await say(loop, "/retry", id="7")).text == "Two."
+            assert (await say(loop, "/retry", id="7")).outcome == "again"
+            assert len(model.asked) == 2
+
+    asyncio.run(main())
+
+
+@with_store
+def test_what_changes_a_session_waits_for_another_process(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        other = open_agent(store, tmp_path, ScriptedModel([]))
+        assert other.store is not None
+        async with agent_loop(store, tmp_path, ["One."]) as loop:
+            await say(loop, "Hi.")
+            with other.store.lease(KEY, ttl=60):
+                assert "being written" in (await say(loop, "/clear")).text
+                heard = Heard()
+                waiting = asyncio.create_task(say(loop, "Hello?", tell=heard))
+                await until(lambda: bool(heard.of(Noticed)))
+                assert await loop.stop(KEY)
+                assert (await waiting).outcome == "interrupted"
+            assert "hidden" in (await say(loop, "/clear")).text
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_a_call_that_was_cut_off_at_the_limit_is_not_made(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def delete(where: str = "/home") -> str:
+        """Delete a folder."""
+        made.append(where)
+        return "deleted"
+
+    class Cut(ScriptedModel):
+        async def stream(self, messages: Any, **how: Any) -> Any:
+            async for delta in super().stream(messages, **how):
+                yield delta
+            if len(self.asked) == 1:
+                yield Delta(finish="length")
+
+    async def main() -> None:
+        model = Cut([called("delete", ""), "I was cut off."])
+        async with agent_loop("jsonl", tmp_path, model, tools=[delete]) as loop:
+            heard = Heard()
+            assert (await say(loop, "Tidy up.", tell=heard)).text == "I was cut off."
+            [ended] = heard.of(ToolEnded)
+            assert ended.failed
+            assert "not made" in ended.text
+
+    asyncio.run(main())
+    assert made == []
+
+
+@every_store
+@pytest.mark.parametrize(
+    ("content", "id", "error"),
+    [("\ud83d\ude00", "", RefusedMessage), ("Hi.", "x" * 300, UsageError)],
+)
+def test_what_can_never_be_stored_is_refused_and_blocks_nothing(
+    store: str, content: str, id: str, error: type[Exception], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["Hello."]) as loop:
+            with pytest.raises(error):
+                await loop.hear(Inbound(key=KEY, content=content, id=id))
+            assert (await say(loop, "Hi.")).text == "Hello."
+
+    asyncio.run(main())
+    assert len(reopened(store, tmp_path)) == 2
+
+
+def test_a_summary_is_not_waited_for_by_who_stops(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    class Summing(ScriptedModel):
+        async def stream(self, messages: Any, **how: Any) -> Any:
+            if not how.get("tools"):
+                asked.set()
+                await asyncio.Event().wait()
+            async for delta in super().stream(messages, **how):
+                yield delta
+
+    async def main() -> None:
+        spec = replace(SPEC, limits=Limits(max_history_messages=2))
+        model = Summing(_echo)
+        async with agent_loop("jsonl", tmp_path, model, spec=spec, patience=0) as loop:
+            store = loop.registry.agent().store
+            assert store is not None
+            for number in range(4):
+                store.add_message(KEY, "user", f"{number}")
+                store.add_message(KEY, "assistant", "ok")
+            speaking = asyncio.create_task(say(loop, "Hi."))
+            await asked.wait()
+            assert await loop.stop(KEY)
+            assert (await speaking).outcome == "interrupted"
+
+    asyncio.run(main())
+
+
+def test_summaries_are_made_by_the_model_that_the_user_chose(tmp_path: Path) -> None:
+    async def main() -> None:
+        theirs = ScriptedModel(_echo, name="theirs")
+        ours = ScriptedModel(_echo, name="ours")
+        async with agent_loop("jsonl", tmp_path, theirs, open_model=lambda _: ours) as loop:
+            await loop.hear(Inbound(key=KEY, content="/model ours"), everything=True)
+            for number in range(6):
+                await say(loop, f"private {number}")
+            await say(loop, "/compact")
+            assert theirs.asked == []
+            assert any(not asked.tools for asked in ours.asked)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, TimeoutError])
+def test_what_a_tool_raises_is_its_own(error: type[BaseException], tmp_path: Path) -> None:
+    async def odd() -> None:
+        """Raise something odd."""
+        raise error
+
+    async def main() -> None:
+        heard = Heard()
+        async with agent_loop("jsonl", tmp_path, [called("odd"), "I see."], tools=[odd]) as loop:
+            assert (await say(loop, "go", tell=heard)).text == "I see."
+        [ended] = heard.of(ToolEnded)
+        assert ended.failed
+        assert "did not end within" not in ended.text
+
+    asyncio.run(main())
+
+
+def test_a_tool_that_swallows_its_end_does_not_keep_the_loop_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stenolog.agent.turns._CUT", 0.2)
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> None:
+        """Never end."""
+        begun.set()
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, [called("stubborn")], tools=[stubborn]) as loop:
+            speaking = asyncio.create_task(say(loop, "go"))
+            await begun.wait()
+            left = await loop.close(patience=0.05)
+            assert (left.turns, left.hanging) == ((KEY,), 1)
+            over.set()
+            assert (await speaking).outcome == "failed"
+
+    asyncio.run(main())
+
+
+def test_a_lost_lease_ends_the_turn_and_writes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        model = Waiting(["Too late."], begins="half a")
+        async with agent_loop("sqlite", tmp_path, model) as loop:
+            speaking = asyncio.create_task(say(loop, "Hi."))
+            await model.first.wait()
+            with closing(sqlite3.connect(tmp_path / "steno.db")) as other, other:
+                # As another process leaves it that has taken the turn over.
+                assert other.execute("UPDATE lease SET epoch = epoch + 1").rowcount == 1
+            model.go.set()
+            answer = await speaking
+            assert (answer.outcome, answer.text) == (
+                "failed",
+                "another process has taken this turn over",
+            )
+            assert roles(loop) == ["user"]
+
+    asyncio.run(main())
+
+
+def test_a_summary_keeps_no_other_session_waiting(tmp_path: Path) -> None:
+    stuck = threading.Event()
+
+    async def main() -> None:
+        model = ScriptedModel(_echo)
+        async with agent_loop("jsonl", tmp_path, model) as loop:
+            threads = loop._turns.threads
+            waiting = [asyncio.create_task(threads.ask(stuck.wait, 30)) for _ in range(40)]
+            assert (await say(loop, "Hi.")).text == "to Hi."
+            stuck.set()
+            await asyncio.gather(*waiting)
+
+    asyncio.run(main())

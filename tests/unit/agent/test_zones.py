@@ -1,0 +1,46 @@
+"""The users' time zone: the one named, or the machine's."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from stenolog.agent.zones import zone_of
+from stenolog.errors import UsageError
+
+
+def _hours(name: str, month: int) -> float:
+    offset = datetime(2026, month, 1, 12, tzinfo=zone_of(name)).utcoffset()
+    assert offset is not None
+    return offset / timedelta(hours=1)
+
+
+def test_a_zone_knows_when_the_clocks_are_changed() -> None:
+    assert (_hours("Europe/Zurich", 1), _hours("Europe/Zurich", 7)) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["Europe/Zürich", "../etc/passwd", "/etc/localtime", "no"])
+def test_a_name_that_is_no_zone_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="there is no such time zone"):
+        zone_of(name)
+
+
+@pytest.mark.parametrize("named", ["Europe/Zurich", ":Europe/Zurich"])
+def test_without_a_name_that_of_the_machine_is_taken(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", named)
+    assert (_hours("", 1), _hours("", 7)) == (1, 2)
+
+
+@pytest.mark.parametrize("named", ["", "XYZ-3"])
+def test_a_machine_s_zone_without_a_name_is_taken_too(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", named)
+    assert datetime.now(zone_of("")).utcoffset() is not None
+
+
+def test_a_name_stands_over_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    now = datetime.now(UTC)
+    assert now.astimezone(zone_of("UTC")).utcoffset() == timedelta(0)

@@ -1,0 +1,224 @@
+"""Settings as agents take them: nothing that can be set is without effect."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent.events import Answer, Inbound
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.spec import SYSTEM, AgentSpec, Route
+from stenolog.context.arranging import Needs
+from stenolog.context.budget import Limits
+from stenolog.errors import UsageError
+from stenolog.providers.finding import NoModel
+from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.providers.scripted import ScriptedModel, offline_model
+from stenolog.settings import applied
+from stenolog.settings.applied import model_of, spec_of, specs_of
+from stenolog.settings.fields import all_fields
+from stenolog.settings.loading import load_settings
+from stenolog.settings.values import Settings
+
+
+def _load(folder: Path, text: str, **environment: str) -> Settings:
+    file = folder / "config.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return load_settings(config=file, environment=environment)
+
+
+# --- what an agent is made of ----------------------------------------------------------------
+
+
+def test_without_settings_an_agent_is_as_by_default() -> None:
+    assert spec_of(Settings()) == AgentSpec()
+
+
+def test_every_setting_of_an_agent_arrives(tmp_path: Path) -> None:
+    settings = _load(
+        tmp_path,
+        """
+        [agent]
+        sessions = "memory:"
+        model = "local"
+        models = ["scripted", "fast"]
+        max_context_tokens = 9_000
+        max_history_messages = 7
+        system = "Be brief."
+        max_iterations = 3
+        tools = false
+        tool_timeout = 2.5
+        tool_output_limit = 99
+        [agent.context]
+        reserve = 77
+        reasoning = "all"
+        merge_user = true
+        user_first = true
+        keep_fields = ["x"]
+        [memory]
+        consolidation = false
+        recall_tokens = 11
+        half_life_days = 2.0
+        zone = "UTC"
+        [models.fast]
+        [models.deep]
+        """,
+    )
+    assert spec_of(settings) == AgentSpec(
+        sessions="memory:",
+        model="local",
+        models=("deep", "fast", "scripted"),
+        limits=Limits(max_context_tokens=9_000, max_history_messages=7, reserve=77),
+        needs=Needs(reasoning="all", merge_user=True, user_first=True, keep_fields=("x",)),
+        system="Be brief.",
+        max_iterations=3,
+        tools=False,
+        tool_timeout=2.5,
+        tool_output_limit=99,
+        consolidation=False,
+        recall_tokens=11,
+        half_life_days=2.0,
+        zone="UTC",
+    )
+
+
+def test_main_is_the_agent_that_has_no_name(tmp_path: Path) -> None:
+    settings = _load(tmp_path, "[agent]\nmodel = 'local'\n[agents.ada]\nmodel = 'scripted'\n")
+    assert spec_of(settings, "main") == spec_of(settings) == AgentSpec(model="local")
+    assert spec_of(settings, "ada") == AgentSpec(id="ada", model="scripted")
+    assert spec_of(settings).system == SYSTEM
+    with pytest.raises(UsageError, match=r"there is no agent 'bob'; \[agents.bob\] makes one"):
+        spec_of(settings, "bob")
+
+
+def test_routes_reach_the_agents_they_name(tmp_path: Path) -> None:
+    text = "[agents.ada]\nroutes = ['telegram:1:2', 'slack']\n[agents.bob]\nroutes = ['telegram']\n"
+    specs = specs_of(_load(tmp_path, "agent.sessions = 'memory:'\n" + text))
+    assert [spec.id for spec in specs] == [None, "ada", "bob"]
+    assert specs[1].routes == (Route(channel="telegram", sender="1:2"), Route(channel="slack"))
+    instances = [AgentInstance.open(spec, model=ScriptedModel([])) for spec in specs]
+    try:
+        registry = AgentRegistry(instances)
+        found = {
+            (channel, sender): registry.route(channel, sender).id
+            for channel in ("telegram", "slack", "cli")
+            for sender in ("1:2", "3")
+        }
+    finally:
+        for instance in instances:
+            instance.close_stores()
+    assert found == {
+        ("telegram", "1:2"): "ada",
+        ("telegram", "3"): "bob",
+        ("slack", "1:2"): "ada",
+        ("slack", "3"): "ada",
+        ("cli", "1:2"): None,
+        ("cli", "3"): None,
+    }
+
+
+# --- what is kept ----------------------------------------------------------------------------
+
+
+def _files() -> set[Path]:
+    """Every file and folder that this run can have made: of its home, temporary and other ones."""
+    return {*Path(os.environ["HOME"]).parent.rglob("*"), *Path.cwd().rglob("*")}
+
+
+def _turn(spec: AgentSpec) -> Answer:
+    async def talk() -> Answer:
+        instance = AgentInstance.open(spec, model=offline_model())
+        loop = AgentLoop(AgentRegistry([instance]))
+        try:
+            inbound = Inbound(key="telegram:1", content="I am allergic to hazelnuts.")
+            return await loop.hear(inbound, tell=lambda _: None)
+        finally:
+            await loop.close()
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.parametrize("name", [None, "ada"])
+@pytest.mark.parametrize("sessions", ["./kept", "sqlite:kept.db"])
+def test_sessions_of_channels_are_kept_or_nothing_touches_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: str, name: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"[agent]\nsessions = '{sessions}'\n[agents.ada]\n[channels]\nsession_persistence = "
+    settings = _load(tmp_path, text + "false")
+    before = _files()
+    answer = _turn(spec_of(settings, name, channel="telegram"))
+    assert (answer.outcome, answer.saved) == ("answered", True)
+    assert _files() == before
+    # A terminal is no channel.
+    assert spec_of(settings, name).sessions == sessions
+    kept = _load(tmp_path, text + "true")
+    _turn(spec_of(kept, name, channel="telegram"))
+    made = [path for path in _files() - before if path.is_file()]
+    assert any(b"hazelnuts" in path.read_bytes() for path in made)
+
+
+def test_the_agents_of_channels_are_all_in_memory(tmp_path: Path) -> None:
+    text = "[agents.ada]\nsessions = 'sqlite:x.db'\n[channels]\nsession_persistence = false\n"
+    settings = _load(tmp_path, text)
+    assert [spec.sessions for spec in specs_of(settings, channel="telegram")] == ["memory:"] * 2
+    assert [spec.sessions for spec in specs_of(settings)] == ["./workspace", "sqlite:x.db"]
+
+
+# --- models ----------------------------------------------------------------------------------
+
+
+def test_a_model_of_the_settings_is_opened_as_they_say(tmp_path: Path) -> None:
+    settings = _load(
+        tmp_path,
+        "[models.mine]\nbase_url = 'http://localhost:1/v1'\nmodel = 'large'\nkey_env = 'MINE'\n"
+        "[models.other]\nmodel = 'scripted'\n",
+        MINE="sk-1",
+    )
+    model = model_of(settings, "mine")
+    assert isinstance(model, OpenAIChat)
+    assert (model.model, model.base_url) == ("large", "http://localhost:1/v1")
+    assert isinstance(model_of(settings, "other"), ScriptedModel)
+    assert isinstance(model_of(settings, "scripted"), ScriptedModel)
+    with pytest.raises(UsageError, match="no provider is known for the model 'another'"):
+        model_of(settings, "another")
+
+
+def test_where_no_model_is_found_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applied, "_weights", lambda: None)
+    settings = load_settings(environment={"OLLAMA_HOST": "127.0.0.1:1"})
+    assert isinstance(model_of(settings, ""), NoModel)
+
+
+def test_a_password_in_the_name_of_a_model_is_refused_and_not_told() -> None:
+    with pytest.raises(UsageError, match="no user or password") as caught:
+        model_of(Settings(), "http://u:hush@h/v1#m")
+    assert "hush" not in str(caught.value)
+
+
+# --- all of them -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in all_fields() if path[0] not in ("cli", "models")]
+)
+def test_no_setting_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
+    given: dict[str, Any] = {
+        "sessions": "'memory:'", "model": "'local'", "models": "['x']", "system": "'Hi'",
+        "system_file": "'prompt.md'", "zone": "'UTC'", "routes": "['slack']",
+        "keep_fields": "['x']", "reasoning": "'all'", "reserve": "77",
+    }  # fmt: skip
+    (tmp_path / "prompt.md").write_text("From a file.")
+    default = all_fields()[path].default
+    value = given.get(path[-1], str(not default).lower() if isinstance(default, bool) else "9000")
+    if path[-1] in ("max_iterations", "tool_timeout", "half_life_days"):
+        value = "9"
+    name = ".".join("ada" if part == "NAME" else part for part in path)
+    plain = _load(tmp_path, "[agents.ada]\n")
+    changed = _load(tmp_path, f"{name} = {value}\n" + "[agents.ada]\n" * (path[0] != "agents"))
+    assert specs_of(plain, channel="telegram") != specs_of(changed, channel="telegram")
