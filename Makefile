@@ -10,10 +10,10 @@ VENV_LLM ?= .venv-llm
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-llm check fix docs crash sabotage bench quality python dev llm
+.PHONY: help demo test test-llm check fix docs crash replay sabotage bench quality python dev llm
 
 help:
-	@echo "make demo      kill a writer with -9 and see that every acknowledged message is there"
+	@echo "make demo      kill an agent in the middle of a turn and see it go on; no key, no network"
 	@echo "make test      the quick tests; what this machine cannot run is listed at the end"
 	@echo "make test-llm  consolidation and a summary by a real small model, offline; some minutes"
 	@echo "make quality   plant 50 facts in 300 turns, ask for them later; ARGS=--real: small model too"
@@ -21,6 +21,7 @@ help:
 	@echo "make fix       repair what make check can repair, and renew the generated files"
 	@echo "make docs      run every example in README.md and docs/"
 	@echo "make crash     the long crash suites (some need root), under 30 minutes"
+	@echo "make replay    all sequences of operations on every disk a power cut may leave; an hour"
 	@echo "make sabotage  break our own code, one line at a time, and see a test fail"
 	@echo "make bench     the speed tables, beside the bare loop and a peer"
 	@echo "Another Python: make test PYTHON=python3.12. More arguments: ARGS=\"...\"."
@@ -31,7 +32,7 @@ demo: python
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
 test: dev
-	@$(VENV)/bin/python -m pytest -m "not full and not llm" $(ARGS)
+	@$(VENV)/bin/python -m pytest -m "not full and not replay and not llm" $(ARGS)
 
 test-llm: llm
 	@$(VENV_LLM)/bin/python -m pytest -m llm -s --timeout=900 tests/llm $(ARGS)
@@ -62,6 +63,9 @@ docs: dev
 
 crash: dev
 	@$(VENV)/bin/python -m pytest -m full -s --timeout=1800 tests $(ARGS)
+
+replay: dev
+	@$(VENV)/bin/python -m pytest -m replay -s --timeout=3600 tests/crash/test_replay.py $(ARGS)
 
 sabotage: dev
 	@$(VENV)/bin/python tests/sabotage.py $(ARGS)

@@ -43,9 +43,11 @@ def workspace_option(
     """Give a command `--workspace`. `wrong`: what is raised where the settings are wrong."""
 
     def in_force(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
+        if given is not None:
+            return given
         # Who names the workspace as DIR needs no settings, right or wrong.
-        if given is not None or ctx.resilient_parsing or ctx.params.get("directory") is not None:
-            return given or DEFAULT
+        if ctx.params.get("directory") is not None or ctx.resilient_parsing:
+            return DEFAULT
         try:
             return _of_settings(ctx.params.get("agent"))
         except click.ClickException as error:
