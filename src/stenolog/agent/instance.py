@@ -165,10 +165,13 @@ class AgentInstance:
     def choose_model(self, key: str, name: str, *, any_model: bool) -> ChatModel:
         """Have a session use another model from now on. Raises UsageError.
 
-        `any_model`: not only those that the agent's users may choose.
+        `any_model`: not only those that the agent's users may choose. "default": the agent's own.
         """
         if self.store is None:
             raise UsageError("the model cannot be changed while the store is stood in for")
+        if name in ("default", self.spec.model):
+            self.store.set_meta(key, **{CHOSEN: None})
+            return self.model
         if not any_model and name not in self.spec.models:
             known = ", ".join(self.spec.models) or "none but the one it has"
             raise UsageError(f"{name!r} is not among the models of this agent: {known}")

@@ -286,6 +286,7 @@ def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: 
             assert (await say(loop, "Who?", key="cli:other")).text == "I am the first."
             local = await loop.hear(Inbound(key=KEY, content="/model third"), everything=True)
             assert "third" in local.text
+            assert "scripted" in (await say(loop, "/model default")).text
             await say(loop, "/model second")
         async with agent_loop(store, tmp_path, [], open_model=opened) as loop:
             assert "second" in (await say(loop, "/model")).text
