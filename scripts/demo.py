@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import demo_model
 from demo_stage import Agent, Failed, expect, heading, history, info, shell, tell, wait_for
 
-from stenolog.context.standing import answer_to, standing
 from stenolog.agent.turn import CUT_OFF
+from stenolog.context.standing import answer_to, standing
 from stenolog.providers.local import find_weights, is_installed
 from stenolog.providers.model_server import ModelServer
 from stenolog.records import Message

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 TTL: Final = 1.0
-"""For so many seconds a lease of a killed agent may be in the way."""
+"""For so many seconds a lease of a killed agent may be in the way, where nobody sees it gone."""
 _PATIENCE: Final = 60.0
 
 

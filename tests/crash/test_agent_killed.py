@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import pytest
 
-from crash.agent_process import TTL, Agent
+from crash.agent_process import Agent
 from crash.agent_script import WISHES, Script, named_in
 from crash.conftest import Say
-from stenolog.context.standing import answer_to, standing
 from stenolog.agent.turn import CUT_OFF
 from stenolog.catalog.answers import interruption
 from stenolog.context.shapes import calls_of
+from stenolog.context.standing import answer_to, standing
 from stenolog.providers.model_server import ModelServer
 from stenolog.records import Message
 from stenolog.stores.opening import open_store
@@ -77,9 +77,6 @@ class Trial:
 
     def end(self) -> None:
         """The last agent goes on with all that is left, and then gets every message once more."""
-        if self._where.startswith("sqlite:"):
-            # There a lease outlives its holder, for so long.
-            time.sleep(TTL)
         agent = self._agent()
         agent.send(do="resume")
         agent.until("all resumed", 1)
@@ -216,7 +213,7 @@ def _results(histories: Mapping[str, Sequence[Message]]) -> dict[str, str]:
     return results
 
 
-def _kill(place: Path, engine: str, say: Say, *, rounds: int, seed: int) -> None:
+def _kill(place: Path, engine: str, say: Say, *, rounds: int, seed: int) -> Counter[str]:
     trial = Trial(place, engine, seed)
     try:
         for number in range(rounds):
@@ -225,6 +222,7 @@ def _kill(place: Path, engine: str, say: Say, *, rounds: int, seed: int) -> None
     finally:
         trial.close()
     say(f"agents killed on {engine}: seed {seed}, {rounds} rounds: {dict(trial.struck)}")
+    return trial.struck
 
 
 @pytest.mark.parametrize("engine", WHERE)
@@ -239,7 +237,8 @@ def test_an_agent_killed_five_times_answers_every_message_once(
 def test_an_agent_killed_twenty_five_times_answers_every_message_once(
     tmp_path: Path, say: Say, seed: int, engine: str
 ) -> None:
-    _kill(tmp_path, engine, say, rounds=25, seed=seed)
+    struck = _kill(tmp_path, engine, say, rounds=25, seed=seed)
+    assert [moment for moment in ("in a tool", "before the answer") if not struck[moment]] == []
 
 
 def test_a_client_that_is_killed_while_it_asks_is_not_counted_as_one_that_asks_wrongly() -> None:

@@ -207,7 +207,7 @@ def test_what_a_full_disk_did_not_take_is_told_at_the_end_and_the_rest_is_resume
         model = ScriptedModel(["I do not know whether it is full."])
         async with _loop(store, disk, model, [fill]) as loop:
             async with asyncio.timeout(30):
-                # In SQLite a lease that could not be given back has to run out first.
+                # Where it cannot be seen that a process is gone, its lease has to run out first.
                 while not (found := await loop.resume()):
                     pass
             [resumed] = found

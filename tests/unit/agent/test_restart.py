@@ -141,7 +141,7 @@ def test_a_killed_process_leaves_fifty_senders_whom_the_next_one_knows(
         async with agent_loop(store, tmp_path, model) as loop:
             resumed: set[str] = set()
             async with asyncio.timeout(30):
-                # In SQLite the leases of a killed process have to run out first.
+                # Where it cannot be seen that a process is gone, its leases have to run out first.
                 while len(resumed) < 10:
                     resumed |= {one.text for one in await loop.resume()}
             assert resumed == {_noted(_said(sender)) for sender in range(0, SENDERS, 5)}
