@@ -6,13 +6,23 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from agents import KEY, SPEC, STORES, agent_loop, called, open_agent, reopened, say, until
 from msgspec.structs import replace
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import tool
 from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import (
+    KEY,
+    SPEC,
+    STORES,
+    agent_loop,
+    called,
+    open_agent,
+    reopened,
+    say,
+    until,
+)
 
 every_store = pytest.mark.parametrize("store", STORES)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import KEY, SPEC, STORES, Heard, agent_loop, bodies, called, roles, say, until
 from msgspec.structs import replace
 
 from stenolog.agent.commands import COMMANDS, Given, key_beside, new_key, parse
@@ -15,6 +14,18 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.catalog.owners import owner_of
 from stenolog.errors import UsageError
 from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import (
+    KEY,
+    SPEC,
+    STORES,
+    Heard,
+    agent_loop,
+    bodies,
+    called,
+    roles,
+    say,
+    until,
+)
 
 every_store = pytest.mark.parametrize("store", STORES)
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])

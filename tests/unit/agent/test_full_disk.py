@@ -12,16 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pytest
-from agents import (
-    KEY,
-    SPEC,
-    Heard,
-    bodies,
-    called,
-    open_agent,
-    reopened,
-    say,
-)
 from msgspec.structs import replace
 
 import needs
@@ -32,6 +22,16 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
 from stenolog.context.budget import Limits
 from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import (
+    KEY,
+    SPEC,
+    Heard,
+    bodies,
+    called,
+    open_agent,
+    reopened,
+    say,
+)
 
 # Longer than what may still fit into pages that a file has already.
 LONG: Final = "and so on " * 12_000

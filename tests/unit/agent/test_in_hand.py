@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from agents import KEY, Heard
 
 from stenolog.agent.events import NotSaved, SavedAfterAll
 from stenolog.agent.in_hand import InHand, Seen
@@ -13,6 +12,7 @@ from stenolog.errors import NotStored, OnceConflict
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
+from unit.agent.agents import KEY, Heard
 
 
 class Picky(InMemoryStore):

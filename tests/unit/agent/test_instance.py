@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agents import KEY, SPEC, say
 from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
@@ -12,6 +11,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.errors import UsageError
 from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import KEY, SPEC, say
 
 
 def test_what_was_said_while_a_stand_in_kept_it_is_there_when_the_store_is_back(

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import (
+from msgspec.structs import replace
+
+from stenolog.agent.events import Asked, Compacted, NotSaved, Said, ToolBegan, ToolEnded
+from stenolog.agent.tools import tool
+from stenolog.agent.turn import INTERRUPTED, REPEATED
+from stenolog.context.budget import Limits
+from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
+from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import (
     KEY,
     SPEC,
     STORES,
@@ -19,14 +27,6 @@ from agents import (
     say,
     until,
 )
-from msgspec.structs import replace
-
-from stenolog.agent.events import Asked, Compacted, NotSaved, Said, ToolBegan, ToolEnded
-from stenolog.agent.tools import tool
-from stenolog.agent.turn import INTERRUPTED, REPEATED
-from stenolog.context.budget import Limits
-from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
-from stenolog.providers.scripted import ScriptedModel
 
 every_store = pytest.mark.parametrize("store", STORES)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import KEY, SPEC, Heard, agent_loop, called, say, until
 from copying import copying
 from msgspec.structs import replace
 
@@ -16,6 +15,7 @@ from stenolog.agent.events import Asked
 from stenolog.agent.loop import AgentLoop
 from stenolog.providers.base import Delta
 from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import KEY, SPEC, Heard, agent_loop, called, say, until
 
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 NOTING = replace(SPEC, consolidation=True)

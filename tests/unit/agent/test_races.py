@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import (
+from msgspec.structs import replace
+
+from stenolog.agent.events import Inbound, Noticed, ToolEnded
+from stenolog.agent.turn import INTERRUPTED
+from stenolog.context.budget import Limits
+from stenolog.errors import ModelUnavailable, RefusedMessage, UsageError
+from stenolog.providers.base import Delta
+from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import (
     KEY,
     SPEC,
     STORES,
@@ -26,14 +34,6 @@ from agents import (
     say,
     until,
 )
-from msgspec.structs import replace
-
-from stenolog.agent.events import Inbound, Noticed, ToolEnded
-from stenolog.agent.turn import INTERRUPTED
-from stenolog.context.budget import Limits
-from stenolog.errors import ModelUnavailable, RefusedMessage, UsageError
-from stenolog.providers.base import Delta
-from stenolog.providers.scripted import ScriptedModel
 
 every_store = pytest.mark.parametrize("store", STORES)
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])

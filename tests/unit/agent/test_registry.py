@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agents import KEY, SPEC, open_agent, say
 from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
@@ -13,6 +12,7 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import Route
 from stenolog.errors import UsageError
 from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import KEY, SPEC, open_agent, say
 
 
 def _agents(folder: Path) -> list[AgentInstance]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from agents import KEY, SPEC, STORES, agent_loop, say
 from msgspec.structs import replace
 
 from crash.agent_process import Agent
@@ -16,6 +15,7 @@ from stenolog.agent.turn import INTERRUPTED
 from stenolog.errors import ModelUnavailable
 from stenolog.providers.model_server import ModelServer
 from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import KEY, SPEC, STORES, agent_loop, say
 
 SENDERS: Final = 50
 every_store = pytest.mark.parametrize("store", STORES)

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import (
+from msgspec.structs import replace
+
+from stenolog.agent.tools import tool
+from stenolog.agent.turn import CUT_OFF, INTERRUPTED
+from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import (
     KEY,
     SPEC,
     STORES,
@@ -19,11 +24,6 @@ from agents import (
     say,
     until,
 )
-from msgspec.structs import replace
-
-from stenolog.agent.tools import tool
-from stenolog.agent.turn import CUT_OFF, INTERRUPTED
-from stenolog.providers.scripted import ScriptedModel
 
 every_store = pytest.mark.parametrize("store", STORES)
 
