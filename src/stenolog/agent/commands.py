@@ -162,9 +162,9 @@ class Commands:
             undone = await self._run(_store_of(sessions).undo, key)
         except NothingToUndo:
             return _told(key, "There is nothing to take back.")
-        shown = f"{undone.shown} messages are back" if undone.shown else "the summary is as before"
-        gone = f", {undone.hid} are hidden" if undone.hid else ""
-        return _told(key, f"Taken back ({undone.op}): {shown}{gone}.")
+        shown = f"{_count(undone.shown)} back" if undone.shown else "the summary is as before"
+        gone = f", {_count(undone.hid)} hidden" if undone.hid else ""
+        return _told(key, f"Taken back, {_OPERATIONS.get(undone.op, undone.op)}: {shown}{gone}.")
 
     async def _retry(
         self, key: str, rest: str, tell: Tell, sessions: SessionStore
@@ -217,7 +217,8 @@ class Commands:
         if not found:
             return _told(key, "There are none." if rest else "There are no sessions yet.")
         lines = [
-            f"- `{one.key}` · {one.count} messages · {_day(one)} · {one.title or '(no title)'}"
+            f"- `{one.key}` · {one.count} message{'' if one.count == 1 else 's'} · {_day(one)} · "
+            f"{one.title or '(no title)'}"
             for one in found[:_LISTED]
         ]
         more = f"\n\n{len(found) - _LISTED} more; name some words." if len(found) > _LISTED else ""
@@ -275,14 +276,16 @@ class Commands:
         context = self._instance.context(model)
         tokens = context.tokens
         history = self._instance.sessions.get_history(key)
-        summary = self._instance.sessions.get_summary(key)
-        window = context.window(key)
+        said = [words_of(body) for message in history if speaks(body := message.to_dict())]
+        recalled = self._instance.recall(said[-1] if said else "", key)
+        window = context.window(key, memory=recalled.block)
         parts = {
             "system prompt": tokens.text(self._instance.spec.system),
             "tools": tokens.tools(self._instance.definitions),
-            "summary": tokens.text(summary),
-            "messages": sum(tokens.message(message.to_dict()) for message in history),
+            f"memory ({len(recalled.found)} recalled)": tokens.text(recalled.block),
+            "summary": tokens.text(self._instance.sessions.get_summary(key)),
         }
+        parts["messages"] = max(0, window.tokens - sum(parts.values()))
         share = min(1.0, window.tokens / window.budget)
         bar = "█" * round(share * _WIDTH) + "░" * (_WIDTH - round(share * _WIDTH))
         lines = [
@@ -292,9 +295,12 @@ class Commands:
             "",
             *(f"- {name}: about {count:,}" for name, count in parts.items()),
             "",
-            f"{len(history)} messages are in sight; the oldest are summarised at "
+            f"{_count(len(history))} in sight; the oldest are summarised at "
             f"{context.limits.max_history_messages}, or when the room is used up.",
         ]
+        if recalled.found:
+            lines += ["", "Recalled for your last message:", ""]
+            lines += [f"- {one.text}" for one in recalled.found[:_LISTED]]
         return "\n".join(lines)
 
     async def _memory(self, key: str, rest: str, tell: Tell) -> Answer:
@@ -355,6 +361,19 @@ class Commands:
 _OFF: Final = (
     "that is off while sessions are kept as plain JSON; it is back when the store can be used again"
 )
+
+
+_OPERATIONS: Final = {
+    "replace": "the last /retry or /edit",
+    "checkpoint": "the last compaction",
+    "clear": "the last /clear",
+    "summary": "the last change of the summary",
+}
+"""What an operation of the store is called in a chat."""
+
+
+def _count(messages: int) -> str:
+    return "1 message is" if messages == 1 else f"{messages} messages are"
 
 
 def _store_of(sessions: SessionStore) -> Store:

@@ -38,9 +38,9 @@ _TRIES: Final = "tries"
 """The field of a session's meta that counts how often a killed turn was gone on with."""
 _MOST_TRIES: Final = 3
 
-Fate = Literal["", "stopped", "left", "lost"]
-"""Why it was cancelled: the user wants no answer; the program ends, and the next start goes on;
-somebody else has the turn. Empty: who waited for the answer went away."""
+Fate = Literal["", "left", "lost"]
+"""Why it was cancelled: the program ends, and the next start goes on; somebody else has the turn.
+Empty: nobody wants the answer any more."""
 
 
 class Turn:
@@ -249,15 +249,14 @@ class Turn:
 
     async def _outlasting(self, why: str) -> Answer:
         """Store what was said, however often this is cancelled meanwhile."""
-        everything = self.fate == "stopped"
-        writing = asyncio.create_task(self._interrupt(why, everything=everything))
+        writing = asyncio.create_task(self._interrupt(why))
         await settled(writing)
         return writing.result()
 
-    async def _interrupt(self, why: str, *, everything: bool) -> Answer:
+    async def _interrupt(self, why: str, *, everything: bool = False) -> Answer:
         """Store what was said, with a mark; open calls get a result that says what happened.
 
-        `everything`: what arrived meanwhile is not answered, either: the user wants no answer.
+        What arrived meanwhile is still to be answered; `everything`: that is not, either.
         """
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
         for message in history[-_LATELY:]:

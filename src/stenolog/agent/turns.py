@@ -197,7 +197,7 @@ class Turns:
         seat.waits = False
         if task is None:
             return waited
-        seat.cancel("stopped")
+        seat.cancel("")
         await asyncio.wait([task])
         return True
 

@@ -159,6 +159,22 @@ def test_who_goes_away_takes_nobody_elses_answer_along(store: str, tmp_path: Pat
     asyncio.run(main())
 
 
+@every_store
+def test_what_waits_behind_a_stopped_answer_is_answered_next(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        model = Waiting(_echo, begins="half a")
+        async with agent_loop(store, tmp_path, model) as loop:
+            first = asyncio.create_task(say(loop, "first"))
+            await model.first.wait()
+            second = asyncio.create_task(say(loop, "second"))
+            await until(lambda: len(bodies(loop)) == 2)
+            assert await loop.stop(KEY)
+            assert (await first).outcome == "interrupted"
+            assert (await second).text == "to second"
+
+    asyncio.run(main())
+
+
 @with_store
 @pytest.mark.parametrize("command", ["retry", "edit new words"])
 def test_a_command_and_a_message_at_once_both_count(
