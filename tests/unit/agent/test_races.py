@@ -74,8 +74,8 @@ def test_stopped_twice_an_answer_is_kept_once(store: str, tmp_path: Path) -> Non
             first = asyncio.create_task(loop.stop(KEY))
             for _ in range(5):
                 await asyncio.sleep(0)
-            await loop.stop(KEY)
-            assert await first
+            # Whichever comes later may find it stopped.
+            assert any([await loop.stop(KEY), await first])
             assert (await speaking).text == f"half a {INTERRUPTED}"
             assert roles(loop) == ["user", "assistant"]
 
