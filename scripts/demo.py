@@ -208,7 +208,8 @@ def main() -> None:
         sys.exit(f"\nTHE DEMO FAILED: {failed}.")
     except KeyboardInterrupt:
         sys.exit("\nStopped.")
-    tell(f"\nAll of it held, in {time.monotonic() - began:.0f} s. To talk yourself: steno chat")
+    tell(f"\nAll of it held, in {time.monotonic() - began:.0f} s.")
+    tell("To talk yourself: pip install . && steno chat --model scripted")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -90,7 +91,10 @@ class Agent:
             found, _, said = line.rstrip("\n").partition("\t")
             self._heard.append((found, said))
             if self._shown and found != "ready":
-                tell(f"  agent: {said}" if found in _OUTCOMES else f"    {found}: {said}")
+                if found in _OUTCOMES:
+                    tell_answer(said)
+                else:
+                    tell(f"    {found}: {said}")
             if found == kind and words in said:
                 return
 
@@ -138,6 +142,15 @@ def tell(words: str) -> None:
     shown = words if len(words) <= _WIDTH else f"{words[: _WIDTH - 4]} ..."
     encoding = sys.stdout.encoding or "ascii"
     print(shown.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+def tell_answer(words: str) -> None:
+    """Print what the agent says, all of it, in lines of that width."""
+    begin = "  agent: "
+    for line in textwrap.wrap(
+        words, _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin)
+    ) or [begin]:
+        tell(line)
 
 
 def heading(words: str) -> None:

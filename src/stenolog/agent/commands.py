@@ -19,7 +19,7 @@ from stenolog.agent.turns import Busy, Turns
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.owners import owner_of
 from stenolog.context.shapes import speaks, words_of
-from stenolog.errors import NoSuchNote, NothingToUndo, StenologError, UsageError
+from stenolog.errors import NoSuchNote, NoSuchSession, NothingToUndo, StenologError, UsageError
 from stenolog.records import Message
 from stenolog.sessions.keys import Parts, join, split
 from stenolog.sessions.session_store import SessionStore
@@ -158,10 +158,18 @@ class Commands:
 
     async def _undo(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del rest, tell
+        store = _store_of(sessions)
+        before = await self._run(sessions.get_history, key)
         try:
-            undone = await self._run(_store_of(sessions).undo, key)
+            undone = await self._run(store.undo, key)
         except NothingToUndo:
             return _told(key, "There is nothing to take back.")
+        if undone.op == "replace":
+            # What was answered instead would stand there beside what is back.
+            after = await self._run(sessions.get_history, key)
+            instead = _answered_instead(before, after)
+            if instead:
+                await self._run(store.hide, key, instead[0], instead[-1])
         shown = f"{_count(undone.shown)} back" if undone.shown else "the summary is as before"
         gone = f", {_count(undone.hid)} hidden" if undone.hid else ""
         return _told(key, f"Taken back, {_OPERATIONS.get(undone.op, undone.op)}: {shown}{gone}.")
@@ -184,6 +192,7 @@ class Commands:
         One step: after a crash the old words stand there with their answer, or the new ones.
         """
         for _ in range(_TRIES):
+            newest = await self._run(_last_seq, sessions, key)
             history: list[Message] = await self._run(sessions.get_history, key)
             last = _last_said(history)
             if last is None:
@@ -192,7 +201,7 @@ class Commands:
             kept.append(history[last] if words is None else {"role": "user", "content": words})
             if not await self._run(sessions.set_history, key, kept):
                 return _told(key, self._not_saved())
-            if not await self._run(_hid_another, sessions, key, history[-1].seq):
+            if not await self._run(_hid_another, sessions, key, newest):
                 return None
             # Somebody said something at that moment, and it must not be hidden.
             await self._run(_store_of(sessions).undo, key)
@@ -367,6 +376,7 @@ _OPERATIONS: Final = {
     "replace": "the last /retry or /edit",
     "checkpoint": "the last compaction",
     "clear": "the last /clear",
+    "hide": "what the last /undo hid",
     "summary": "the last change of the summary",
 }
 """What an operation of the store is called in a chat."""
@@ -380,6 +390,30 @@ def _store_of(sessions: SessionStore) -> Store:
     if sessions.store is None:
         raise UsageError(_OFF)
     return sessions.store
+
+
+def _answered_instead(before: Sequence[Message], after: Sequence[Message]) -> list[int]:
+    """The seqs of the answer that a taken back /retry or /edit had brought."""
+    known = {message.seq for message in before}
+    back = [message.seq for message in after if message.seq not in known]
+    if not back:
+        return []
+    found = []
+    for message in after:
+        if message.seq > back[-1]:
+            if message.role == "user":
+                break
+            found.append(message.seq)
+    return found
+
+
+def _last_seq(sessions: SessionStore, key: str) -> int:
+    if sessions.store is None:
+        return 0
+    try:
+        return sessions.store.info(key).last_seq
+    except NoSuchSession:
+        return 0
 
 
 def _hid_another(sessions: SessionStore, key: str, last: int) -> bool:

@@ -8,7 +8,8 @@ only while the log still wants it: another process may have answered meanwhile.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from msgspec import Struct
@@ -128,7 +129,7 @@ class InHand:
                 if await self._cleared(sessions, tell, leased=True):
                     seq = await self._write(sessions, one)
             except LeaseLost:
-                self._waiting = [waits for waits in self._waiting if not waits.of_turn]
+                self._let_go()
                 raise
             if seq is None:
                 self._waiting.append(one)
@@ -136,11 +137,24 @@ class InHand:
             await self._tell(sessions, tell)
         return seq
 
+    @asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """While this is entered, what waits is not written."""
+        if not self._waiting:
+            yield
+            return
+        async with self._order:
+            yield
+
     async def flush(self, sessions: SessionStore, *, tell: Tell) -> bool:
         """Whether all that waited is stored now, by who has the turn. Raises LeaseLost."""
         async with self._order:
-            if await self._cleared(sessions, tell, leased=True):
-                return True
+            try:
+                if await self._cleared(sessions, tell, leased=True):
+                    return True
+            except LeaseLost:
+                self._let_go()
+                raise
         await self._tell(sessions, tell)
         return False
 
@@ -148,12 +162,18 @@ class InHand:
         waited = len(self._waiting)
         if not waited:
             return True
-        if any(one.of_turn for one in self._waiting):
-            if not leased:
-                return False
-            await self._drop_stale(sessions, tell)
+        if not leased and any(one.of_turn for one in self._waiting):
+            return False
+        looked = False
         while self._waiting:
             one = self._waiting[0]
+            if one.of_turn and not looked:
+                # By now all that it may have seen has a seq.
+                looked = True
+                if await self._is_stale(sessions, one):
+                    self._let_go(tell)
+                    continue
+            looked = looked and one.of_turn
             try:
                 seq = await self._write(sessions, one)
             except LeaseLost:
@@ -172,23 +192,41 @@ class InHand:
         tell(SavedAfterAll(count=waited))
         return True
 
-    async def _drop_stale(self, sessions: SessionStore, tell: Tell) -> None:
-        """Let go of what was said in a turn that another process has finished since."""
-        if not self._waiting[0].of_turn:
+    def _let_go(self, tell: Tell | None = None) -> None:
+        """Forget what was said in a turn, up to what a user says next."""
+        kept = next(
+            (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
+        )
+        if tell is None:
+            self._waiting = [one for one in self._waiting if not one.of_turn]
             return
-        history: list[Message] = await self._run(sessions.get_history, self._key)
-        if not history or standing(history).unfinished:
-            return
-        stale = [one for one in self._waiting if one.of_turn]
-        self._waiting = [one for one in self._waiting if not one.of_turn]
+        del self._waiting[:kept]
         words = "another process has answered meanwhile, so this answer is not kept"
-        tell(NotSaved(count=len(stale), words=words))
+        tell(NotSaved(count=kept, words=words))
+
+    async def _is_stale(self, sessions: SessionStore, one: _Waiting) -> bool:
+        """Whether another process has gone on since with the turn that this was said in."""
+        history: list[Message] = await self._run(sessions.get_history, self._key)
+        where = standing(history)
+        if one.seen is None:
+            wanted = {call.id for call in where.open_calls}
+            return one.body.get("tool_call_id") not in wanted
+        upto = self._upto(one.seen)
+        if not any(seq <= upto for seq in where.unanswered):
+            return True
+        own = set(self._stored.values())
+        return any(
+            message.seq > upto and message.seq not in own and message.role != "user"
+            for message in history
+        )
+
+    def _upto(self, seen: Seen) -> int:
+        return max(seen.upto, self._stored.get(seen.token, 0))
 
     async def _write(self, sessions: SessionStore, one: _Waiting) -> int | None:
         body = one.body
         if one.seen is not None:
-            upto = max(one.seen.upto, self._stored.get(one.seen.token, 0))
-            body = marked(body, seen=upto, interrupted=one.seen.interrupted)
+            body = marked(body, seen=self._upto(one.seen), interrupted=one.seen.interrupted)
         seq: int | None = await self._run(
             sessions.add_full_message, self._key, body, once=one.token
         )

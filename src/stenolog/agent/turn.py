@@ -106,7 +106,10 @@ class Turn:
         model = await self._run(self._instance.model_of, self._key, self._tell_from_thread)
         if await self._in_hand.flush(self._sessions, tell=self._tell):
             # With something in hand, the log alone does not say what is left open.
-            where = await self._where()
+            history: list[Message] = await self._run(self._sessions.get_history, self._key)
+            where = standing(history)
+            if history and not where.unfinished:
+                return _given(self._key, history)
             await self._finish_calls(where, again=await self._run(self._may_try_again, where))
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
@@ -129,13 +132,15 @@ class Turn:
         """One answer of the model to all that is in the log, into `_reply`."""
         await self._in_hand.flush(self._sessions, tell=self._tell)
         recalled = await self._recall()
-        unsaved, token = self._in_hand.bodies, self._in_hand.newest
-        attempt: Attempt = await self._threads.ask(
-            self._instance.context(model).begin,
-            self._key,
-            memory=recalled.block,
-            unsaved=unsaved,
-        )
+        # What waits must not be stored while the log is read: it would be sent twice.
+        async with self._in_hand.standing_still():
+            unsaved, token = self._in_hand.bodies, self._in_hand.newest
+            attempt: Attempt = await self._threads.ask(
+                self._instance.context(model).begin,
+                self._key,
+                memory=recalled.block,
+                unsaved=unsaved,
+            )
         while True:
             window = attempt.window
             told = 0 if window.memory_left_out else len(recalled.found)
@@ -291,6 +296,15 @@ class Turn:
 
     def _tell_from_thread(self, words: str) -> None:
         self._threads.event_loop.call_soon_threadsafe(self._tell, Noticed(words=words))
+
+
+def _given(key: str, history: Sequence[Message]) -> Answer:
+    """The answer that stands in the log already."""
+    last = next(
+        (message for message in reversed(history) if message.role == "assistant"), history[-1]
+    )
+    text = words_of(last.to_dict()) if last.role == "assistant" else ""
+    return Answer(key=key, text=text, outcome="elsewhere", seq=last.seq)
 
 
 def _question(body: Mapping[str, Any]) -> str:

@@ -153,7 +153,7 @@ class Turns:
                 seq = seq or seat.in_hand.seq_of(token)
                 if found := await self._found(instance, key, seat, seq, token, "elsewhere"):
                     return found
-                return await self._take_turn(instance, key, seat, seq, tell)
+                return await self._take_turn(instance, key, seat, seq, token, tell)
 
     async def alone(
         self,
@@ -281,13 +281,24 @@ class Turns:
     # --- one turn ----------------------------------------------------------------------------
 
     async def _take_turn(
-        self, instance: AgentInstance, key: str, seat: _Seat, seq: int | None, tell: Tell
+        self,
+        instance: AgentInstance,
+        key: str,
+        seat: _Seat,
+        seq: int | None,
+        token: str,
+        tell: Tell,
     ) -> Answer:
         try:
             lease = await self._waited_for(instance, key, seat, seq, tell)
             if isinstance(lease, Answer):
                 return lease
             async with self._held(instance, seat, lease) as sessions:
+                # Whoever had the turn until now may have answered this, too.
+                await seat.in_hand.flush(sessions, tell=tell)
+                seq = seq or seat.in_hand.seq_of(token)
+                if found := await self._found(instance, key, seat, seq, token, "elsewhere"):
+                    return found
                 answer = await self._run_turn(instance, key, seat, sessions, seq, tell)
         except StenologError as error:
             return _failed(key, seat, error)

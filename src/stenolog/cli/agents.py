@@ -4,7 +4,8 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 import click
@@ -18,10 +19,10 @@ from stenolog.agent.spec import AgentSpec
 from stenolog.agent.turns import Left
 from stenolog.cli.agent_options import Options
 from stenolog.cli.config import settings_of
-from stenolog.cli.text import one_line
-from stenolog.errors import StenologError, UsageError
-from stenolog.providers.base import ChatModel
-from stenolog.providers.finding import NoModel
+from stenolog.cli.text import error_sentence, one_line
+from stenolog.errors import ModelRefused, StenologError, UsageError
+from stenolog.providers.base import ChatModel, Delta
+from stenolog.providers.finding import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
 from stenolog.sessions.folders import others_in
 from stenolog.settings.applied import CLI, MAIN, model_of, spec_of
 from stenolog.settings.values import Settings
@@ -47,15 +48,51 @@ class Opened(Struct, frozen=True, kw_only=True):
     settings: Settings
 
 
-def open_agent(options: Options) -> Opened:
-    """The agent of these options, inside of an event loop. Raises ClickException, StenologError."""
+class _NoModelYet:
+    """Stands where no model was found, for sessions that have one of their own."""
+
+    name = "no model"
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """Raises ModelRefused."""
+        del messages, tools, schema, max_tokens
+        raise ModelRefused("no model was found; /model NAME takes one for this session")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_agent(options: Options, *, model_of_session: bool = False) -> Opened:
+    """The agent of these options, inside of an event loop. Raises ClickException, StenologError.
+
+    `model_of_session`: no model need be found now; `session_model` says whether the session that is
+    meant has one.
+    """
     settings = settings_of(options.config)
     spec = _spec(settings, options)
-    found = model_of(settings, spec.model)
+    found = _model(settings, spec.model)
+    model: ChatModel
     if isinstance(found, NoModel):
-        raise click.ClickException(found.text)
+        if not model_of_session:
+            raise click.ClickException(found.text)
+        model = _NoModelYet(found.text)
+    else:
+        model = found
+    if model.name == SCRIPTED:
+        # Who only tries it out should not find its words among what is remembered.
+        spec = replace(spec, consolidation=False)
     agent = AgentInstance.open(
-        spec, model=found, open_model=lambda wanted: _named_model(settings, wanted)
+        spec, model=model, open_model=lambda wanted: _named_model(settings, wanted)
     )
     try:
         loop = AgentLoop(AgentRegistry([agent]))
@@ -63,6 +100,15 @@ def open_agent(options: Options) -> Opened:
         agent.close_stores()
         raise
     return Opened(loop=loop, agent=agent, settings=settings)
+
+
+def session_model(opened: Opened, key: str) -> ChatModel:
+    """The model that answers in a session. Raises ClickException where there is none."""
+    told: list[str] = []
+    model = opened.agent.model_of(opened.agent.own_key(key), told.append)
+    if isinstance(model, _NoModelYet):
+        raise click.ClickException("\n".join([*map(error_sentence, told), model.words]))
+    return model
 
 
 def _spec(settings: Settings, options: Options) -> AgentSpec:
@@ -91,10 +137,33 @@ def _agents_in(sessions: str) -> Sequence[str]:
 
 def _named_model(settings: Settings, wanted: str) -> ChatModel:
     """The model of this name. Raises UsageError."""
-    found = model_of(settings, wanted)
+    found = _model(settings, wanted)
     if isinstance(found, NoModel):
         raise UsageError(f"models.{wanted} names no model, and none was found")
     return found
+
+
+def _model(settings: Settings, wanted: str) -> ChatModel | NoModel:
+    """The same, or that none was found. Raises UsageError, with what may have been meant."""
+    try:
+        return model_of(settings, wanted)
+    except UsageError as error:
+        near = _near(settings, wanted)
+        if not near:
+            raise
+        raise UsageError(f"there is no model {wanted!r}; did you mean {near!r}?") from error
+
+
+def _near(settings: Settings, wanted: str) -> str:
+    """A name much like this one; empty where there is none, or where the name is known."""
+    first, slash, rest = wanted.strip().partition("/")
+    servers = (OLLAMA, *(one.name for one in PROVIDERS))
+    whole = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
+    known = dict.fromkeys(servers) if slash else {**whole, **dict.fromkeys(servers)}
+    if first in (*servers, *whole.values()) or first.startswith((f"{LOCAL}:", "http:", "https:")):
+        return ""
+    found = get_close_matches(first.casefold(), known, 1)
+    return f"{whole.get(found[0], found[0])}{slash}{rest}" if found else ""
 
 
 # --- the end ---------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """`steno ask`: one question, one answer, for scripts."""
 
 import asyncio
+import os
 import signal
+import stat
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,9 +33,10 @@ def ask_command(
 ) -> None:
     """Ask an agent QUESTION, and write its answer to stdout as it comes.
 
-    Where QUESTION is - or missing, it is read from stdin. Everything but the answer goes to
-    stderr. Both are kept like any conversation: `steno chat -c` goes on with it. A question is
-    never taken for a command.
+    Where QUESTION is - or missing, it is read from stdin. Beside a QUESTION, what is piped in is
+    sent behind it, as in `steno ask 'What is wrong here?' < log.txt`; in a loop that reads lines
+    itself, write `< /dev/null`. Everything but the answer goes to stderr. Both are kept like any
+    conversation: `steno chat -c` goes on with it. A question is never taken for a command.
 
     Control characters are left out of the answer; with --json it is exact, and key, seq, outcome,
     saved, model, usage and tools stand beside it.
@@ -46,35 +50,68 @@ def ask_command(
 
 def _question(given: str | None) -> str:
     if given is not None and given != "-":
-        text = given
+        piped = _piped()
+        text = f"{given}\n\n{piped}" if piped.strip() else given
     elif sys.stdin is None or (given is None and sys.stdin.isatty()):
         raise click.UsageError("Write a question, as in: steno ask 'How tall is K2?'")
     else:
-        text = sys.stdin.read()
+        text = _read()
     if not text.strip():
         raise click.UsageError("The question is empty.")
     return text.strip()
+
+
+def _piped() -> str:
+    """What was put into stdin beside a question; nobody is waited for who may only type."""
+    if sys.stdin is None:
+        return ""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except OSError:
+        return _read()  # somebody has put a text in its place
+    return _read() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+
+
+def _read() -> str:
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin.read()
 
 
 async def _ask(options: Options, question: str, *, key: str | None, as_json: bool) -> int:
     # Slow to import, and not for who asks for help.
     from stenolog.agent.commands import new_key, parse
     from stenolog.agent.events import Inbound
-    from stenolog.cli.agents import CHANNEL, SENDER, Signals, close_agent, open_agent
+    from stenolog.cli.agents import (
+        CHANNEL,
+        SENDER,
+        Signals,
+        close_agent,
+        open_agent,
+        session_model,
+    )
     from stenolog.cli.chat_lines import Teller
     from stenolog.cli.chat_pipe import code_of
     from stenolog.cli.chat_screen import Meter
 
-    opened = open_agent(options)
+    opened = open_agent(options, model_of_session=key is not None)
     signals = Signals()
-    meter = Meter(opened.agent.model.name)
+    wanted = key or new_key(CHANNEL, SENDER)
+    try:
+        model = session_model(opened, wanted)
+    except BaseException:
+        await close_agent(opened, signals, _say)
+        raise
+    meter = Meter(model.name)
     for problem in opened.agent.problems:
         _say(sentence(problem))
     # A question is nobody's command, whatever it begins with.
     content = question if parse(question) is None else f"/{question}"
-    inbound = Inbound(key=key or new_key(CHANNEL, SENDER), content=content)
+    inbound = Inbound(key=wanted, content=content)
     asking = _Asking(opened, inbound)
-    teller = Teller(meter, talkative=sys.stderr.isatty(), quiet=as_json, unread=asking.stop)
+    teller = Teller(
+        meter, talkative=sys.stderr.isatty(), quiet=as_json, once=True, unread=asking.stop
+    )
     hearing = asyncio.create_task(asking.answered(teller))
     ending = asyncio.create_task(signals.asked.wait())
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("chat")
 @click.argument("key", required=False)
 @click.option(
-    "-c", "--continue", "go_on", is_flag=True, help="Go on with the last session of a terminal."
+    "-c", "--continue", "go_on", is_flag=True, help="Go on with the last session of channel cli."
 )
 @click.option(
     "-r",
@@ -52,14 +52,17 @@ def chat_command(
 
 async def _chat(options: Options, *, key: str | None, go_on: bool, text: str | None) -> int:
     # Slow to import, and not for who asks for help.
-    from stenolog.cli.agents import Signals, close_agent, open_agent
+    from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.chat_start import find_start
 
-    opened = open_agent(options)
+    old = key is not None or go_on or text is not None
+    opened = open_agent(options, model_of_session=old)
     signals = Signals()
     try:
         finding = find_start(opened, key=key, go_on=go_on, text=text)
         start = await signals.unless_asked(finding)
+        if start is not None:
+            session_model(opened, start.key)
     except BaseException:
         await close_agent(opened, signals, _say)
         raise
@@ -80,7 +83,7 @@ async def _in_terminal(opened: "Opened", signals: "Signals", start: "Start") -> 
     finally:
         code = await close_agent(opened, signals, _say)
         await talk.ended()
-    return code
+    return code or talk.code
 
 
 async def _through_pipe(opened: "Opened", signals: "Signals", start: "Start") -> int:

@@ -213,7 +213,7 @@ class Line:
     def _layout(self) -> Layout:
         search = SearchToolbar()
         entry = Window(
-            BufferControl(self._buffer, search_buffer_control=search.control),
+            BufferControl(self._buffer, search_buffer_control=search.control, preview_search=True),
             height=self._height,
             get_line_prefix=self._prefix,
             wrap_lines=True,

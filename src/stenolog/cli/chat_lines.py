@@ -3,6 +3,7 @@
 import asyncio
 import codecs
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -24,6 +25,7 @@ from stenolog.cli.chat_screen import Meter
 from stenolog.cli.chat_words import (
     Unsaved,
     first_line,
+    is_break_off,
     short_call,
     short_time,
     words_of_compaction,
@@ -32,8 +34,10 @@ from stenolog.cli.chat_words import (
 )
 from stenolog.cli.text import printable, sentence
 
-_INTRODUCERS: Final = "\x1b\x9b\x9d\x90\x98\x9e\x9f"
+_INTRODUCER: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
 _HELD: Final = 256
+_RETRY: Final = ", /retry asks again"
+_QUOTED: Final = re.compile(r"`([^`\n]+)`")
 
 
 class SafeText:
@@ -44,19 +48,19 @@ class SafeText:
 
     def add(self, text: str) -> str:
         """What can be printed now; a sequence that may go on in the next piece is held back."""
-        text = self._held + text
-        starts = [at for at in map(text.find, _INTRODUCERS) if at >= 0]
-        if not starts:
-            self._held = ""
-            return printable(text)
-        start = min(starts)
-        line_end = text.find("\n", start)
-        if line_end < 0 and len(text) - start < _HELD:
-            self._held = text[start:]
-            return printable(text[:start])
-        self._held = ""
-        done = printable(text[: line_end + 1]) if line_end >= 0 else printable(text)
-        return done + (self.add(text[line_end + 1 :]) if line_end >= 0 else "")
+        text, self._held = self._held + text, ""
+        done: list[str] = []
+        at = 0
+        while (found := _INTRODUCER.search(text, at)) is not None:
+            start = found.start()
+            line_end = text.find("\n", start)
+            if line_end < 0:
+                if len(text) - start < _HELD:
+                    text, self._held = text[:start], text[start:]
+                break
+            done.append(printable(text[at : line_end + 1]))
+            at = line_end + 1
+        return "".join([*done, printable(text[at:])])
 
     def end(self) -> str:
         """What was held back."""
@@ -76,14 +80,21 @@ class Teller:
         *,
         talkative: bool,
         quiet: bool = False,
+        once: bool = False,
         unread: Callable[[], None] = lambda: None,
     ) -> None:
-        """`quiet`: the answer is not printed. `unread`: called once stdout takes no more."""
+        """Over a meter, which it feeds.
+
+        `quiet`: the answer is not printed. `once`: nothing more can be asked. `unread`: called once
+        stdout takes no more.
+        """
         self._meter = meter
         self._unread = unread
         self._failure: OSError | None = None
         self._talkative = talkative
         self._quiet = quiet
+        self._once = once
+        self._broke_off = False
         self._safe = SafeText()
         self._unsaved = Unsaved()
         self._calls: dict[str, str] = {}
@@ -112,7 +123,10 @@ class Teller:
                 self._unsaved.saved()
                 self._say(words_of_saved(event))
             case Noticed():
-                self._say(sentence(event.words))
+                self._broke_off = self._broke_off or is_break_off(event)
+                # Where nothing more can be typed, there are no commands.
+                words = event.words.removesuffix(_RETRY) if self._once else event.words
+                self._say(sentence(words))
             case _:
                 pass
 
@@ -120,12 +134,13 @@ class Teller:
         """End the answer; say how it ended, where that is not well. Raises OSError of stdout."""
         self._print(self._safe.end())
         if not self._wrote and answer.outcome not in ("failed", "interrupted"):
-            self._print(printable(answer.text))
+            text = printable(answer.text)
+            self._print(_QUOTED.sub(r"\1", text) if answer.outcome == "command" else text)
         if self._wrote and not self._wrote.endswith("\n"):
             self._print("\n")
         if self._failure is not None:
             raise self._failure
-        self._say(words_of_outcome(answer))
+        self._say(words_of_outcome(answer, told=self._broke_off, once=self._once))
         self._say(self._unsaved.at_the_end())
         if self._talkative and answer.outcome in ("answered", "interrupted"):
             self._say(self._meter.words())

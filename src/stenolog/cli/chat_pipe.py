@@ -27,7 +27,7 @@ class PipedTalk:
         self.code = 0
         """The exit code, as far as it has come."""
         self._opened = opened
-        self._meter = Meter(opened.agent.model.name)
+        self._meter = Meter(opened.agent.model_of(key).name)
         self._task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[bool] | None = None
         self._lines = lines_of_stdin()
@@ -40,6 +40,8 @@ class PipedTalk:
             while not signals.asked.is_set():
                 self._prompt()
                 line = await signals.unless_asked(self._next_line())
+                if line is None and sys.stdin is not None and sys.stdin.isatty():
+                    click.echo(err=True)  # Ctrl-D has left the cursor behind the prompt
                 if line is None or line.strip() in LEAVING:
                     return
                 if line.strip():

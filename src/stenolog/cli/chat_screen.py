@@ -27,6 +27,7 @@ from stenolog.agent.events import (
 from stenolog.cli.chat_words import (
     Unsaved,
     first_line,
+    is_break_off,
     short_call,
     short_time,
     words_of_compaction,
@@ -169,10 +170,15 @@ class Screen:
         self._over = False
         self._unsaved = Unsaved()
         self._compacted = False
-        meter.begin()
+        self._broke_off = False
+        self._counts = False
 
     def tell(self, event: Event) -> None:
         """Show what happened."""
+        if not self._counts and isinstance(event, Asked):
+            # Not before: the turn before this one is counted until it is over.
+            self._counts = True
+            self._meter.begin()
         self._meter.take(event)
         self._waiting = ""
         match event:
@@ -201,6 +207,7 @@ class Screen:
                 self._unsaved.saved()
                 self._say(f"✓ {words_of_saved(event)}", "green")
             case Noticed():
+                self._broke_off = self._broke_off or is_break_off(event)
                 self._say(f"! {sentence(event.words)}", _WARNING)
             case Counted():
                 pass
@@ -219,7 +226,7 @@ class Screen:
         if not told and answer.outcome != "failed":
             stream = self._new_stream()
             self._print_blocks([*stream.add(answer.text), *stream.end()])
-        words = words_of_outcome(answer)
+        words = words_of_outcome(answer, told=self._broke_off)
         if words:
             self._say(words, _BAD if answer.outcome == "failed" else _WARNING)
         unsaved = self._unsaved.at_the_end()

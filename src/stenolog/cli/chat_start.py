@@ -35,7 +35,7 @@ async def find_start(
 ) -> Start | None:
     """The session that is meant; None where somebody was asked and chose none.
 
-    `go_on`: the last one of a terminal. `text`: one that it matches. Raises ClickException, where
+    `go_on`: the last one of channel cli. `text`: one that it matches. Raises ClickException, where
     nobody can be asked, and StenologError.
     """
     catalog = opened.agent.catalog
@@ -55,6 +55,11 @@ async def find_start(
         words = "A new session."
         if last is not None:
             words = f"A new session; `steno chat -c` goes on with the last one: {_title(last)}"
+        if last is not None and last.state == "interrupted":
+            words = (
+                "A new session; the answer in the last one was cut off: `steno chat -c` has it "
+                f"answered: {_title(last)}"
+            )
         return Start(key=new_key(CHANNEL, SENDER), words=words, goes_on=False)
     if last is None:
         words = "There is no session to go on with yet; this is a new one."

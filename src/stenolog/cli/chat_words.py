@@ -1,10 +1,11 @@
 """What a turn is told in: short sentences, the same in a terminal and on stderr."""
 
 import json
+import shlex
 from typing import Any, Final
 
-from stenolog.agent.events import Answer, NotSaved, SavedAfterAll
-from stenolog.cli.text import one_line, printable, sentence
+from stenolog.agent.events import Answer, Noticed, NotSaved, SavedAfterAll
+from stenolog.cli.text import error_sentence, one_line, printable
 from stenolog.context.compaction import Compaction
 
 PROMPT: Final = "> "
@@ -71,7 +72,7 @@ class Unsaved:
         if event.words == self._why:
             return ""
         self._why, self._told = event.words, event.count
-        return f"{self._how_many()} {_capital(sentence(event.words))}"
+        return f"{self._how_many()} {error_sentence(event.words)}"
 
     def saved(self) -> None:
         """All is saved now."""
@@ -95,20 +96,32 @@ def words_of_saved(event: SavedAfterAll) -> str:
     return f"Saved: {what} in memory only."
 
 
-def words_of_outcome(answer: Answer) -> str:
-    """What is to be said of the end of a turn; nothing where all is well."""
+def is_break_off(event: Noticed) -> bool:
+    """Whether it tells that the answer broke off, so that nobody need tell it again."""
+    return "what was said is kept" in event.words
+
+
+def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) -> str:
+    """What is to be said of the end of a turn; nothing where all is well.
+
+    `told`: it was told that the answer broke off. `once`: nothing more can be typed here, so that
+    commands are not spoken of.
+    """
+    chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
     match answer.outcome:
+        case "interrupted" if told:
+            return f"{chat} goes on." if once else ""
+        case "interrupted" if once:
+            return f"Stopped. What was said is kept; {chat} goes on."
         case "interrupted":
             return "Stopped. What was said is kept; /retry asks for another answer."
+        case "failed" if once:
+            return f"{error_sentence(answer.text)} Your question is kept: {chat} has it answered."
         case "failed":
-            return f"{_capital(sentence(answer.text))} Your message is kept; /retry asks again."
+            return f"{error_sentence(answer.text)} Your message is kept; /retry asks again."
         case "again":
             return "This was answered before."
         case "elsewhere" if not answer.text:
             return "Another process has the turn in this session; the answer comes there."
         case _:
             return ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

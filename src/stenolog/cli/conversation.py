@@ -3,13 +3,13 @@
 import asyncio
 import shlex
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stenolog.agent.commands import COMMANDS, parse
 from stenolog.agent.events import Answer, Asked, Event, Inbound
-from stenolog.agent.turn import INTERRUPTED
-from stenolog.cli.agents import CHANNEL, Opened, Signals
+from stenolog.cli.agents import CHANNEL, NOT_SAVED, Opened, Signals
 from stenolog.cli.chat_history import KeptHistory, history_file
 from stenolog.cli.chat_input import Commands, Leave, Line, Pick, Wish
 from stenolog.cli.chat_past import LAST, past_lines, said_by_user
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.output import Output
 
 LEAVING: Final = ("/quit", "/exit")
+_STORED: Final = "Stored, and not answered yet."
 _COMPLETED: Final = 30
 _KEYS: Final = (
     "Enter sends; Alt-Enter, or \\ at the end of a line, begins another line. Ctrl-C stops an "
@@ -36,6 +37,10 @@ _KEYS: Final = (
 )
 OWN: Final = (("/quit", "", "leave; the session stays"),)
 """Commands of a terminal, besides those of the loop."""
+_ELSEWHERE: Final = ("new", "resume")
+"""Commands that lead into another session, besides those that change this one."""
+_FORGETFUL: Final = ("clear", "undo")
+"""Commands after which nobody knows how full the context is, until it is sent."""
 
 
 class _Entered:
@@ -45,12 +50,28 @@ class _Entered:
         self.text = text
         self.screen = screen
         self.waits = False
+        self.begun = False
+        """Whether the loop has it."""
+        self.asked = False
+        """Whether the model was asked."""
         self.shown = False
         self.task: asyncio.Task[None] | None = None
 
     @property
     def is_command(self) -> bool:
-        return parse(self.text) is not None
+        return self.command != ""
+
+    @property
+    def command(self) -> str:
+        """The name of the command that it is; empty for a message."""
+        given = parse(self.text)
+        return "" if given is None else given.name
+
+    @property
+    def matters(self) -> bool:
+        """Whether it is a command that says where, or after what, the next message stands."""
+        known = COMMANDS.get(self.command)
+        return known is not None and (known.alone or self.command in _ELSEWHERE)
 
 
 class Conversation:
@@ -66,10 +87,12 @@ class Conversation:
     ) -> None:
         """`source` and `output`: the terminal, where it is not this process's own."""
         self.key = key
+        self.code = 0
+        """The exit code, as far as the conversation itself has one."""
         self._opened = opened
         self._terminal = (source, output)
         self._console = console()
-        self._meter = Meter(opened.agent.model.name)
+        self._meter = Meter(opened.agent.model_of(key).name)
         self._entered: list[_Entered] = []
         self._resuming: Screen | None = None
         self._resumption: asyncio.Task[None] | None = None
@@ -91,6 +114,7 @@ class Conversation:
                 await signals.unless_asked(self._pick(wish))
         finally:
             self._leaving = True
+            await self._hand_over()
         if not signals.asked.is_set():
             # Who leaves does not wait for an answer. What was said of it is kept.
             await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
@@ -106,6 +130,29 @@ class Conversation:
             await asyncio.wait(tasks)
         self.line.flush()
 
+    async def _hand_over(self) -> None:
+        """Store the messages that wait behind a command; skip the commands that wait."""
+        astray = False
+        for one in tuple(self._entered):
+            astray = astray or one.matters
+            if one.begun or one.task is None:
+                continue
+            one.task.cancel()
+            if one.is_command:
+                self.say(f"Not run: {one.text}", "yellow")
+            elif not astray and await asyncio.to_thread(self._store, one.text):
+                self.say(f"{said_by_user(one.text)}\n{_STORED}", "yellow")
+            else:
+                self.code = NOT_SAVED
+                self.say(f"Not sent: {one.text}", "yellow")
+
+    def _store(self, text: str) -> bool:
+        body = {"role": "user", "content": text[1:] if text.startswith("//") else text}
+        try:
+            return bool(self._opened.agent.sessions.add_full_message(self.key, body))
+        except StenologError:
+            return False
+
     def say(self, words: str, style: str = "dim") -> None:
         """Put a sentence of ours above the line."""
         from rich.text import Text
@@ -118,7 +165,7 @@ class Conversation:
         """Say who answers, in which session, and what does not work; show what was said there."""
         agent = self._opened.agent
         name = f"{one_line(agent.id)} · " if agent.id else ""
-        self.say(f"{name}{agent.model.name} · {one_line(self.key)}")
+        self.say(f"{name}{self._meter.model} · {one_line(self.key)}")
         if start.words:
             self.say(start.words)
         for problem in agent.problems:
@@ -146,7 +193,10 @@ class Conversation:
         if words[0] in LEAVING:
             return Leave()
         if words[0] == "/stop":
-            self.stop()
+            if self.busy:
+                self.stop()
+            else:
+                self.say("No answer is being written.\n")
             return None
         if words[0] == "/resume" and self._opened.agent.catalog is not None and not self.busy:
             return Pick(" ".join(words[1:]))
@@ -216,6 +266,7 @@ class Conversation:
         try:
             if before is not None:
                 await asyncio.wait([before])
+            one.begun = True
             if one.is_command:
                 self._show(one)
             inbound = Inbound(key=self.key, content=one.text)
@@ -235,27 +286,33 @@ class Conversation:
 
     def _answered(self, one: _Entered, answer: Answer) -> None:
         if one.waits and answer.outcome == "elsewhere":
-            stopped = answer.text.endswith(INTERRUPTED)
-            one.screen.note(
-                "Stopped together with the answer above; /retry asks again."
-                if stopped
-                else "Answered above."
-            )
+            one.screen.note("Answered above.")
             return
         if self._leaving and answer.outcome == "failed":
-            return  # who closes the loop tells what is left
+            # Of what was cut off, who closes the loop tells.
+            if one.waits and not one.asked:
+                one.screen.note(_STORED)
+            return
         one.screen.finish(answer)
         if one.text == "/help":
             self.say(_KEYS)
             self.line.show([""])
-        if answer.key != self.key:
+        if one.command and one.command not in COMMANDS:
+            near = get_close_matches(one.command, (*COMMANDS, "quit", "exit"), 1)
+            if near:
+                self.say(f"Did you mean /{near[0]}?\n")
+        if one.command in _FORGETFUL:
+            self._meter.forget()
+        if answer.key != self.key or one.command == "model":
             self.key = answer.key
             self._meter.forget()
+            self._meter.model = self._opened.agent.model_of(self.key).name
             if one.text.startswith("/resume"):
                 self.come_back()
 
     def _tell(self, one: _Entered, event: Event) -> None:
         if isinstance(event, Asked):
+            one.asked = True
             self._show(one)
         one.screen.tell(event)
         self.line.changed()

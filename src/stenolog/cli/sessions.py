@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec.structs import replace
 
+from stenolog.catalog.answers import FIELD, interruption
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.catalog import catalog_of
 from stenolog.cli.text import age, json_text, moment, one_line, printable, sentence
@@ -33,6 +34,8 @@ _ALL: Final = 1 << 62
 """More sessions than there can be."""
 _OLD_SUFFIX: Final = ".json"
 """What the whole sessions of other programs end with."""
+_INTERRUPTED: Final = "[interrupted]"
+"""What a model is shown of an answer that was cut off."""
 _NAMED: Final = 8
 """So many others that have sessions are named."""
 
@@ -184,7 +187,7 @@ def show_command(key: str, full: bool, where: Where) -> None:
             click.secho("Summary", bold=True)
             click.echo(f"{printable(info.summary)}\n")
         for message in store.get_history(key, full=full):
-            _print_message(message)
+            _print_message(message, whole=full)
         hidden = info.count - info.visible
         if hidden and not full:
             click.echo(f"{_messages(hidden)} hidden; --all shows them too.", err=True)
@@ -290,8 +293,12 @@ def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
     console.print(table)
 
 
-def _print_message(message: Message) -> None:
+def _print_message(message: Message, *, whole: bool) -> None:
+    """For reading; `whole`: with what an answer says of itself for the agent's loop."""
     fields = message.to_dict()
+    why = interruption(fields)
+    if not whole:
+        fields.pop(FIELD, None)
     role = fields.pop("role", "message")
     head = f"[{message.seq}] {role if isinstance(role, str) else json.dumps(role)}"
     click.secho(printable(head), bold=True, nl=False)
@@ -299,10 +306,17 @@ def _print_message(message: Message) -> None:
         f" · {moment(message.at)}{' · hidden' if message.hidden else ''}", dim=True, nl=True
     )
     for text in _texts(fields.pop("content", None)):
-        click.echo(printable(text))
+        click.echo(printable(text if whole or not why else _in_words(text, why)))
     for name, value in fields.items():
         click.echo(printable(f"{name}: {_as_json(value)}"))
     click.echo()
+
+
+def _in_words(text: str, why: str) -> str:
+    if not text.endswith(_INTERRUPTED):
+        return text
+    reason = "" if why == "stopped" else f": {why}"
+    return f"{text.removesuffix(_INTERRUPTED)}(interrupted{reason})"
 
 
 def _texts(content: Any) -> Iterator[str]:

@@ -6,8 +6,10 @@ A command's module is imported when it is asked for: `steno --version` does not 
 import logging
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -37,6 +39,15 @@ READER_GONE: Final = 128 + 13
 class Steno(click.Group):
     """Finds commands by name, and turns our errors into one sentence and exit code 1."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run it as a program."""
+        # Where a shell has closed one (`>&-`), Python has none, and nobody expects that.
+        if sys.stdout is None:
+            sys.stdout = _nowhere()
+        if sys.stderr is None:
+            sys.stderr = _nowhere()
+        return super().main(*args, **extra)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, for the help text."""
         del ctx
@@ -49,6 +60,16 @@ class Steno(click.Group):
             return None
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), f"{cmd_name}_command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant. Raises UsageError, with what may have been meant."""
+        name = args[0]
+        near = get_close_matches(name, COMMANDS, 1)
+        if name not in COMMANDS and near and not ctx.resilient_parsing:
+            ctx.fail(f"There is no command {name!r}; did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """What stands before the command. Raises UsageError."""
@@ -73,6 +94,10 @@ class Steno(click.Group):
             ctx.exit(READER_GONE)
         except OSError as error:
             raise click.ClickException(sentence(f"Cannot write the output: {error}")) from error
+
+
+def _nowhere() -> TextIOWrapper:
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def _stop_writing() -> None:

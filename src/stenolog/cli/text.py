@@ -43,11 +43,12 @@ def sentence(words: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-def error_sentence(error: Exception) -> str:
+def error_sentence(error: Exception | str) -> str:
     """What an error says, as a sentence of its own; a name at its beginning stays as it is."""
     text = sentence(str(error))
-    first = text.partition(" ")[0]
-    begins_with_word = first.isascii() and first.isalpha()
+    first, _, rest = text.partition(" ")
+    # "x at http://…" begins with the name of a model.
+    begins_with_word = first.isascii() and first.isalpha() and not rest.startswith("at http")
     return text[:1].upper() + text[1:] if begins_with_word else text
 
 

@@ -98,21 +98,59 @@ class KnowsItsContext(Protocol):
         ...
 
 
+class Pieces:
+    """A text that comes in pieces; they are joined when it is asked for, not at each of them."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        """Take in what came next."""
+        if piece:
+            self._pieces.append(piece)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+
 class Reply:
     """An answer as far as it has come."""
 
     def __init__(self) -> None:
-        self.text = ""
-        self.reasoning = ""
-        self.details: list[dict[str, Any]] = []
         self.finish = ""
         self.usage: Usage | None = None
+        self._text = Pieces()
+        self._reasoning = Pieces()
+        self._details: list[dict[str, Any]] = []
+        self._words = Pieces()
+        """Those of the last detail."""
         self._calls: dict[int, CallPart] = {}
+        self._arguments: dict[int, Pieces] = {}
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self._text.text
+
+    @property
+    def reasoning(self) -> str:
+        """Its thoughts, where they are told as text."""
+        return self._reasoning.text
+
+    @property
+    def details(self) -> list[dict[str, Any]]:
+        """Its thoughts as OpenRouter tells them."""
+        self._join_words()
+        return self._details
 
     def add(self, delta: Delta) -> None:
         """Take in what came next."""
-        self.text += delta.text
-        self.reasoning += delta.reasoning
+        self._text.add(delta.text)
+        self._reasoning.add(delta.reasoning)
         self.finish = delta.finish or self.finish
         self.usage = delta.usage or self.usage
         for detail in delta.details:
@@ -123,20 +161,29 @@ class Reply:
                 index=part.index,
                 id=known.id or part.id,
                 name=known.name or part.name,
-                arguments=known.arguments + part.arguments,
                 extra={**known.extra, **part.extra},
             )
+            self._arguments.setdefault(part.index, Pieces()).add(part.arguments)
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
         """Thoughts come word by word, and are taken back only as the one detail that they are."""
-        last = self.details[-1] if self.details else {}
+        last = self._details[-1] if self._details else {}
         name = _WORDS_OF_DETAILS.get(str(piece.get("type")))
         if name is None or any(last.get(one) != piece.get(one) for one in ("type", "index")):
-            self.details.append(dict(piece))
+            self._join_words()
+            self._details.append(dict(piece))
             return
-        said = f"{last.get(name) or ''}{piece.get(name) or ''}"
+        self._words.add(str(piece.get(name) or ""))
         given = {field: value for field, value in piece.items() if value is not None}
-        self.details[-1] = {**last, **given, name: said}
+        last.update({**given, name: last.get(name) or ""})
+
+    def _join_words(self) -> None:
+        """Put the words that came since into the last detail."""
+        if self._words.text:
+            last = self._details[-1]
+            name = _WORDS_OF_DETAILS[str(last["type"])]
+            last[name] = f"{last.get(name) or ''}{self._words.text}"
+            self._words = Pieces()
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -148,7 +195,8 @@ class Reply:
         for _, part in sorted(self._calls.items()):
             if part.name:
                 id = part.id if part.id and part.id not in made else f"call_{part.index}"
-                function = {"name": part.name, "arguments": part.arguments}
+                arguments = self._arguments[part.index].text
+                function = {"name": part.name, "arguments": arguments}
                 made[id] = {**part.extra, "id": id, "type": "function", "function": function}
         return list(made.values())
 
@@ -158,9 +206,9 @@ class Reply:
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.details:
-            message["reasoning_details"] = list(self.details)
-        if self.calls:
-            message["tool_calls"] = self.calls
+            message["reasoning_details"] = [dict(detail) for detail in self.details]
+        if calls := self.calls:
+            message["tool_calls"] = calls
         return message
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stenolog.providers.base import CallPart, Delta, Usage
+from stenolog.providers.base import CallPart, Delta, Pieces, Usage
 from stenolog.providers.failures import Failure, Trouble, failure_of
 
 DONE: Final = "[DONE]"
@@ -122,7 +122,7 @@ class _Calls:
         self._new_id = new_id
         self._ids: list[str] = []
         """By our index: what the server calls it, or empty."""
-        self._arguments: list[str] = []
+        self._arguments: list[Pieces] = []
         self._places: dict[int, int] = {}
         """By the server's index: ours."""
 
@@ -138,11 +138,11 @@ class _Calls:
         if place is None:
             place = len(self._ids)
             self._ids.append(id)
-            self._arguments.append("")
+            self._arguments.append(Pieces())
             if number is not None:
                 self._places[number] = place
             id = id or self._new_id()
-        self._arguments[place] += arguments
+        self._arguments[place].add(arguments)
         extra = {
             field: value
             for field, value in call.items()
@@ -162,7 +162,7 @@ class _Calls:
         if place is None or not id or not self._ids[place]:
             # Whole calls that are all numbered 0, and have no id, are told apart by their JSON.
             again = place is not None and name and not id and arguments.startswith("{")
-            return None if again and _is_whole(self._arguments[place or 0]) else place
+            return None if again and _is_whole(self._arguments[place or 0].text) else place
         # Some number every call 0.
         return place if self._ids[place] == id else None
 

@@ -518,7 +518,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--play", action="append", default=[], help="how the next request is answered, as JSON"
     )
     given = parser.parse_args(arguments)
-    plays = [msgspec.json.decode(play, type=Play) for play in given.play]
+    try:
+        plays = [msgspec.json.decode(play, type=Play) for play in given.play]
+    except msgspec.DecodeError as error:
+        parser.error(f"--play takes a JSON object, as in '{{\"pause\": 0.5}}': {error}")
     ended = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -37,6 +37,8 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 _CONNECT: Final = 10.0
 _MOST_EVENT: Final = 16 * 2**20
 _MOST_ANSWER: Final = 64 * 2**20
+_EVENT: Final = 64
+"""Characters that each event counts besides its data."""
 _MOST_ERROR: Final = 64 * 2**10
 _DOUBTED: Final = 1_000
 """Tokens from which on a count of the prompt is compared with ours."""
@@ -267,14 +269,15 @@ class OpenAIChat:
                 silent = isinstance(error, TimeoutError)
                 what = _silent(seconds) if silent else _lost("broke off", error)
                 raise Trouble(Failure(f"{what}: the answer is not whole", silent=silent)) from error
-            size += len(event.data)
+            # An event without data takes time, too.
+            size += len(event.data) + _EVENT
             if size > _MOST_ANSWER:
                 raise Trouble(Failure("sent more than any answer has", 400))
             delta = reader.read(event.data)
             if delta is not None:
                 yield delta
-            # The reader may have taken its time; that was not the server's.
-            until, seconds = loop.time() + self._timeout, self._timeout
+                # The reader may have taken its time; that was not the server's.
+                until, seconds = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
             raise Trouble(Failure("broke off in the middle: the answer is not whole"))
         await _let_end(events)

@@ -22,6 +22,8 @@ _DEEPEST: Final = 5
 """No field stands deeper."""
 _LONGEST: Final = 1_000
 """A value of more lines than this is looked for no further; its line is then not told."""
+_DIGITS: Final = re.compile(r"\d(?:_?\d){639,}")
+"""Python reads 640 digits of a whole number, and refuses more than it was told to read."""
 
 
 class Written(Struct, frozen=True, kw_only=True):
@@ -145,11 +147,31 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise _wrong(str(file), "it is nested too deeply") from error
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         words = str(error)
         at = _AT.search(words)
         source = f"{file}:{at[1]}:{at[2]}" if at else str(file)
         raise _wrong(source, f"this is no TOML: {_AT.sub('', words)}") from error
+    except ValueError as error:
+        raise WrongSettings([_refused_number(file, text)]) from error
+
+
+def _refused_number(file: File, text: str) -> Problem:
+    """What is wrong with a text in which a number has more digits than Python reads."""
+    short = _DIGITS.sub("0", text)
+    for found in _DIGITS.finditer(text):
+        before, after = text[: found.start()], _DIGITS.sub("0", text[found.end() :])
+        try:
+            # It may stand in a text or a comment, and then there is nothing wrong with it.
+            tomllib.loads(f"{_DIGITS.sub('0', before)}{found[0]}{after}")
+        except ValueError:
+            line = before.count("\n") + 1
+            begun = [(at, path) for path, at in lines_of(short).items() if at <= line]
+            field = ".".join(max(begun, default=(0, ()))[1])
+            digits = sum(map(str.isdigit, found[0]))
+            reason = f"a number of {digits:,} digits is too long"
+            return Problem(source=f"{file}:{line}", field=field, reason=reason)
+    return Problem(source=str(file), reason="a number in it is too long")
 
 
 def _wrong(source: str, reason: str) -> WrongSettings:

@@ -157,13 +157,19 @@ def test_edit_says_the_last_message_differently(store: str, tmp_path: Path) -> N
 
 
 @with_store
-def test_an_edit_can_be_undone(store: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["edit two", "retry"])
+def test_an_edit_and_a_retry_can_be_undone(store: str, command: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
-        await say(loop, "/edit two")
+        await say(loop, f"/{command}")
+        assert bodies(loop)[-1]["content"] == "Answer 2."
+        await say(loop, "/undo")
+        assert [body["content"] for body in bodies(loop)] == ["one", "Answer 1."]
+        await say(loop, "/retry")
+        await say(loop, "three")
         await say(loop, "/undo")
         said = [body["content"] for body in bodies(loop)]
-        assert said[:2] == ["one", "Answer 1."]
+        assert said == ["one", "Answer 1.", "three", "Answer 4."]
 
     _in(store, tmp_path, main)
 

@@ -113,3 +113,36 @@ def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> N
         assert contents == ["?", "theirs", "next"]
 
     asyncio.run(main())
+
+
+def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        await hand.say(sessions, _user("?"), tell=heard, once="1")
+        store.refused = ("mine",)
+        await hand.keep(sessions, _answer("mine"), tell=heard, seen=Seen(upto=1))
+        store.refused = ()
+        store.add_full_message(KEY, _answer("theirs"))
+        store.add_full_message(KEY, _user("and?"))
+        assert await hand.flush(sessions, tell=heard)
+        assert [message.content for message in store.get_history(KEY)] == ["?", "theirs", "and?"]
+
+    asyncio.run(main())
+
+
+def test_a_question_that_had_arrived_after_all_is_not_answered_again() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        store.refused = ("?", "mine")
+        await hand.say(sessions, _user("?"), tell=heard, once="1")
+        await hand.keep(sessions, _answer("mine"), tell=heard, seen=Seen(upto=0, token=hand.newest))
+        store.refused = ()
+        # The write that failed had arrived all the same, and another process has answered it.
+        store.add_full_message(KEY, _user("?"), once="1")
+        store.add_full_message(KEY, _answer("theirs"))
+        assert await hand.flush(sessions, tell=heard)
+        assert [message.content for message in store.get_history(KEY)] == ["?", "theirs"]
+
+    asyncio.run(main())

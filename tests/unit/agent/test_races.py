@@ -423,3 +423,27 @@ def test_a_lease_that_is_taken_over_ends_the_turn_at_once(tmp_path: Path) -> Non
             assert roles(loop) == ["user"]
 
     asyncio.run(main())
+
+
+@with_store
+def test_what_another_process_answered_at_the_last_moment_is_not_answered_again(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        other = open_agent(store, tmp_path, ScriptedModel([]))
+        assert other.store is not None
+        async with agent_loop(store, tmp_path, ["One.", "Again."]) as loop:
+            await say(loop, "To begin with.")
+            lease = other.store.lease(KEY, ttl=60)
+            heard = Heard()
+            waiting = asyncio.create_task(say(loop, "Hello?", tell=heard))
+            await until(lambda: bool(heard.of(Noticed)))
+            # Both between two looks: who waits finds the turn free.
+            lease.store.add_message(KEY, "assistant", "From elsewhere.")
+            lease.release()
+            answer = await waiting
+            assert (answer.outcome, answer.text) == ("elsewhere", "From elsewhere.")
+            assert roles(loop) == ["user", "assistant"] * 2
+        await other.close()
+
+    asyncio.run(main())

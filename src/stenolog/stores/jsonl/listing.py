@@ -101,6 +101,14 @@ def stamps(directory: Directory) -> dict[str, str]:
     return seen.stamps()
 
 
+def close(directory: Directory) -> None:
+    """Let go of what was opened to look at this folder; it may be looked at again."""
+    with _mutex:
+        seen = _seen.pop(directory, None)
+    if seen is not None:
+        seen.close()
+
+
 def grew(before: str, now: str) -> bool:
     """Whether two marks are of one file that became longer, as an append makes it."""
     inode, size, _ = before.split(":")
@@ -136,15 +144,25 @@ class _Seen:
                 for name in changed or ():
                     self._look_at(directory, name)
             except OSError as error:
-                self._watch = None
+                self._end_watch()
                 raise explained(error, f"listing {directory.path}") from error
             except BaseException:
-                self._watch = None
+                self._end_watch()
                 raise
             return self._stamps.copy()
 
+    def close(self) -> None:
+        with self._mutex:
+            self._end_watch()
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            # An error's traceback, or a cycle, may refer to it for long.
+            watch.close()
+
     def _look_at_all(self, directory: Directory) -> None:
-        self._watch = None
+        self._end_watch()
         # A command that looks once does not pay for a watch. It begins before the look.
         if self._looks:
             with suppress(OSError):

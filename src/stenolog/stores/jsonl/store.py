@@ -557,6 +557,7 @@ class JSONLStore:
 
     def _release(self) -> None:
         self._logs.close()
+        listing.close(self._directory)
         self._directory.close()
 
     def __enter__(self) -> Self:
