@@ -15,11 +15,17 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.events import Inbound, Noticed, ToolEnded
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, RefusedMessage, UsageError
 from stenolog.providers.base import Delta
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.records import Message
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.in_memory import InMemoryStore
 from unit.agent.agents import (
     KEY,
     SPEC,
@@ -445,5 +451,41 @@ def test_what_another_process_answered_at_the_last_moment_is_not_answered_again(
             assert (answer.outcome, answer.text) == ("elsewhere", "From elsewhere.")
             assert roles(loop) == ["user", "assistant"] * 2
         await other.close()
+
+    asyncio.run(main())
+
+
+class Raced(InMemoryStore):
+    """A store in which somebody speaks at the moment in which a history is replaced."""
+
+    speaks = False
+
+    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+        """Replace what is visible, a moment too late."""
+        if self.speaks:
+            self.speaks = False
+            self.add_message(key, "user", "at that moment")
+        super().set_history(key, messages)
+
+
+@pytest.mark.parametrize("command", ["retry", "edit new words"])
+def test_what_is_said_at_the_moment_of_a_command_is_not_hidden(command: str) -> None:
+    async def main() -> None:
+        store = Raced()
+        sessions = JSONLBackend(store)
+        agent = AgentInstance(
+            replace(SPEC, memory=False), model=ScriptedModel(_echo), sessions=sessions
+        )
+        loop = AgentLoop(AgentRegistry([agent]))
+        await say(loop, "old words")
+        store.speaks = True
+        await say(loop, f"/{command}")
+        said = [body["content"] for body in bodies(loop)]
+        assert "at that moment" in said or command != "retry"
+        hidden = [m.content for m in store.get_history(KEY, full=True) if m.hidden]
+        # What was said then is the last message now, and only that may be edited.
+        assert "old words" in said
+        assert command == "retry" or "at that moment" in hidden
+        await loop.close()
 
     asyncio.run(main())

@@ -1,7 +1,9 @@
 """`steno ask`: the answer on stdout as it comes, everything else on stderr, exit codes."""
 
+import asyncio
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -10,8 +12,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stenolog.agent.events import Answer, NotSaved, Outcome, Said, ToolBegan, ToolEnded
+from stenolog.agent.events import (
+    Answer,
+    Noticed,
+    NotSaved,
+    Outcome,
+    Said,
+    ToolBegan,
+    ToolEnded,
+)
 from stenolog.cli import main
+from stenolog.cli.agent_options import Options
+from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_lines import Teller
 from stenolog.cli.chat_pipe import code_of
 from stenolog.cli.chat_screen import Meter
@@ -57,6 +69,29 @@ def test_the_question_may_come_from_stdin(arguments: list[str]) -> None:
     ended = ask("--session", "cli:a", *arguments, stdin="what\ntime is it?\n")
     assert ended.exit_code == 0
     assert contents("cli:a")[0] == "what\ntime is it?"
+
+
+def test_what_is_piped_in_beside_a_question_stands_behind_it() -> None:
+    ended = ask("--session", "cli:a", "what is wrong?", stdin="line one\nline two\n")
+    assert ended.exit_code == 0
+    assert contents("cli:a")[0] == "what is wrong?\n\nline one\nline two"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "terminal"])
+def test_only_a_pipe_or_a_file_is_read_beside_a_question(here: Path, kind: str) -> None:
+    # Of a terminal nobody can say whether something will be typed.
+    (here / "log").write_bytes(b"more \xff\n")
+    reader, writer = pty.openpty()[::-1] if kind == "terminal" else os.pipe()
+    if kind == "file":
+        os.dup2(os.open(here / "log", os.O_RDONLY), reader)
+    if kind == "pipe":
+        os.write(writer, b"more \xff\n")
+        os.close(writer)
+    command = ["ask", "--model", "scripted", "--session", "cli:a", "question"]
+    subprocess.run([sys.executable, "-c", PROGRAM, *command], stdin=reader, timeout=60, check=True)
+    os.close(reader)
+    behind = "" if kind == "terminal" else "\n\nmore \ufffd"
+    assert contents("cli:a")[0] == f"question{behind}"
 
 
 @pytest.mark.parametrize("stdin", ["", " \n"])
@@ -109,7 +144,9 @@ def test_what_failed_is_told_on_stderr_and_in_the_object(monkeypatch: pytest.Mon
     told = json.loads(ended.stdout)
     assert (told["outcome"], told["answer"], told["saved"]) == ("failed", "", True)
     assert "127.0.0.1" in told["error"]
-    assert "Your message is kept" in ended.stderr
+    assert ended.stderr.startswith("x at http://127.0.0.1:1/v1")
+    kept = "Your question is kept: `steno chat cli:a` has it answered.\n"
+    assert ended.stderr.endswith(kept)
     assert contents("cli:a") == ["hello"]
 
 
@@ -135,7 +172,7 @@ def test_stopped_it_keeps_what_was_said() -> None:
         process.stdout.read()
         told = process.stderr.read().decode()
     assert process.returncode == 130
-    assert told == "Stopped. What was said is kept; /retry asks for another answer.\n"
+    assert told == "Stopped. What was said is kept; `steno chat cli:a` goes on.\n"
     assert str(contents("cli:a")[1]).endswith("[interrupted]")
 
 
@@ -175,3 +212,46 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
         "Not saved: 1 message is in memory only. The disk is full.",
         "m",
     ]
+
+
+def test_an_answer_that_broke_off_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for once, told in (
+        (False, ["gpt-5 broke off; what was said is kept, /retry asks again."]),
+        (True, ["gpt-5 broke off; what was said is kept.", "`steno chat k` goes on."]),
+    ):
+        teller = Teller(Meter("m"), talkative=False, once=once)
+        teller.tell(Noticed(words="gpt-5 broke off; what was said is kept, /retry asks again"))
+        teller.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
+        assert capsys.readouterr().err.splitlines() == told
+
+
+def test_trying_out_leaves_no_notes() -> None:
+    async def consolidation() -> bool:
+        opened = open_agent(Options(model="scripted"))
+        try:
+            return opened.agent.spec.consolidation
+        finally:
+            await opened.loop.close()
+
+    assert not asyncio.run(consolidation())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        ("opnai/gpt-5", "openai/gpt-5"),
+        ("Scripted", "scripted"),
+        ("OLLAMA/x", "ollama/x"),
+        ("mien", "Mine"),
+    ],
+)
+def test_a_model_that_is_nearly_one_gets_a_suggestion(here: Path, wanted: str, meant: str) -> None:
+    (here / "steno.toml").write_text('[models.Mine]\nmodel = "openai/x"\n')
+    ended = ask("--config", "steno.toml", "--model", wanted, "hello")
+    assert ended.exit_code == 1
+    assert ended.stderr == f"Error: There is no model {wanted!r}; did you mean {meant!r}?\n"
+
+
+def test_a_model_that_is_like_no_other_gets_the_list_of_all() -> None:
+    ended = ask("--model", "zzzz/gpt", "hello")
+    assert "no provider is known for the model 'zzzz/gpt'; write one of" in ended.stderr

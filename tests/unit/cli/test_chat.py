@@ -1,5 +1,6 @@
 """`steno chat` without a terminal, and which session a chat begins in."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,8 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stenolog.cli import main
+from stenolog.cli.agent_options import Options
+from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_history import KeptHistory
 from stenolog.cli.chat_lines import SafeText
+from stenolog.cli.chat_start import find_start
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
@@ -349,3 +353,60 @@ def test_a_history_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> Non
     assert list(history.load_history_strings()) == []
     (tmp_path / "damaged").write_bytes(b'\xff\n"one"\nnot json\n3\n')
     assert list(KeptHistory(tmp_path / "damaged").load_history_strings()) == []
+
+
+def test_a_session_has_its_own_model_where_no_other_is_found() -> None:
+    with open_store("workspace") as store:
+        store.add_message("cli:a:default", "user", "hello")
+        store.add_message("cli:a:default", "assistant", "Hello.")
+        store.set_meta("cli:a:default", chat_model="scripted")
+        store.add_message("cli:b:default", "user", "bees")
+        store.add_message("cli:b:default", "assistant", "Yes.")
+    for arguments in (["cli:a:default"], ["-r", "hello"]):
+        ended = chat(*arguments, typed="the time\n", model=None)
+        assert (ended.exit_code, ended.stderr) == (0, "")
+        assert ended.stdout.startswith("The tool says: ")
+    ended = chat("-c", typed="/new\nthe time\n", model=None)
+    assert ended.exit_code == 1
+    assert "No model was found; /model NAME takes one for this session." in ended.stderr
+
+
+@pytest.mark.parametrize("chosen", [None, "opnai/x"])
+def test_a_session_without_a_model_of_its_own_is_not_begun(chosen: str | None) -> None:
+    with open_store("workspace") as store:
+        store.add_message("cli:a:default", "user", "hello")
+        store.set_meta("cli:a:default", chat_model=chosen)
+    ended = chat("-c", typed="the time\n", model=None)
+    assert ended.exit_code == 1
+    assert "No model was found. Set an API key" in ended.stderr
+    assert ("did you mean 'openai/x'?" in ended.stderr) == (chosen is not None)
+    assert contents("cli:a:default") == ["hello"]
+
+
+def test_commands_are_answered_in_plain_words_where_nothing_is_laid_out() -> None:
+    ended = chat("cli:a", typed="/context\n/help\n")
+    assert "tokens are sent to" in ended.stdout
+    assert "- /undo take back" in ended.stdout
+    assert "`" not in ended.stdout
+
+
+def test_who_begins_anew_is_told_of_an_answer_that_was_cut_off() -> None:
+    async def words() -> str:
+        opened = open_agent(Options(model="scripted"))
+        try:
+            start = await find_start(opened)
+        finally:
+            await opened.loop.close()
+        assert start is not None
+        return start.words
+
+    with open_store("workspace") as store:
+        store.add_message("cli:a:default", "user", "hello")
+    assert asyncio.run(words()) == (
+        "A new session; the answer in the last one was cut off: `steno chat -c` has it answered: "
+        "hello"
+    )
+    with open_store("workspace") as store:
+        store.add_message("cli:a:default", "assistant", "Hello.")
+    told = "A new session; `steno chat -c` goes on with the last one: hello"
+    assert asyncio.run(words()) == told

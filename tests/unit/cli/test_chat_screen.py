@@ -21,7 +21,7 @@ from stenolog.agent.events import (
     ToolEnded,
 )
 from stenolog.cli.chat_screen import Meter, Screen
-from stenolog.cli.chat_words import first_line, short_call, short_time
+from stenolog.cli.chat_words import first_line, short_call, short_time, words_of_outcome
 from stenolog.context.compaction import Compaction
 from stenolog.providers.base import Usage
 
@@ -240,3 +240,33 @@ def test_what_is_long_is_told_shortly(
     function: Callable[[Any], str], given: object, short: str
 ) -> None:
     assert function(given) == short
+
+
+def test_an_answer_that_broke_off_is_told_once() -> None:
+    shown = Shown()
+    shown.tell(Said(text="Half of"), Noticed(words="x; what was said is kept, /retry asks again"))
+    shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
+    assert shown.lines[:3] == ["Half of", "", "! x; what was said is kept, /retry asks again."]
+    assert "Stopped" not in " ".join(shown.lines)
+
+
+def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
+    shown = Shown()
+    shown.tell(Asked(model="m", tokens=10, budget=100), Counted(usage=Usage(prompt=7, answer=1)))
+    Screen(Console(), shown.meter, show=lambda _: None)
+    shown.tell(Counted(usage=Usage(prompt=5, answer=2)))
+    assert shown.meter.words() == "m · context 10 % (≈10 of 100) · 12 tokens in, 3 out"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("x at http://h/v1 is down", "x at http://h/v1 is down."),
+        ("gpt-5-mini at http://h/v1 is down", "gpt-5-mini at http://h/v1 is down."),
+        ("max_context_tokens=1 is too small", "max_context_tokens=1 is too small."),
+        ("the server is down", "The server is down."),
+    ],
+)
+def test_a_name_at_the_beginning_stays_as_it_is(words: str, told: str) -> None:
+    failed = Answer(key="k", text=words, outcome="failed")
+    assert words_of_outcome(failed).startswith(f"{told} Your message")

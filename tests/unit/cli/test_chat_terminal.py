@@ -263,3 +263,5 @@ def test_a_dumb_terminal_gets_lines_and_nothing_else() -> None:
         run.type("\x04")
         assert run.ended() == 0
     assert "\x1b" not in run.raw
+    # The shell's prompt begins a line of its own.
+    assert run.raw.endswith("\n")

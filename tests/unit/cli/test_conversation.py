@@ -218,16 +218,107 @@ def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_tw
     assert "Stopped. What was said is kept; /retry asks for another answer." in one.shown
 
 
-def test_what_waited_for_a_stopped_answer_is_told_to_be_unanswered(source: PipeInput) -> None:
+def test_what_waited_for_a_stopped_answer_is_answered_next(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("second\r")
         await one.until(lambda: one.history() == ["first", "second"])
         one.type("\x03")
+        await one.until(lambda: "To second:" in one.shown)
+        one.model.gate.set()
         await one.until(lambda: not one.talk.busy)
 
-    assert "Stopped together with the answer above; /retry asks again." in talk(source, act).shown
+    assert talk(source, act).history()[-1] == "To second: done."
+
+
+def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("/context\rsecond\r")
+        await one.until(lambda: "waits: second" in one.shown)
+
+    one = talk(source, act)
+    assert sorted(map(str, one.history())) == ["To first: [interrupted]", "first", "second"]
+    assert "Not run: /context" in one.shown
+    assert "> second\nStored, and not answered yet." in one.shown
+    assert "tokens are sent to" not in one.shown
+    assert one.talk.code == 0
+
+
+def test_a_message_that_waits_behind_a_command_is_answered_by_who_comes_back(
+    source: PipeInput,
+) -> None:
+    async def leave(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("/context\r//second\r")
+        await one.until(lambda: "waits: //second" in one.shown)
+
+    async def come_back(one: Talk) -> None:
+        await one.until(lambda: not one.talk.busy)
+
+    talk(source, leave)
+    start = Start(key=KEY, words="", goes_on=True)
+    with create_pipe_input() as again:
+        assert talk(again, come_back, start=start, open_=True).history()[-1] == "To /second: done."
+
+
+def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("/new\rsecond\r")
+        await one.until(lambda: "waits: second" in one.shown)
+
+    one = talk(source, act)
+    assert one.history() == ["first", "To first: [interrupted]"]
+    assert "Not run: /new\nNot sent: second" in one.shown
+    assert one.talk.code == 3
+
+
+def test_what_changes_the_context_takes_its_size_from_the_status_line(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("hello\r")
+        await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
+        one.type("/clear\r")
+        await one.until(lambda: "is hidden" in one.shown and not one.talk.busy)
+        assert one.talk.status() == "gated"
+        one.type("again\r")
+        await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
+        one.type("/undo\r")
+        await one.until(lambda: "Taken back" in one.shown and not one.talk.busy)
+        assert one.talk.status() == "gated"
+
+    talk(source, act, open_=True)
+
+
+def test_a_stop_with_nothing_to_stop_says_so(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("/stop\r")
+        await one.until(lambda: "No answer is being written." in one.shown)
+
+    talk(source, act)
+
+
+def test_a_command_that_is_nearly_one_gets_a_suggestion(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("/frok\r")
+        await one.until(lambda: "Did you mean /fork?" in one.shown)
+
+    talk(source, act)
+
+
+def test_what_is_searched_for_is_seen_while_it_is_typed(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("remember\r")
+        await one.until(lambda: one.history()[1:] and not one.talk.busy)
+        one.type("\x12mem")
+        await one.until(lambda: "> remember" in one.terminal.screen.splitlines()[-3])
+        one.type("\r\x03")
+
+    talk(source, act, open_=True)
 
 
 def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInput) -> None:

@@ -295,3 +295,17 @@ def test_reading_commands_write_nothing(place: Path, steno: Steno) -> None:
     after = _bytes(place)
     # The index, which is made for a list, is no part of what was stored.
     assert {path: after[path] for path in after if "catalog.db" not in path.name} == before
+
+
+def test_what_an_answer_says_of_itself_is_shown_in_words(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "hello")
+        for why in ("stopped", "broken off"):
+            body = {"role": "assistant", "content": "Half [interrupted]"}
+            store.add_full_message("k", {**body, "stenolog": {"seen": 1, "interrupted": why}})
+    shown = steno("show", "k").stdout
+    assert "\nHalf (interrupted)\n" in shown
+    assert "\nHalf (interrupted: broken off)\n" in shown
+    assert "stenolog" not in shown
+    whole = steno("show", "k", "--all").stdout
+    assert '\nHalf [interrupted]\nstenolog: {"seen": 1, "interrupted": "stopped"}\n' in whole

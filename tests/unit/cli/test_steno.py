@@ -68,3 +68,21 @@ def test_another_option_before_the_command_is_only_unknown(steno: Steno) -> None
     result = steno("--nothing", "list")
     assert result.exit_code == 2
     assert "No such option" in result.stderr
+
+
+def test_a_command_that_is_nearly_one_gets_a_suggestion(steno: Steno) -> None:
+    result = steno("chatt")
+    assert result.exit_code == 2
+    assert "There is no command 'chatt'; did you mean 'chat'?" in result.stderr
+    assert "No such command 'zzz'" in steno("zzz").stderr
+
+
+def test_the_package_can_be_run_as_the_command() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "stenolog", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout == f"steno {version('stenolog')}\n"
