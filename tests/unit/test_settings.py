@@ -270,6 +270,13 @@ retries = 101
         ("[agent]\nroutes = ['x']", "FILE:2: agent.routes: there is no such field; "
          "agents.NAME.routes?"),
         ("x = " + "[" * 100_000, "FILE: it is nested too deeply"),
+        ("[agent]\nmodel = 'x'\nmax_iterations = " + "9" * 5_000,
+         "FILE:3: agent.max_iterations: a number of 5,000 digits is too long"),
+        ("# " + "9" * 5_000 + "\n[agent]\nbackup_models = [\n  1,\n  " + "9_" * 4_999 + "9\n]",
+         "FILE:5: agent.backup_models: a number of 5,000 digits is too long"),
+        ("[agent]\nmax_iterations = 0x" + "f" * 5_000,
+         "FILE:2: agent.max_iterations: a whole number of at least 1 and at most 1,000 is wanted, "
+         "not a number"),
     ],
 )  # fmt: skip
 def test_what_is_no_toml_and_no_table_is_told_with_its_line(

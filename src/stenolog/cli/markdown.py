@@ -1,7 +1,7 @@
 """Markdown as it arrives: finished blocks are shown for good, the last one again and again.
 
 A long answer is cut where a block ends, so that only the block being written is ever painted anew.
-A list is cut between its items, and a long piece of code between two of its lines.
+A list is cut between its items, and a block that grows long between two of its lines.
 """
 
 import re
@@ -17,12 +17,24 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
     from rich.console import Console
+    from rich.markdown import Markdown
+    from rich.text import Text
 
 _LISTS: Final = ("bullet_list_open", "ordered_list_open")
+_NESTING: Final = ("blockquote_open", "list_item_open")
+_MARK: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
 _NUMBER: Final = re.compile(r"( *)\d+")
 _LONG: Final = 40
 """So many lines of code are long enough to show the first of them for good."""
 _TOO_LONG: Final = 200
+"""So many lines of any block are cut wherever they end."""
+_SHARE: Final = 8
+"""A block is read again when it grew by this part of it; at each line would be too often."""
+_DEEPEST: Final = 19
+"""What is nested deeper is shown as it was written: the parser leaves it out."""
+_INDENT: Final = 4
+"""So many columns one more quote takes."""
+_BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
 _THEME: Final = "ansi_dark"
 """Colours of the terminal's own, and no background: it may be light or dark."""
 
@@ -33,6 +45,8 @@ class Block(Struct, frozen=True, kw_only=True):
     source: str
     gap: int = 1
     """How many empty lines stand before it."""
+    goes_on: bool = False
+    """Whether it is the rest of an item, whose mark was shown before."""
 
 
 class Stream:
@@ -41,28 +55,32 @@ class Stream:
     def __init__(self) -> None:
         self._source = ""
         self._gap = 0
+        self._goes_on = False
+        self._read = 0
+        """How many lines of it were whole when it was last read."""
 
     def add(self, text: str) -> list[Block]:
         """Take in what came next; the blocks that it finished."""
         self._source += text
         if "\n" not in text:
             return []
-        # What a line is, its end decides: `-` may become an item, a rule or a heading.
-        whole = self._source[: self._source.rfind("\n") + 1]
-        found = _parts(whole)
+        if self._source.count("\n") - self._read < max(1, self._read // _SHARE):
+            return []
+        found = self._whole_parts()
         done: list[Block] = []
         if len(found) > 1:
             done = self._blocks(found[:-1])
             self._begin_at(found[-1])
-            found = _parts(self._source[: self._source.rfind("\n") + 1])
+            found = self._whole_parts()
         if found:
-            done += self._some_code(found[0])
+            done += self._first_lines(found[0])
+        self._read = self._source.count("\n")
         return done
 
     def end(self) -> list[Block]:
         """All that is left; the next text is one of its own."""
         left = self.unfinished
-        self._source, self._gap = "", 0
+        self._source, self._gap, self._goes_on, self._read = "", 0, False, 0
         return left
 
     @property
@@ -70,9 +88,17 @@ class Stream:
         """What was not finished yet, as it would be shown if no more came."""
         return self._blocks(_parts(self._source))
 
+    def _whole_parts(self) -> "list[_Part]":
+        # What a line is, its end decides: `-` may become an item, a rule or a heading.
+        return _parts(self._source[: self._source.rfind("\n") + 1])
+
     def _blocks(self, parts: "Sequence[_Part]") -> list[Block]:
         return [
-            Block(source=part.source, gap=part.gap if at else self._gap)
+            Block(
+                source=part.source,
+                gap=part.gap if at else self._gap,
+                goes_on=self._goes_on and not at,
+            )
             for at, part in enumerate(parts)
         ]
 
@@ -81,12 +107,26 @@ class Stream:
         if part.number is not None:
             # Many models number all items 1, which counts only from where the list begins.
             lines[0] = _NUMBER.sub(rf"\g<1>{part.number}", lines[0], count=1)
-        self._source, self._gap = "\n".join(lines), part.gap
+        self._source, self._gap, self._goes_on = "\n".join(lines), part.gap, False
 
-    def _some_code(self, part: "_Part") -> Iterator[Block]:
-        """The first lines of code that grows long; they will not look different later."""
-        if part.fence is None:
+    def _first_lines(self, part: "_Part") -> Iterator[Block]:
+        """The first lines of a block that grows long; they will not look different later."""
+        if part.kind == "fence":
+            if part.fence is not None:
+                yield from self._some_code(part, part.fence)
             return
+        lines = self._source.split("\n")[part.line :]
+        # The last line stays, as what the next ones go on from.
+        cut = max((at for at, line in enumerate(lines[:-1]) if line.strip()), default=0)
+        if cut < _TOO_LONG:
+            return
+        first = _Part(source="\n".join(lines[:cut]), gap=part.gap)
+        yield from self._blocks([first])
+        self._source = "\n".join(_going_on(part.kind, lines[:cut], lines[cut:]))
+        self._gap = int(part.kind == "table_open")
+        self._goes_on = part.kind == "list_item_open"
+
+    def _some_code(self, part: "_Part", fence: str) -> Iterator[Block]:
         opening, *lines = self._source.split("\n")[part.line :]
         cut = _place_to_cut(lines[:-1])
         if cut is None:
@@ -94,9 +134,7 @@ class Stream:
         first, rest = lines[:cut], lines[cut:]
         gap = next((at for at, line in enumerate(reversed(first)) if line.strip()), 0)
         first = first[: len(first) - gap]
-        yield from self._blocks(
-            [_Part(source="\n".join([opening, *first, part.fence]), gap=part.gap)]
-        )
+        yield from self._blocks([_Part(source="\n".join([opening, *first, fence]), gap=part.gap)])
         self._source, self._gap = "\n".join([opening, *rest]), gap
 
 
@@ -110,6 +148,8 @@ class _Part(Struct, frozen=True, kw_only=True):
     """Which number it has, as an item of a list that has numbers."""
     fence: str | None = None
     """What would close it, as code whose end has not come yet."""
+    kind: str = ""
+    """What it is, in the parser's words."""
 
 
 def _parts(source: str) -> list[_Part]:
@@ -124,7 +164,8 @@ def _parts(source: str) -> list[_Part]:
         else:
             first, end = token.map
             text = "\n".join(lines[first:end])
-            found.append(_Part(source=text, gap=1, line=first, fence=_open_fence(token, lines)))
+            fence = _open_fence(token, lines)
+            found.append(_Part(source=text, gap=1, line=first, fence=fence, kind=token.type))
     return found
 
 
@@ -142,7 +183,8 @@ def _items(tokens: "Sequence[Token]", lines: Sequence[str]) -> Iterator[_Part]:
         if number is not None:
             text = _NUMBER.sub(rf"\g<1>{number}", text, count=1)
         apart = bool(first) and not lines[first - 1].strip()
-        yield _Part(source=text, gap=int(apart), line=first, number=number)
+        gap = int(apart)
+        yield _Part(source=text, gap=gap, line=first, number=number, kind=token.type)
         number = None if number is None else number + 1
 
 
@@ -153,6 +195,34 @@ def _open_fence(token: "Token", lines: Sequence[str]) -> str | None:
     last = lines[end - 1].strip()
     closed = end - first > 1 and last.startswith(token.markup) and not last.strip(token.markup[0])
     return None if closed else token.markup
+
+
+def _going_on(kind: str, first: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """The rest of a block that was cut, so that it is read as the same kind of block."""
+    if kind == "table_open":
+        return [*first[:2], *rest]
+    code = _code_left_open(first)
+    line, *further = rest if code is None else (code, *rest)
+    if kind == "blockquote_open" and not line.lstrip().startswith(">"):
+        line = f"> {line}"
+    elif kind == "paragraph_open":
+        line = line.lstrip()
+    elif kind == "list_item_open":
+        found = _MARK.match(first[0])
+        mark = found[0] if found is not None else ""
+        # What is not indented that far is the next line of a paragraph.
+        inside = line.startswith(mark) or not line[: len(mark)].strip()
+        line = mark + (line[len(mark) :] if inside else line.lstrip())
+    return [line, *further]
+
+
+def _code_left_open(lines: Sequence[str]) -> str | None:
+    """The line that begins the code in which a quote or an item was cut."""
+    for token in _parser().parse("\n".join(lines)):
+        if token.type == "fence" and token.map is not None and token.map[1] >= len(lines):
+            bare = [line.lstrip("> ") for line in lines]
+            return lines[token.map[0]] if _open_fence(token, bare) is not None else None
+    return None
 
 
 def _place_to_cut(lines: Sequence[str]) -> int | None:
@@ -181,6 +251,7 @@ def _parser() -> "MarkdownIt":
 def painted(block: Block, console: "Console") -> list[str]:
     """The lines of a block for this console, with the empty ones before it."""
     from rich.markdown import Markdown
+    from rich.text import Text
 
     # Links are written out: where one leads is for the reader to see.
     shown = Markdown("", code_theme=_THEME, hyperlinks=False)
@@ -195,10 +266,21 @@ def painted(block: Block, console: "Console") -> list[str]:
             elif part.type == "image":
                 part.content = f"[image: {part.content}] ({part.attrs.get('src', '')})"
                 part.type, part.tag, part.children = "text", "", None
+    lines = _without_empty_ends(_printed(shown, console))
+    nested = [token.level for token in shown.parsed if token.type in _NESTING]
+    too_deep = max(nested, default=-1) >= min(_DEEPEST, console.width // _INDENT - 1)
+    if too_deep or (not lines and block.source.strip()):
+        lines = _without_empty_ends(_printed(Text(printable(block.source)), console))
+    elif block.goes_on and shown.parsed[0].type in _LISTS:
+        lines[0] = _BULLET.sub(lambda mark: " " * len(mark[0]), lines[0], count=1)
+        lines = _without_empty_ends(lines)
+    return [""] * block.gap + lines
+
+
+def _printed(shown: "Markdown | Text", console: "Console") -> list[str]:
     with console.capture() as captured:
-        console.print(shown)
-    lines = [line.rstrip() for line in captured.get().split("\n")]
-    return [""] * block.gap + _without_empty_ends(lines)
+        console.print(shown, highlight=False)
+    return [line.rstrip() for line in captured.get().split("\n")]
 
 
 _STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")

@@ -123,6 +123,8 @@ class _Calls:
         self._ids: list[str] = []
         """By our index: what the server calls it, or empty."""
         self._arguments: list[Pieces] = []
+        self._named: dict[str, int] = {}
+        """By what the server calls it: our index."""
         self._places: dict[int, int] = {}
         """By the server's index: ours."""
 
@@ -138,6 +140,7 @@ class _Calls:
         if place is None:
             place = len(self._ids)
             self._ids.append(id)
+            self._named.setdefault(id, place)
             self._arguments.append(Pieces())
             if number is not None:
                 self._places[number] = place
@@ -156,7 +159,7 @@ class _Calls:
         """Where the part belongs; None where a new call begins with it."""
         if number is None:
             if id:
-                return self._ids.index(id) if id in self._ids else None
+                return self._named.get(id)
             return None if name or not self._ids else len(self._ids) - 1
         place = self._places.get(number)
         if place is None or not id or not self._ids[place]:

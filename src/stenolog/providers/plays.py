@@ -88,7 +88,7 @@ OVERFLOWS: Final[Mapping[str, tuple[int, str]]] = {
         'increasing it","type":"exceed_context_size_error","n_prompt_tokens":%(asked)d,'
         '"n_ctx":%(limit)d}}',
     ),
-    "llama.cpp, older": (
+    "llama.cpp-older": (
         500,
         '{"error":{"code":500,"message":"context size has been exceeded","type":"server_error"}}',
     ),
@@ -117,7 +117,7 @@ OVERFLOWS: Final[Mapping[str, tuple[int, str]]] = {
         '{"object":"error","message":"Prompt contains %(asked)d tokens, too large for model with '
         '%(limit)d maximum context length","type":"invalid_request_error","code":"3051"}',
     ),
-    "lm studio": (
+    "lm-studio": (
         400,
         '{"error":"Trying to keep the first %(asked)d tokens when context the overflows. However, '
         "the model is loaded with context length of only %(limit)d tokens, which is not "

@@ -83,6 +83,9 @@ def _instead_of(field: Field, value: object) -> str:
         shown = literal(value)
     except TypeError:
         shown = str(value)
+    except ValueError:
+        # Python writes no whole number that long.
+        return f", not {_kind(value)}"
     return f", not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
 
 

@@ -254,4 +254,4 @@ def test_a_model_that_is_nearly_one_gets_a_suggestion(here: Path, wanted: str, m
 
 def test_a_model_that_is_like_no_other_gets_the_list_of_all() -> None:
     ended = ask("--model", "zzzz/gpt", "hello")
-    assert "no provider is known for the model 'zzzz/gpt'; write one of" in ended.stderr
+    assert "No provider is known for the model 'zzzz/gpt'; write one of" in ended.stderr

@@ -194,6 +194,12 @@ def test_an_answer_in_pieces_cannot_drive_the_terminal() -> None:
     assert safe.add("plain") == "plain"
 
 
+def test_many_lines_with_sequences_come_whole_out_of_one_piece() -> None:
+    safe = SafeText()
+    assert safe.add("\x1b[31mred\x1b[0m\n" * 5_000 + "end\x1b[") == "red\n" * 5_000 + "end"
+    assert safe.add("1m.") + safe.end() == "."
+
+
 # --- without a model, and wrong options ------------------------------------------------------
 
 

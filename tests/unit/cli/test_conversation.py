@@ -247,6 +247,19 @@ def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -
     assert one.talk.code == 0
 
 
+def test_what_waits_for_its_answer_is_not_waited_for_by_who_leaves(source: PipeInput) -> None:
+    async def act(one: Talk) -> None:
+        one.type("first\r")
+        await one.until(lambda: "To first:" in one.shown)
+        one.type("second\r")
+        await one.until(lambda: one.history() == ["first", "second"])
+
+    one = talk(source, act)
+    assert one.history() == ["first", "second", "To first: [interrupted]"]
+    assert "Stored, and not answered yet." in one.shown
+    assert one.told == []
+
+
 def test_a_message_that_waits_behind_a_command_is_answered_by_who_comes_back(
     source: PipeInput,
 ) -> None:

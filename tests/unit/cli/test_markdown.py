@@ -2,7 +2,9 @@
 
 import random
 import re
+from typing import Any
 
+import markdown_it
 import pytest
 from rich.console import Console
 
@@ -156,3 +158,95 @@ def test_of_an_image_its_words_and_its_place_are_shown() -> None:
 
 def test_line_ends_stay() -> None:
     assert shown(in_pieces("roses\nviolets\n", seed=1)) == ["roses", "violets"]
+
+
+def line_by_line(text: str) -> tuple[list[Block], Stream]:
+    stream, blocks = Stream(), list[Block]()
+    for line in text.splitlines(keepends=True):
+        blocks += stream.add(line)
+    return blocks, stream
+
+
+LONG = {
+    "paragraph": ("", "words {} here\n", ["words {} here"]),
+    "quote": ("", "> words {}\n", ["▌ words {}"]),
+    "lazy quote": ("> first\n", "words {}\n", ["▌ words {}"]),
+    "item": ("- top\n", "  - words {}\n", ["    • words {}"]),
+    "numbered": ("7. top\n", "   - words {}\n", ["    • words {}"]),
+    "far item": ("- top\n", "  - words {}\n\n", ["    • words {}"]),
+    "lazy item": ("- top\n", "words {}\n", ["   words {}"]),
+    "indented": ("", "    words {}\n", [" words {}"]),
+    "code of an item": ("- ```\n", "  words {}\n", ["    words {}"]),
+    "code of a quote": ("> ```\n", "> words {}\n", ["▌  words {}"]),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_block_that_grows_long_is_given_out_while_it_is_written(kind: str) -> None:
+    opening, line, looks = LONG[kind]
+    blocks, stream = line_by_line(opening + "".join(line.format(n) for n in range(1_000)))
+    assert len(stream.unfinished[-1].source.splitlines()) < 500
+    assert len(blocks) >= 2
+    blocks += stream.add("\n# After\n") + stream.end()
+    lines = [line for line in shown(blocks) if line]
+    expected = [look.format(n) for n in range(1_000) for look in looks]
+    assert [line for line in lines if "words" in line and line not in expected] == []
+    assert [line for line in lines if "words" in line] == expected
+    assert shown(blocks)[-2:] == ["", "After"]
+    assert sum("•" in line for line in lines if "words" not in line) <= 1
+
+
+def test_a_long_table_is_cut_into_tables_of_their_own_head() -> None:
+    rows = "".join(f"| r{n} | x |\n" for n in range(1_000))
+    blocks, stream = line_by_line(f"| left | right |\n|---|---|\n{rows}")
+    assert len(blocks) >= 2
+    blocks += stream.end()
+    lines = shown(blocks)
+    assert re.findall(r"r\d+", "\n".join(lines)) == [f"r{n}" for n in range(1_000)]
+    assert sum("left" in line and "right" in line for line in lines) == len(blocks)
+
+
+def test_a_number_that_begins_a_line_of_a_long_item_stays() -> None:
+    blocks, stream = line_by_line("- top\n" + "".join(f"  {n} apples\n" for n in range(1_000)))
+    found = re.findall(r"(\d+) apples", "\n".join(shown(blocks + stream.end())))
+    assert found == [str(n) for n in range(1_000)]
+
+
+def test_code_that_came_at_once_ends_where_it_ends() -> None:
+    blocks, stream = line_by_line("")
+    blocks += stream.add("```\n" + "words\n" * 300 + "```\n")
+    blocks += stream.add("\nafter\n") + stream.end()
+    assert shown(blocks)[-2:] == ["", "after"]
+    assert len([line for line in shown(blocks) if line == " words"]) == 300
+    assert len(blocks) == 2
+
+
+def test_a_long_block_is_not_read_again_at_each_of_its_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[int] = []
+    parse = markdown_it.MarkdownIt.parse
+
+    def counted(self: markdown_it.MarkdownIt, source: str) -> Any:
+        read.append(source.count("\n"))
+        return parse(self, source)
+
+    monkeypatch.setattr(markdown_it.MarkdownIt, "parse", counted)
+    line_by_line("> some words\n" * 4_000)
+    assert sum(read) < 40 * 4_000
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+@pytest.mark.parametrize("depth", [1, 5, 12, 19, 20, 21, 60])
+@pytest.mark.parametrize("mark", ["> ", "- ", "> - "])
+def test_what_is_nested_too_deeply_is_shown_all_the_same(mark: str, depth: int, width: int) -> None:
+    text = f"{mark}begin\n{mark * depth}deep\n"
+    found = re.sub(r"\s", "", "".join(shown(in_pieces(text, seed=1), width)))
+    assert "begin" in found
+    assert "deep" in found
+
+
+def test_a_line_of_nothing_but_odd_spaces_is_a_line() -> None:
+    for space in ("\xa0", "\u2003", "\x0c", "\x1c"):
+        blocks, stream = line_by_line(f"{space}\n")
+        assert shown(blocks + stream.add("\nafter\n") + stream.end())[-1] == "after"

@@ -33,3 +33,28 @@ def test_a_reader_that_is_gone_ends_it_without_a_word(tmp_path: Path, arguments:
         process.stdout.close()
         said = process.stderr.read()
     assert (process.returncode, said) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["ask", "hi", "--model", "scripted"], ["nonsense"]]
+)
+def test_what_a_shell_has_closed_is_written_to_by_nobody(
+    tmp_path: Path, arguments: list[str], closed: int
+) -> None:
+    with open_store(tmp_path / "workspace") as store:
+        store.add_message("k", "user", "hello")
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$0" "$@" {closed}>&-', sys.executable, "-c", program, *arguments],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == (2 if arguments == ["nonsense"] else 0), ended.stderr
+    assert "Traceback" not in ended.stderr
+    wrong = "No such command" in ended.stdout + ended.stderr
+    assert wrong == (arguments == ["nonsense"] and closed == 1)

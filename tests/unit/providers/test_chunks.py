@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.providers.base import Reply, Usage
-from stenolog.providers.chunks import ChunkReader
+from stenolog.providers.base import CallPart, Delta, Reply, Usage
+from stenolog.providers.chunks import ChunkReader, _Calls
 from stenolog.providers.failures import Trouble
 
 
@@ -288,3 +288,36 @@ def test_details_of_thoughts_that_are_none_are_passed_over() -> None:
         assert reply.details == [said]
     apart = [said, {"type": "reasoning.summary", "summary": "a"}, said, {**said, "index": 1}]
     assert read(*(delta(reasoning_details=[one]) for one in apart)).details == apart
+
+
+class Piece(str):
+    """A text that is not to be put behind another: a long one would be copied each time."""
+
+    def __radd__(self, other: object) -> str:
+        raise AssertionError(f"{self!r} was put behind a text")
+
+
+def test_many_pieces_are_joined_once() -> None:
+    reply = Reply()
+    part = CallPart(index=0, id="a", name="look", arguments=Piece("x"))
+    detail = {"type": "reasoning.text", "text": "t"}
+    for _ in range(3):
+        reply.add(Delta(text=Piece("a"), reasoning=Piece("b"), details=(detail,), calls=(part,)))
+    assert (reply.text, reply.reasoning) == ("aaa", "bbb")
+    assert calls(reply) == [("a", "look", "xxx")]
+    reply.add(Delta(text=Piece("c"), details=(detail,), calls=(part,)))
+    message = reply.message()
+    reply.add(Delta(text="d", details=(detail,), calls=(part,)))
+    assert message["content"] == "aaac"
+    assert message["reasoning_details"] == [{**detail, "text": "tttt"}]
+    assert message["tool_calls"][0]["function"]["arguments"] == "xxxx"
+    assert (reply.text, reply.details) == ("aaacd", [{**detail, "text": "ttttt"}])
+
+
+def test_many_pieces_of_a_call_are_joined_where_they_are_looked_at() -> None:
+    found = _Calls(lambda: "new")
+    for piece in ("{", "}"):
+        function = {"name": "", "arguments": Piece(piece)}
+        assert found.part({"index": 0, "function": function}).index == 0
+    again = {"index": 0, "function": {"name": "look", "arguments": "{}"}}
+    assert found.part(again).index == 1

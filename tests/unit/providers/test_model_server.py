@@ -174,3 +174,11 @@ def test_it_needs_nothing_that_only_tests_have() -> None:
     code = "import sys, stenolog.providers.model_server; print('pytest' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_a_play_that_is_none_is_told_in_one_line() -> None:
+    command = [sys.executable, "-m", "stenolog.providers.model_server", "--play", "nonsense"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--play takes a JSON object" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ import pytest
 from stenolog.context.arranging import Needs, arrange
 from stenolog.context.overflow import read_overflow
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
+from stenolog.providers import openai_chat
 from stenolog.providers.base import ChatModel, Reply, Usage
 from stenolog.providers.fallbacks import NO_TOOLS
 from stenolog.providers.model_server import ModelServer
@@ -654,7 +656,11 @@ class _Hostile(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         way = self.path.split("/")[1]
         self.send_response(500 if way == "error" else 200)
-        kind = "text/event-stream" if way in ("line", "events") else "application/json"
+        kind = (
+            "text/event-stream"
+            if way in ("line", "events", "empty", "nothing")
+            else "application/json"
+        )
         self.send_header("Content-Type", kind)
         if way == "bomb":
             self.send_header("Content-Encoding", "gzip")
@@ -663,10 +669,16 @@ class _Hostile(BaseHTTPRequestHandler):
             "line": b"data: " + b"x" * 2**20,
             "events": b"data: " + json.dumps({"x": "y" * 2**20}).encode() + b"\n\n",
             "bomb": gzip.compress(b" " * (70 * 2**20)),
+            "empty": b"data:\n\n" * 1_000,
+            "nothing": b"data: {}\n\n",
         }.get(way, b"x" * 2**20)
         try:
+            if way == "nothing":
+                said = {"choices": [{"index": 0, "delta": {"content": "It is"}}]}
+                self.wfile.write(b"data: " + json.dumps(said).encode() + b"\n\n")
             for _ in range(200):
                 self.wfile.write(piece)
+                time.sleep(0.01 if way == "nothing" else 0)
         except OSError:
             return
 
@@ -674,17 +686,38 @@ class _Hostile(BaseHTTPRequestHandler):
         del format, args
 
 
-@pytest.mark.parametrize("way", ["line", "events", "error", "body", "bomb"])
-def test_a_body_without_an_end_is_not_read_to_it(way: str) -> None:
+def asked_hostile(way: str, **changed: Any) -> tuple[Reply, BaseException | None]:
     server = HTTPServer(("127.0.0.1", 0), _Hostile)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/{way}"
-        _, error = asked_once(OpenAIChat("x", base_url=url, retries=0), ASKED)
+        return asked_once(OpenAIChat("x", base_url=url, retries=0, **changed), ASKED)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.parametrize("way", ["line", "events", "error", "body", "bomb"])
+def test_a_body_without_an_end_is_not_read_to_it(way: str) -> None:
+    _, error = asked_hostile(way)
     assert isinstance(error, ModelUnavailable if way in ("error", "line") else ModelRefused)
     assert len(str(error)) < 3_000
+
+
+def test_events_without_an_end_are_counted_though_they_are_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openai_chat, "_MOST_ANSWER", 1_000_000)
+    _, error = asked_hostile("empty")
+    assert isinstance(error, ModelRefused)
+    assert "sent more than any answer has" in str(error)
+
+
+def test_events_that_say_nothing_are_silence() -> None:
+    for given in ({"timeout": 0.2}, {"timeout": 0.2, "first_byte_timeout": 0.5}):
+        reply, error = asked_hostile("nothing", **given)
+        assert reply.text == "It is"
+        assert isinstance(error, ModelUnavailable)
+        assert "was silent for 0.2 s" in str(error)

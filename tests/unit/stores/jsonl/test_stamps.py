@@ -3,8 +3,10 @@
 import gc
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -200,6 +202,43 @@ def test_a_store_that_is_let_go_of_leaves_nothing_open(tmp_path: Path) -> None:
         del store
     gc.collect()
     assert len(list(Path("/dev/fd").iterdir())) <= before
+
+
+def _watches() -> int:
+    found = 0
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):
+            found += "inotify" in str(descriptor.readlink())
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_store_that_is_closed_watches_no_more_though_somebody_refers_to_it(
+    tmp_path: Path,
+) -> None:
+    before = _watches()
+    store = JSONLStore(tmp_path / WORKSPACE)
+    store.add_message("k", "user", "x")
+    seen = [store.stamps() for _ in range(3)]
+    assert seen[0] == seen[2]
+    held = listing._seen[store._directory]
+    store.close()
+    assert held is not None
+    assert _watches() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_a_watch_that_is_of_no_use_any_more_is_closed(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path / WORKSPACE) as store:
+        store.add_message("k", "user", "x")
+        for _ in range(2):
+            store.stamps()
+        held = listing._seen[store._directory]._watch
+        if held is None:
+            pytest.skip("this file system may not tell all")
+        store.folder.rename(tmp_path / "moved")
+        store.stamps()
+        assert held._events == -1
 
 
 def test_whether_a_file_grew_is_told_by_two_stamps() -> None:
