@@ -125,11 +125,14 @@ class _Request(Struct, frozen=True, kw_only=True):
         self, entries: Sequence[Entry], summary: str, memory: str, budget: int
     ) -> tuple[list[Body], _Chosen] | None:
         head = self._head(summary, memory, left_out=0)
-        if self._cost(head, entries) <= budget:
+        opened = finish([entry.body for entry in entries], self.needs)
+        if self._cost([*head, *opened], ()) <= budget:
             chosen = _Chosen(entries=list(entries))
         else:
             # The note's number can only become shorter than this one.
             noted = self._head(summary, memory, left_out=len(entries))
+            if self.needs.user_first:
+                noted.append({"role": "user", "content": GOES_ON})
             found = self._choose(entries, budget - self._cost(noted, ()))
             if found is None:
                 return None

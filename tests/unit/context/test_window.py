@@ -381,3 +381,12 @@ def test_no_words_of_a_summary_end_it(hostile: str) -> None:
     assert text.lower().count(SUMMARY_BEGINS.lower()) == 1
     assert text.rstrip().endswith(SUMMARY_ENDS)
     assert "and went." in text
+
+
+def test_the_words_before_an_answer_that_stands_first_are_counted_when_it_is_chosen() -> None:
+    history = stored([assistant(None, "c1", "c1"), user("0" * 17)])
+    limits = Limits(max_context_tokens=60, reserve=1)
+    window = build_window(history, limits=limits, needs=Needs(user_first=True), tokens=CHEAP)
+    assert window.tokens <= window.budget
+    assert window.left_out > 0
+    assert window.messages[-1]["content"] == "0" * 17
