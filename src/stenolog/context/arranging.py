@@ -277,7 +277,7 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
         if isinstance(part, Mapping) and isinstance(part.get("type"), str):
             if part["type"] not in without and (kept := _kept(part)) is not None:
                 parts.append(kept)
-        elif part:
+        elif part is not None:
             text = part if isinstance(part, str) else as_json(part)
             if text.strip():
                 parts.append({"type": "text", "text": text})

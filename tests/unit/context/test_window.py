@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
+from stenolog.context.shapes import as_json
 from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.tokens import Tokens
@@ -70,6 +71,15 @@ def is_result(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "tool_result"
 
 
+def said_in(part: Any) -> Any:
+    """What a part says: a text, itself where it is none; None where it says nothing."""
+    said = part.get("text", part) if isinstance(part, dict) else part
+    if isinstance(said, str):
+        return said if said.strip() else None
+    is_text = isinstance(part, dict) and str(part.get("type")).endswith("text")
+    return said if said is part or (is_text and said is not None) else None
+
+
 def newest_words(history: list[dict[str, Any]]) -> list[Any]:
     """What the user said last: texts, and parts that are none."""
     for body in reversed(history):
@@ -81,11 +91,10 @@ def newest_words(history: list[dict[str, Any]]) -> list[Any]:
         if not isinstance(content, list):
             return []
         if not content or not all(map(is_result, content)):
-            texts = [part.get("text", part) if isinstance(part, dict) else part for part in content]
             return [
                 said
-                for part, said in zip(content, texts, strict=True)
-                if not is_result(part) and (not isinstance(said, str) or said.strip())
+                for part, said in zip(content, map(said_in, content), strict=True)
+                if not is_result(part) and said is not None
             ]
     return []
 
@@ -96,7 +105,7 @@ def unheard(history: list[dict[str, Any]], window: Window) -> list[Any]:
     parts = [
         part for content in sent for part in ([content] if isinstance(content, str) else content)
     ]
-    texts = [part if isinstance(part, str) else part.get("text", "") for part in parts]
+    texts = [part if isinstance(part, str) else str(part.get("text", "")) for part in parts]
     return [
         said
         for said in newest_words(history)
@@ -106,8 +115,9 @@ def unheard(history: list[dict[str, Any]], window: Window) -> list[Any]:
 
 
 def sendable(said: Any) -> str:
-    """As it goes over the wire, where half a surrogate pair cannot."""
-    return str(said).encode("utf-8", "replace").decode()
+    """As it goes over the wire, where half a surrogate pair cannot; what is no text, as JSON."""
+    text = said if isinstance(said, str) else as_json(said)
+    return text.encode("utf-8", "replace").decode()
 
 
 @given(
