@@ -5,11 +5,15 @@ import re
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+import needs
+from bouncer import Bouncer
+from postgres_server import Databases, Installation, Places, Server, Unavailable
 
 _SECRET = re.compile(r"_(API_?KEY|TOKEN|SECRET|SECRET_KEY|PASSWORD)$", re.IGNORECASE)
 _USER_FOLDERS = {
@@ -21,6 +25,9 @@ _USER_FOLDERS = {
     "XDG_RUNTIME_DIR": "run",
     "XDG_STATE_HOME": "home/.local/state",
 }
+
+_GIVEN_SERVER = "STENO_TEST_POSTGRES"
+"""The URL of a PostgreSQL server that is used as well, by a user who may create databases."""
 
 _own_folder = pytest.StashKey[Path]()
 
@@ -76,3 +83,61 @@ def _not_run(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> Ite
         yield reason
         for test, times in sorted(tests[reason].items()):
             yield f"    {test}" + (f" ({times} times)" if times > 1 else "")
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres_installation() -> Iterator[Installation]:
+    """The programs of PostgreSQL, and a folder for servers; all of them end with the run."""
+    try:
+        installation = Installation()
+    except Unavailable as error:
+        needs.lacking(str(error))
+    with installation:
+        yield installation
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_installation: Installation) -> Server:
+    """The server of this run, which no test stops."""
+    try:
+        return postgres_installation.server().start()
+    except Unavailable as error:
+        needs.lacking(str(error))
+
+
+@pytest.fixture(
+    scope="session", params=["own", *(["given"] if os.environ.get(_GIVEN_SERVER) else [])]
+)
+def postgres_databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
+    """New databases on the server of this run, and on the one that the environment names."""
+    if request.param == "given":
+        databases = Databases(os.environ[_GIVEN_SERVER])
+    else:
+        server: Server = request.getfixturevalue("postgres")
+        databases = Databases(server.url())
+    yield databases
+    databases.close()
+
+
+@pytest.fixture
+def postgres_places(postgres_databases: Databases) -> Iterator[Places]:
+    """A new, empty database for each folder that is asked for."""
+    places = Places(postgres_databases)
+    yield places
+    places.close()
+
+
+@pytest.fixture
+def postgres_url(postgres_places: Places) -> str:
+    """A new, empty database."""
+    return postgres_places.new()
+
+
+@pytest.fixture(scope="session")
+def bouncer(postgres_installation: Installation, postgres: Server) -> Bouncer:
+    """PgBouncer in transaction mode before the server of this run."""
+    needs.tool("pgbouncer")
+    return Bouncer(postgres_installation, postgres)

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from stenolog.stores.in_memory import InMemoryStore
     from stenolog.stores.jsonl import JSONLStore
     from stenolog.stores.legacy_json import SessionManager
+    from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
     from stenolog.tokens import Calibration, Tokens
 
@@ -120,6 +121,7 @@ __all__ = [
     "OnceConflict",
     "OpenAIChat",
     "Plan",
+    "PostgresStore",
     "Purged",
     "PurgedNote",
     "ReadOnly",
@@ -201,6 +203,7 @@ _LATER = {
     "Notes": "stenolog.memory.notes",
     "OpenAIChat": "stenolog.providers.openai_chat",
     "Plan": "stenolog.context.plan",
+    "PostgresStore": "stenolog.stores.postgres",
     "PurgedNote": "stenolog.memory.notes",
     "Recalled": "stenolog.memory.recall",
     "Redacted": "stenolog.memory.redaction",

@@ -42,7 +42,7 @@ def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--workspace",
         metavar="DIR",
         show_default=OF_SETTINGS,
-        help="The workspace, or sqlite:FILE.",
+        help="The workspace, sqlite:FILE, or postgresql://…",
     )(bundled)
     bundled = click.option("--agent", metavar="NAME", help="Which agent answers.")(bundled)
     return click.option(

@@ -59,7 +59,7 @@ def workspace_option(
         metavar="DIR",
         callback=in_force,
         show_default=OF_SETTINGS,
-        help="The workspace, or sqlite:FILE.",
+        help="The workspace, sqlite:FILE, or postgresql://…",
     )(command)
 
 

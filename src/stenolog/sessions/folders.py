@@ -18,6 +18,7 @@ from stenolog.stores.jsonl.directory import TRASH, explained
 from stenolog.stores.jsonl.names import SUFFIX
 from stenolog.stores.names import escaped, unescaped
 from stenolog.stores.opening import address, check_no_file, open_store
+from stenolog.stores.whole import NamespacedStore
 
 NAMESPACE: Final = "sessions"
 NOTES: Final = "notes"
@@ -137,7 +138,7 @@ def others_in(where: str | os.PathLike[str]) -> Others:
     match found.engine:
         case "jsonl":
             return _others_in_folder(Path(found.path))
-        case "sqlite":
+        case "sqlite" | "postgresql":
             with open_store(where, read_only=True) as store:
                 return _others_in_database(store)
         case _:
@@ -159,16 +160,9 @@ def _others_in_folder(workspace: Path) -> Others:
 
 
 def _others_in_database(store: Store) -> Others:
-    # The driver is an extra, and takes a while to import.
-    from stenolog.stores.sqlite import SQLiteStore
-    from stenolog.stores.sqlite.rows import namespaces as all_namespaces
-
-    if not isinstance(store, SQLiteStore):
-        return Others()
-    with store.database.read() as transaction:
-        found = all_namespaces(transaction)
+    assert isinstance(store, NamespacedStore), "a database has namespaces"
     agents, namespaces = [], []
-    for name in found:
+    for name in store.namespaces():
         agent = unescaped(name.removeprefix(f"{AGENTS}."))
         if agent is not None and agents_namespace(agent) == name:
             agents.append(agent)

@@ -29,11 +29,12 @@ from stenolog.sessions.standing_still import (
     standing_still,
     trash_of,
 )
+from stenolog.stores import findings as databases
 from stenolog.stores.disk import refusal
 from stenolog.stores.jsonl import archive, leases, names, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.purging import CATALOG
-from stenolog.stores.opening import address
+from stenolog.stores.opening import address, open_store
 
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
 _INDEX: Final = (CATALOG, f"{CATALOG}-journal", f"{CATALOG}.lock")
@@ -52,7 +53,7 @@ class Report:
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
-    """What is wrong with the logs of a workspace, or with `sqlite:FILE`; nothing is written.
+    """What is wrong with the logs of a workspace, or with a database; nothing is written.
 
     All of them: those of every agent that has a name, and of every namespace. Raises UsageError
     where this is no workspace, StoreUnavailable or DamagedStore where it cannot be entered.
@@ -60,8 +61,10 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     found = address(workspace)
     if found.engine == "sqlite":
         return _examine_database(Path(found.path))
+    if found.engine == "postgresql":
+        return _examine_server(workspace)
     if found.engine != "jsonl":
-        raise UsageError(f"{workspace}: only a folder or a SQLite database can be examined")
+        raise UsageError(f"{workspace}: only a folder or a database can be examined")
     place = Path(found.path)
     check_workspace(place)
     check_is_ours(place)
@@ -97,15 +100,28 @@ def _examine_database(file: Path) -> Report:
         raise missing_driver(error) from error
     if not file.exists():
         raise UsageError(f"there is no database at {file}; is the name right?")
-    found = database.examine(file)
+    return _report(database.examine(file), str(file), path=file.name)
+
+
+def _examine_server(where: str | os.PathLike[str]) -> Report:
+    with open_store(where, read_only=True) as store:
+        # The driver is an extra; it is there by now.
+        from stenolog.stores.postgres import PostgresStore, verify
+
+        assert isinstance(store, PostgresStore), "it is the engine of this place"
+        found = verify.examine(store.database)
+        return _report(found, store.database.place, path=store.database.place)
+
+
+def _report(found: databases.Report, workspace: str, *, path: str) -> Report:
     return Report(
-        workspace=str(file),
+        workspace=workspace,
         sessions=found.sessions,
         findings=tuple(
             Finding(
                 kind=one.kind,
                 key=one.key,
-                path=file.name,
+                path=path,
                 where=one.where,
                 meaning=one.meaning,
                 advice=one.advice,

@@ -110,7 +110,7 @@ def _is_a_place(value: str) -> None:
         address(value)
     except UsageError as error:
         # What is no address that we know may hold a password all the same.
-        words = "this is no folder, sqlite:FILE or memory:"
+        words = "this is no folder, sqlite:FILE, postgresql:// or memory:"
         raise Wrong(words if "@" in value or has_password(value) else str(error)) from error
 
 

@@ -60,7 +60,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     """An agent: its model, its sessions, and how far it may go."""
 
     sessions: str = "./workspace"
-    """Where the sessions are kept, as with `-w`: a folder, `sqlite:FILE`, or `memory:` for nowhere.
+    """Where the sessions are kept, as with `-w`: a folder, `sqlite:FILE`,
+    `postgresql://…`, or `memory:` for nowhere.
     A relative path starts at the current folder."""
     model: str = ""
     """The model: `scripted`, `local`, `local:/path.gguf`, `ollama/NAME`, `openai/NAME`,

@@ -33,3 +33,20 @@ def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}")
     return [encode_message(message) for message in messages]
+
+
+def check_namespace(name: str) -> None:
+    """Raise UsageError unless a folder in UTF-8 could have this name, as in other engines."""
+    encoded = name.encode("utf-8", "replace").decode()
+    if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
+        raise UsageError(f"namespace {name!r} is not the name of a folder")
+
+
+def check_text(**texts: str | None) -> None:
+    """Raise UsageError unless each is text that a key could hold, or none."""
+    for name, text in texts.items():
+        try:
+            if text is not None:
+                text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise UsageError(f"{name}={text!r} is no text that a key could hold") from None

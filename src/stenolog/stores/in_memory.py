@@ -20,10 +20,22 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from stenolog import codec, errors, records
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.records import (
+    Compacted,
+    Health,
+    Message,
+    Purged,
+    SessionInfo,
+    Span,
+    Token,
+    Trashed,
+    Undo,
+    Undone,
+)
 from stenolog.stores import spans
 from stenolog.stores.base import FORKED_AT
 from stenolog.stores.times import conversation_times
+from stenolog.stores.whole import Life, LifeMark, LifeWriter, Reading, token_of
 
 BUSY_TIMEOUT: Final = 5.0
 UNDO_DEPTH: Final = 8
@@ -34,6 +46,7 @@ MAX_META_BYTES: Final = 64 * 1024
 class _Step(Struct, frozen=True):
     """What taking back one operation needs."""
 
+    number: int
     op: str
     newly: set[int]
     added: set[int]
@@ -55,6 +68,12 @@ class _Session(Struct):
     generation: int = 1
     forked_from: str | None = None
     version: int = 0
+    number: int = 0
+    """How many changes there were, for stores that number them."""
+    lost: list[Span] = []
+    void: list[Span] = []
+    copied: int = -1
+    """The version that a copy left it in."""
 
     def visible(self) -> list[int]:
         return [seq for seq in self.messages if seq not in self.hidden]
@@ -98,7 +117,8 @@ class _Session(Struct):
             raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
         self.hidden = hidden
         self.summary = self.summary if summary is None else summary
-        self.steps.append(_Step(op, newly, set(self.append(append)), was))
+        self.number += 1
+        self.steps.append(_Step(self.number, op, newly, set(self.append(append)), was))
 
     def fork(self, key: str, upto: int) -> "_Session":
         """A session of its own from what is in sight; it shares nothing that can change."""
@@ -116,6 +136,7 @@ class _Session(Struct):
             summary=self.summary,
             meta=codec.encode_object({**records.decode_object(self.meta), FORKED_AT: upto}),
             forked_from=key,
+            number=self.number + 1,
         )
 
     def purge(self, before: int) -> list[int]:
@@ -133,6 +154,8 @@ class _Session(Struct):
                 self.steps.clear()  # alone, those before it would lead to what never was
         self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in gone}
         self.archived = 0 if self.archived < before else self.archived
+        self.lost = spans.clipped(self.lost, before, self.last_seq)
+        self.void = spans.clipped(self.void, before, self.last_seq)
         self.generation += 1
         self.updated = datetime.now(UTC)
         return purged
@@ -269,6 +292,7 @@ class InMemoryStore:
             session.hidden = (session.hidden - step.newly) | withdrawn
             if step.was is not None:
                 session.summary = step.was
+            session.number += 1
             session.updated = datetime.now(UTC)
             return Undone(
                 op=step.op,
@@ -395,7 +419,7 @@ class InMemoryStore:
                 floor=session.floor(),
                 visible=len(visible),
                 count=len(session.messages),
-                lost=0,
+                lost=spans.size(session.lost),
                 damaged=0,
                 void_bytes=0,
                 archived=session.archived,
@@ -427,6 +451,7 @@ class InMemoryStore:
                 raise errors.UsageError(f"more than {MAX_META_BYTES:,} bytes of meta")
             if meta != session.meta:
                 session.meta = meta
+                session.number += 1
                 session.updated = datetime.now(UTC)
 
     def follow(
@@ -457,6 +482,53 @@ class InMemoryStore:
                     return
             yield from new
             seen = new[-1].seq
+
+    # --- carried whole -----------------------------------------------------------------------
+
+    def lives(self) -> list[LifeMark]:
+        """Every life: those in the trash, then the living ones."""
+        with self._open():
+            deleted = [_mark(trashed.key, life, trashed) for trashed, life in self._trash]
+            living = [_mark(key, life) for key, life in self._sessions.items()]
+            return sorted(deleted, key=_key_of) + sorted(living, key=_key_of)
+
+    @contextmanager
+    def hold_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+        """The life as it is now, while nobody else does anything."""
+        with self._open():
+            found = self._life(mark.uid)
+            if found is None or (found[0], found[2] is None) != (mark.key, mark.deleted is None):
+                raise errors.NoSuchSession(mark.key, "it was deleted, restored or purged")
+            key, session, trashed = found
+            yield Reading(
+                life=_life(key, session, trashed),
+                messages=iter(_carried(session, after)),
+                stamp=_mark(key, session, trashed).stamp,
+                untouched=session.copied == session.version,
+            )
+
+    @contextmanager
+    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+        """The same as of now, and nobody waits."""
+        with self.hold_life(mark, after=after) as reading:
+            pass
+        yield reading
+
+    @contextmanager
+    def writing_lives(self) -> Iterator[LifeWriter]:
+        """Write several."""
+        with self._open():
+            yield _LifeWriter(self)
+            self._changed.notify_all()
+
+    def _life(self, uid: str) -> "tuple[str, _Session, Trashed | None] | None":
+        for key, session in self._sessions.items():
+            if session.uid == uid:
+                return key, session, None
+        for trashed, session in self._trash:
+            if session.uid == uid:
+                return trashed.key, session, trashed
+        return None
 
     def health(self) -> Health:
         """Always well: there is nothing here that could fail."""
@@ -565,3 +637,148 @@ def _text(summary: str) -> str:
         raise errors.UsageError(f"a summary is text, not {type(summary).__name__}")
     codec.encode_object({"summary": summary})
     return summary
+
+
+# --- a life as it is carried -----------------------------------------------------------------
+
+
+class _LifeWriter:
+    """Puts lives into the store, whose lock is held."""
+
+    def __init__(self, store: InMemoryStore) -> None:
+        self._store = store
+
+    def write(
+        self, life: Life, messages: Iterable[Message], *, after: int = 0, instead_of: str = ""
+    ) -> None:
+        """Make this life stand exactly so."""
+        store = self._store
+        old = store._life(life.uid)
+        if old is None and instead_of:
+            raise errors.StoreBusy(f"{life.key!r}: it is gone; try again")
+        if old is not None and not instead_of:
+            raise errors.SessionExists(life.key)
+        if old is not None and _mark(*old).stamp != instead_of:
+            raise errors.StoreBusy(f"{life.key!r}: it has changed; try again")
+        other = store._sessions.get(life.key)
+        if life.deleted is None and other is not None and other.uid != life.uid:
+            raise errors.SessionExists(life.key)
+        kept = [] if old is None else [m for m in _carried(old[1], 0) if m.seq <= after]
+        session = _session(life, [*kept, *messages])
+        session.version = session.copied = 0 if old is None else old[1].version + 1
+        if old is not None and old[2] is None:
+            del store._sessions[old[0]]
+        store._trash[:] = [pair for pair in store._trash if pair[1].uid != life.uid]
+        if life.deleted is None:
+            store._sessions[life.key] = session
+        else:
+            deleted = datetime.fromisoformat(life.deleted)
+            count = len(session.messages)
+            trashed = Trashed(key=life.key, uid=life.uid, deleted=deleted, count=count)
+            store._trash.append((trashed, session))
+            store._trash.sort(key=lambda pair: pair[0].deleted, reverse=True)
+
+
+def _key_of(mark: LifeMark) -> tuple[str, str]:
+    return mark.key, mark.uid
+
+
+def _mark(key: str, session: _Session, trashed: Trashed | None = None) -> LifeMark:
+    deleted = None if trashed is None else records.timestamp(trashed.deleted)
+    stamp = f"{session.uid}:{session.version}:{deleted}:{key}"
+    return LifeMark(key=key, uid=session.uid, deleted=deleted, stamp=stamp)
+
+
+def _life(key: str, session: _Session, trashed: Trashed | None) -> Life:
+    floor, end = session.floor(), session.last_seq
+    known = spans.union(session.lost, session.void, _runs(session.messages))
+    return Life(
+        key=key,
+        uid=session.uid,
+        created=records.timestamp(session.created),
+        updated=records.timestamp(session.updated or session.created),
+        deleted=None if trashed is None else records.timestamp(trashed.deleted),
+        last_seq=end,
+        floor=floor,
+        hidden=_runs(seq for seq in session.hidden if seq > floor),
+        number=session.number,
+        summary=session.summary,
+        meta=records.decode_object(session.meta),
+        undo=[
+            Undo(
+                number=step.number,
+                op=step.op,
+                newly=_runs(step.newly),
+                added=(min(step.added), max(step.added)) if step.added else None,
+                was=step.was,
+            )
+            for step in session.steps
+        ],
+        lost=session.lost,
+        void=session.void,
+        purged=spans.minus([(1, end)], known) if end else [],
+        archived=session.archived,
+        forked_from=session.forked_from,
+        tokens=[
+            Token(once, seqs[0], len(seqs), "")
+            for once, (seqs, _) in sorted(session.tokens.items(), key=lambda one: one[1][0][0])
+            if seqs[0] not in session.messages
+        ],
+    )
+
+
+def _carried(session: _Session, after: int) -> list[Message]:
+    """The messages past a seq, with their tokens."""
+    begun = {seqs[0]: (once, len(seqs)) for once, (seqs, _) in session.tokens.items()}
+    found = []
+    for seq, message in session.messages.items():
+        once, count = begun.get(seq, (None, 1))
+        part = (1, count) if count > 1 else None
+        if seq > after:
+            found.append(replace(message, _once=once, _part=part, hidden=False))
+    return found
+
+
+def _session(life: Life, messages: Sequence[Message]) -> _Session:
+    plain = {m.seq: Message(seq=m.seq, _at=m._at, _body=Raw(m.to_json())) for m in messages}
+    begun = [(*found, m.seq) for m in messages if (found := token_of(m)) is not None]
+    begun += [(token.token, token.count, token.first) for token in life.tokens]
+    tokens = {}
+    for once, length, first in begun:
+        seqs = list(range(first, first + length))
+        tokens[once] = (seqs, [plain[seq].to_json() for seq in seqs if seq in plain])
+    steps = [
+        _Step(
+            entry.number,
+            entry.op,
+            _seqs(entry.newly),
+            _seqs([entry.added] if entry.added else []),
+            entry.was,
+        )
+        for entry in life.undo
+    ]
+    return _Session(
+        uid=life.uid,
+        created=datetime.fromisoformat(life.created),
+        updated=datetime.fromisoformat(life.updated),
+        messages=plain,
+        last_seq=life.last_seq,
+        hidden=_seqs([(1, life.floor), *life.hidden]),
+        summary=life.summary,
+        meta=codec.encode_object(life.meta),
+        steps=deque(steps, maxlen=UNDO_DEPTH),
+        tokens=tokens,
+        archived=life.archived,
+        forked_from=life.forked_from,
+        number=life.number,
+        lost=life.lost,
+        void=life.void,
+    )
+
+
+def _runs(seqs: Iterable[int]) -> list[Span]:
+    return spans.union((seq, seq) for seq in seqs)
+
+
+def _seqs(runs: Iterable[Span]) -> set[int]:
+    return {seq for first, last in runs for seq in range(first, last + 1)}

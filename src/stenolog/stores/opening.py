@@ -25,7 +25,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
     engine: Engine
     path: str | os.PathLike[str] = ""
-    """The folder or the file; empty for an engine that has none."""
+    """The folder, the file or the whole URL; empty for an engine that has none."""
     parameters: str = ""
     """What stands behind the question mark."""
 
@@ -33,9 +33,10 @@ class Address(Struct, frozen=True, kw_only=True):
 def open_store(
     where: str | os.PathLike[str], *, namespace: str = "sessions", read_only: bool = False
 ) -> Store:
-    """The store at a folder, or at `jsonl:FOLDER`, `sqlite:FILE` or `memory:`.
+    """The store at a folder, or at `jsonl:FOLDER`, `sqlite:FILE`, `postgresql://…` or `memory:`.
 
-    `sqlite:FILE?synchronous=normal&cache_kb=512` sets what SQLiteStore takes. Nothing is migrated.
+    `sqlite:FILE?synchronous=normal&cache_kb=512` sets what SQLiteStore takes,
+    `postgresql://…?schema=NAME&connections=32` what PostgresStore does. Nothing is migrated.
     Raises StoreUnavailable where it cannot be opened, UsageError where no engine takes it.
     """
     found = address(where)
@@ -45,7 +46,7 @@ def open_store(
         case "sqlite":
             return _open_sqlite(found, namespace=namespace, read_only=read_only)
         case "postgresql":
-            raise UsageError("postgresql: this version has no such engine yet; use a folder")
+            return _open_postgres(found, namespace=namespace, read_only=read_only)
         case "memory" if read_only:
             raise UsageError("memory: is empty at first; it cannot be opened to read only")
         case "memory":
@@ -78,7 +79,7 @@ def address(where: str | os.PathLike[str]) -> Address:
             path = _plain_path(scheme, file)
             return Address(engine="sqlite", path=path, parameters=parameters)
         case "postgresql" | "postgres":
-            return Address(engine="postgresql")
+            return Address(engine="postgresql", path=where)
     path = _at_home(where)
     if not os.path.lexists(path):
         _check_new_folder(where, scheme if colon else "", rest)
@@ -90,7 +91,9 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
     if scheme and _is_scheme(scheme, rest):
         # A misspelt engine would become a folder, and the sessions seem gone.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
-        raise UsageError(f"'{scheme}:' is no engine (jsonl:, sqlite: and memory: are){advice}")
+        raise UsageError(
+            f"'{scheme}:' is no engine (jsonl:, sqlite:, postgresql: and memory: are){advice}"
+        )
     if not scheme and where.endswith(_DATABASES):
         raise UsageError(
             f"there is no folder {where}; for a database write sqlite:{where}, and for a new "
@@ -156,6 +159,37 @@ def _open_sqlite(found: Address, *, namespace: str, read_only: bool) -> Store:
         read_only=read_only,
         **_sqlite_parameters(found.parameters),
     )
+
+
+_POSTGRES: Final = ("schema", "connections", "busy_timeout")
+"""What PostgresStore takes; everything else behind the question mark is the driver's."""
+
+
+def _open_postgres(found: Address, *, namespace: str, read_only: bool) -> Store:
+    from urllib.parse import unquote
+
+    from stenolog.stores.postgres import PostgresStore
+
+    base, _, parameters = str(found.path).partition("?")
+    ours: dict[str, Any] = {}
+    others: list[str] = []
+    for part in parameters.split("&") if parameters else ():
+        name, _, value = part.partition("=")
+        if name == "schema" and value:
+            ours[name] = unquote(value)
+        elif name == "connections" and _is_number(value) and int(value) > 0:
+            ours[name] = int(value)
+        elif name == "busy_timeout" and _is_number(value):
+            ours[name] = float(value)
+        elif name in _POSTGRES:
+            raise UsageError(
+                f"postgresql: {part!r} is not accepted; schema=NAME, connections=NUMBER and "
+                "busy_timeout=SECONDS are"
+            )
+        else:
+            others.append(part)
+    url = base + ("?" + "&".join(others) if others else "")
+    return PostgresStore(url, namespace=namespace, read_only=read_only, **ours)
 
 
 def _is_number(value: str) -> bool:

@@ -56,3 +56,14 @@ def clipped(spans: Iterable[Span], low: int, high: int) -> list[Span]:
     return [
         (max(first, low), min(last, high)) for first, last in spans if first <= high and last >= low
     ]
+
+
+def last_of(seen: Sequence[Span], count: int) -> list[Span]:
+    """The last so many seqs."""
+    kept: list[Span] = []
+    for first, last in reversed(seen):
+        if count <= 0:
+            break
+        kept.append((max(first, last - count + 1), last))
+        count -= last - first + 1
+    return kept[::-1]

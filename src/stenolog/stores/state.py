@@ -371,6 +371,24 @@ def check_lease(ttl: float, wait: float | None) -> None:
         raise UsageError(f"ttl={ttl!r}: a lease lasts for some time, and not for ever")
 
 
+def archived_upto(state: State) -> int:
+    """The last seq that counts as archived; 0 where there is none."""
+    return state.archive.last if state.archive is not None else 0
+
+
+def only(entry: Undo) -> Change:
+    """A change that holds what taking it back needs, and no more."""
+    return Change(
+        op=entry.op,
+        number=entry.number,
+        floor=0,
+        hidden=[],
+        newly=entry.newly,
+        added=entry.added,
+        was=entry.was,
+    )
+
+
 def undone(state: State, entry: Undo, change: Change) -> Undone:
     """What taking this back comes to, for who asked for it."""
     added = [entry.added] if entry.added is not None else []

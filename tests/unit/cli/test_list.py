@@ -290,7 +290,7 @@ def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None
     ("where", "words"),
     [
         ("", "The place is empty; name a folder, or sqlite:FILE."),
-        ("sqllite:a.db", "'sqllite:' is no engine (jsonl:, sqlite: and memory: are)"),
+        ("sqllite:a.db", "'sqllite:' is no engine (jsonl:, sqlite:, postgresql: and memory: are)"),
         ("sqlite://a.db", "sqlite:PATH takes a plain path, without //"),
     ],
 )
@@ -303,11 +303,16 @@ def test_a_place_that_is_none_is_one_sentence(
     assert result.stderr.startswith(f"Error: {words}")
 
 
-def test_the_url_of_a_server_is_refused_as_it_was_written(steno: Steno) -> None:
-    told = steno("list", "-w", "postgres://host/x").stderr
-    assert told == "Error: postgresql: this version has no such engine yet; use a folder.\n"
-    told = steno("doctor", "-w", "postgres://host/x").stderr
-    assert told.startswith("Error: postgres://host/x: only a folder or a SQLite database can be")
+@pytest.mark.parametrize("command", [["list"], ["show", "k"], ["search", "x"], ["doctor"]])
+def test_a_server_that_cannot_be_reached_is_one_sentence_without_the_password(
+    command: list[str], steno: Steno
+) -> None:
+    result = steno(*command, "-w", "postgres://me:hush@127.0.0.1:1/x?busy_timeout=0")
+    assert result.exit_code == (3 if command == ["doctor"] else 1)
+    assert result.stderr.startswith("Error: PostgreSQL at 127.0.0.1:1/x: connection failed")
+    assert "check that the server runs" in result.stderr
+    assert "hush" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_without_a_workspace_the_option_is_named(

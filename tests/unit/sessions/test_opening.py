@@ -111,7 +111,7 @@ def test_a_store_in_memory_takes_nothing_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "ftp://host/x", "sqlite:", "sqlite::memory:", "postgresql://host/x", "memory:x"]
+    "wrong", ["", "ftp://host/x", "sqlite:", "sqlite::memory:", "postgresql://h/x?no=1", "memory:x"]
 )
 def test_a_place_that_no_engine_takes_is_the_caller_s_error(wrong: str) -> None:
     with pytest.raises(UsageError):

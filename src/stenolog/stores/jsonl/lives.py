@@ -121,7 +121,7 @@ class Lives:
             if log is None:
                 raise NoSuchSession(key)
             try:
-                _check_vacant(log)
+                check_vacant(log)
                 make(log)
             except OSError as error:
                 raise failure(error, log, doing) from error
@@ -184,7 +184,7 @@ def locked(logs: Logs, key: str) -> Log:
     return log
 
 
-def _check_vacant(log: Log) -> None:
+def check_vacant(log: Log) -> None:
     """Raise SessionExists unless nothing in the file was ever acknowledged."""
     if log.exists:
         raise SessionExists(log.key)

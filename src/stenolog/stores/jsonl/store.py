@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +45,17 @@ from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.base import Append
 from stenolog.stores.disk import refusal
 from stenolog.stores.following import News, arrivals
-from stenolog.stores.jsonl import archive, compaction, leases, listing, marks, trash, writer
+from stenolog.stores.jsonl import (
+    archive,
+    compaction,
+    leases,
+    listing,
+    marks,
+    trash,
+    whole,
+    writer,
+)
+from stenolog.stores.jsonl.copies import Copies
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.follow import POLL, news
 from stenolog.stores.jsonl.leases import JSONLLease
@@ -57,6 +68,7 @@ from stenolog.stores.jsonl.table import Logs, T, flock
 from stenolog.stores.jsonl.turns import Turns
 from stenolog.stores.jsonl.uses import Uses
 from stenolog.stores.jsonl.writer import Batch, Outcome
+from stenolog.stores.whole import LifeMark, LifeWriter, Reading
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT: Final = 5.0
@@ -103,6 +115,7 @@ class JSONLStore:
         )
         self._turns = Turns(self._logs, busy_timeout=self._busy_timeout)
         self._lives = Lives(self._logs, self._turns, busy_timeout=self._busy_timeout)
+        self._copies = Copies(self._logs, self._turns, self._lives, busy_timeout=self._busy_timeout)
         self._purging = Purging(
             self._logs, self._turns, busy_timeout=self._busy_timeout, look_up=_looked_up
         )
@@ -518,6 +531,38 @@ class JSONLStore:
     def _news(self, key: str, after: int) -> News | None:
         with self._uses:
             return news(self._logs, key, after)
+
+    # --- carried whole -----------------------------------------------------------------------
+
+    def lives(self) -> list[LifeMark]:
+        """Every life in this folder, the deleted ones first."""
+        with self._uses:
+            return whole.lives(self._directory)
+
+    @contextmanager
+    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+        """A look at one life."""
+        with self._uses, self._reading(mark, after, hold=False) as reading:
+            yield reading
+
+    @contextmanager
+    def hold_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+        """The same with the lock of its log, which all writers wait for."""
+        with self._uses, self._reading(mark, after, hold=not self._read_only) as reading:
+            yield reading
+
+    def _reading(
+        self, mark: LifeMark, after: int, *, hold: bool
+    ) -> AbstractContextManager[Reading]:
+        until = time.monotonic() + self._busy_timeout
+        return whole.read(self._directory, mark, after=after, until=until, hold=hold)
+
+    @contextmanager
+    def writing_lives(self) -> Iterator[LifeWriter]:
+        """Write several, each to a file of its own."""
+        self._check_writable()
+        with self._uses, self._copies.writing() as writing:
+            yield writing
 
     # --- health and end ----------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Logs:
                 return log
         name = names.file_name(key)
         if create and self.directory.stat(name) is None:
-            self._refuse_beside_foreign(key)
+            self.refuse_beside_foreign(key)
             self.directory.settle()
         descriptor = self._descriptor(name, create=create)
         if descriptor is None:
@@ -101,7 +101,7 @@ class Logs:
             if not idle:
                 time.sleep(_LOCK_POLL)
 
-    def _refuse_beside_foreign(self, key: str) -> None:
+    def refuse_beside_foreign(self, key: str) -> None:
         """An empty session of ours must not shadow one that another program kept for the key."""
         for name in names.reference_names(key):
             try:

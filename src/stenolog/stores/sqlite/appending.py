@@ -11,9 +11,9 @@ from stenolog.codec import check_once, check_times
 from stenolog.errors import OnceConflict
 from stenolog.records import Message, State
 from stenolog.stores.arguments import encoded
+from stenolog.stores.rows import encode, now
 from stenolog.stores.sqlite.damage import checksum
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import encode, now
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:

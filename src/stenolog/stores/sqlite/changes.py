@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from stenolog.records import Archive, Change, State, Undo
 from stenolog.stores import state as states
+from stenolog.stores.rows import Session, decode_change, encode, now
 from stenolog.stores.sqlite import appending
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import Session, decode_change, encode, find, now
+from stenolog.stores.sqlite.rows import find
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
@@ -92,15 +93,10 @@ def looked_up(transaction: "Transaction", session: Session, entry: Undo) -> Undo
     return states.entry_of(decode_change(body, session.state.key))
 
 
-def archived_upto(state: State) -> int:
-    """The last seq that counts as archived; 0 where there is none."""
-    return state.archive.last if state.archive is not None else 0
-
-
 def compact(transaction: "Transaction", session: Session) -> tuple[int, int]:
     """Move the mark up to the floor; how many messages and bytes that concerns."""
     state = states.copy(session.state)
-    first, last = archived_upto(state) + 1, state.floor
+    first, last = states.archived_upto(state) + 1, state.floor
     if last < first:
         return 0, 0
     [(messages, _, _, size)] = transaction.execute(SQL["extent"], (session.id, first, last))

@@ -49,6 +49,11 @@ class Transaction:
         self.execute: Callable[..., Iterable[Row]] = connection.execute
         """Carry out one statement, with values for its places; its rows, if it has any."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it goes on: after some errors SQLite ends it by itself."""
+        return self._connection.in_transaction
+
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Carry out one statement for each row of values."""
         for _ in self._connection.executemany(sql, rows):

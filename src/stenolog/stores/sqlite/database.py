@@ -25,10 +25,10 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.stores import reports
+from stenolog.stores.damage import Damage
 from stenolog.stores.disk import make_private, refusal
 from stenolog.stores.sqlite import place, schema
 from stenolog.stores.sqlite.connections import Settings, Transaction, Writer
-from stenolog.stores.sqlite.damage import Damage
 from stenolog.stores.sqlite.failures import read_failure, write_failure
 from stenolog.stores.sqlite.gate import Caller, Queue, twin
 from stenolog.stores.sqlite.readers import Readers

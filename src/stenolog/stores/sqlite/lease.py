@@ -16,9 +16,9 @@ from weakref import WeakValueDictionary
 
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
 from stenolog.stores.locks import ThreadLock
+from stenolog.stores.rows import now
 from stenolog.stores.sqlite import processes
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import now
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction

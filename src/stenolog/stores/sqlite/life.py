@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore, NoSuchSession, SessionExists, StenologError, StoreBusy
-from stenolog.records import Change, State, Trashed, Undo
+from stenolog.records import State, Trashed, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.damage import Damage
+from stenolog.stores.rows import NO_END, Session, count, decode_state, moment, now
 from stenolog.stores.sqlite.appending import create
-from stenolog.stores.sqlite.changes import add_change, archived_upto, looked_up, save
-from stenolog.stores.sqlite.damage import Damage, moment
+from stenolog.stores.sqlite.changes import add_change, looked_up, save
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import (
-    NO_END,
-    Session,
-    count,
-    decode_state,
-    find,
-    now,
-)
+from stenolog.stores.sqlite.rows import find
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
@@ -184,26 +178,13 @@ def _keep(
 ) -> None:
     for entry in state.undo:
         if entry.elsewhere:
-            add_change(transaction, session, _only(entries[entry.number]))
+            add_change(transaction, session, states.only(entries[entry.number]))
     state.generation += 1
-    if spans.contains(state.purged, archived_upto(state)):
+    if spans.contains(state.purged, states.archived_upto(state)):
         state.archive = None
-    above = archived_upto(state) + 1
+    above = states.archived_upto(state) + 1
     [(*_, size)] = transaction.execute(SQL["extent"], (session.id, above, NO_END))
     save(transaction, session, state, size=size)
-
-
-def _only(entry: Undo) -> Change:
-    """A change that holds what taking it back needs, and no more."""
-    return Change(
-        op=entry.op,
-        number=entry.number,
-        floor=0,
-        hidden=[],
-        newly=entry.newly,
-        added=entry.added,
-        was=entry.was,
-    )
 
 
 def _extent(transaction: "Transaction", session: int, upto: int) -> tuple[int, int, int]:

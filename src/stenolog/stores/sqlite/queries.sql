@@ -193,7 +193,11 @@ ON CONFLICT (namespace, name) DO UPDATE SET number = number + 1;
 -- --- for the doctor ----------------------------------------------------------------------------
 
 -- name: next_namespace
-SELECT min(namespace) FROM session WHERE deleted IS NULL AND namespace > ?1;
+SELECT min(found) FROM (
+    SELECT min(namespace) AS found FROM session WHERE deleted IS NULL AND namespace > ?1
+    UNION ALL
+    SELECT min(namespace) FROM session WHERE deleted IS NOT NULL AND namespace > ?1
+);
 
 -- name: every_session
 SELECT session.id, session.last_seq, state.body,
@@ -205,3 +209,55 @@ ORDER BY session.id;
 
 -- name: seqs_past
 SELECT count(*) FROM message WHERE session = ?1 AND (seq > ?2 OR seq < 1);
+
+-- --- carried whole -----------------------------------------------------------------------------
+
+-- name: list_lives
+SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB), version
+FROM session
+WHERE namespace = ?1
+ORDER BY deleted IS NULL, key, id;
+
+-- name: find_uid
+SELECT session.id, session.key, session.created, session.updated, session.last_seq, session.bytes,
+       session.fork_of, session.deleted, session.version, session.namespace, state.body
+FROM session JOIN state ON state.session = session.id
+WHERE session.uid = ?1;
+
+-- name: tokens
+SELECT token, first, count FROM token WHERE session = ?1 ORDER BY first, token;
+
+-- name: missing_tokens
+SELECT token.token, token.first, token.count
+FROM token LEFT JOIN message ON message.session = token.session AND message.seq = token.first
+WHERE token.session = ?1 AND message.id IS NULL
+ORDER BY token.first, token.token;
+
+-- name: add_life
+INSERT INTO session
+       (namespace, key, uid, created, updated, last_seq, bytes, version, deleted, fork_of)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, 1, ?7, ?8)
+RETURNING id;
+
+-- name: set_life
+UPDATE session
+SET key = ?2, created = ?3, updated = ?4, last_seq = ?5, deleted = ?6, fork_of = ?7,
+    version = version + 1
+WHERE id = ?1;
+
+-- name: set_bytes
+UPDATE session SET bytes = ?2 WHERE id = ?1;
+
+-- name: remove_messages_past
+DELETE FROM message WHERE session = ?1 AND seq > ?2;
+
+-- name: remove_tokens_past
+DELETE FROM token WHERE session = ?1 AND first > ?2;
+
+-- name: put_token
+INSERT OR REPLACE INTO token (session, token, first, count) VALUES (?1, ?2, ?3, ?4);
+
+-- name: put_mark
+INSERT INTO mark (namespace, name, number)
+SELECT namespace, ?2, version FROM session WHERE id = ?1
+ON CONFLICT (namespace, name) DO UPDATE SET number = excluded.number;

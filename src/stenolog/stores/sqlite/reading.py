@@ -5,17 +5,15 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Raw
 
-from stenolog.records import Message, SessionInfo, Span, State
+from stenolog.records import Message, Span, State
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.sqlite.changes import archived_upto
-from stenolog.stores.sqlite.damage import Damage, checksum, legible, moment, read_time
+from stenolog.stores.damage import Damage
+from stenolog.stores.rows import NO_END, Session, read_time
+from stenolog.stores.sqlite.damage import checksum, legible
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import NO_END, Session, count, damaged
-from stenolog.stores.times import conversation_times
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
@@ -61,7 +59,7 @@ def _found(
     """Of these seqs what can be read, the last ones of it; what cannot be is noted."""
     reach = last
     while True:
-        wanted = seqs if reach is None else _last(seqs, reach)
+        wanted = seqs if reach is None else spans.last_of(seqs, reach)
         try:
             found = made(_rows(transaction, _MESSAGES, session, wanted))
         except (ValueError, TypeError):
@@ -83,17 +81,6 @@ def _rows(
     return chain.from_iterable(
         transaction.execute(sql, (session.id, first, end)) for first, end in wanted
     )
-
-
-def _last(seen: Sequence[Span], count: int) -> list[Span]:
-    """The last so many seqs."""
-    kept: list[Span] = []
-    for first, last in reversed(seen):
-        if count <= 0:
-            break
-        kept.append((max(first, last - count + 1), last))
-        count -= last - first + 1
-    return kept[::-1]
 
 
 def _intact(rows: Iterable[_Row]) -> list[Message]:
@@ -125,40 +112,3 @@ def _lost(wanted: Sequence[Span], found: Sequence[Message]) -> list[Span]:
     if len(found) == spans.size(wanted):
         return []
     return spans.minus(wanted, spans.union((message.seq, message.seq) for message in found))
-
-
-def info(session: Session, damage: Damage) -> SessionInfo:
-    """What is known of the session. Raises DamagedStore where that cannot be read."""
-    end, met = session.last_seq, damage.of(session.state.uid)
-    state = session.state if not met else msgspec.structs.replace(session.state, lost=met)
-    try:
-        stored = moment(state.created), moment(session.updated)
-    except ValueError as error:
-        raise damaged(state.key, error) from error
-    created, updated = conversation_times(
-        *stored,
-        meta={} if state.forked_from is not None else state.meta,
-        last_seq=end,
-    )
-    sight = states.visible(state, end)
-    return SessionInfo(
-        key=state.key,
-        uid=state.uid,
-        created=created,
-        updated=updated,
-        last_seq=end,
-        floor=state.floor,
-        visible=spans.size(sight),
-        count=count(state, end),
-        lost=spans.size(met),
-        damaged=spans.size(met),
-        void_bytes=0,
-        archived=archived_upto(state),
-        generation=state.generation,
-        bytes=session.bytes,
-        undoable=len(state.undo),
-        summary=state.summary,
-        meta=state.meta,
-        forked_from=state.forked_from,
-        in_sight=tuple(sight),
-    )

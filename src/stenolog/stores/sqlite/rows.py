@@ -1,55 +1,14 @@
-"""Rows ↔ values: a session with its state."""
+"""Sessions and keys as SQLite keeps them; stores/rows.py says what a row holds."""
 
-import json
 import operator
-import time
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
-import msgspec
-from msgspec import Struct
-
-from stenolog.errors import DamagedStore
-from stenolog.records import Change, State, timestamp
-from stenolog.stores import spans
-from stenolog.stores import state as states
-from stenolog.stores.sqlite.damage import Damage
+from stenolog.stores.damage import Damage
+from stenolog.stores.rows import NO_END, Session, damaged, decode_state, past
 from stenolog.stores.sqlite.queries import SQL
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
-
-NO_END: Final = (1 << 63) - 1
-"""Past every seq."""
-
-_encode = msgspec.json.Encoder().encode
-T = TypeVar("T", State, Change)
-
-
-class Session(Struct):
-    """One life of a session as a transaction finds it."""
-
-    id: int
-    """0: it is not there yet."""
-    updated: str
-    last_seq: int
-    bytes: int
-    """How much the messages take that are not archived."""
-    state: State
-
-
-_second = (0, "")  # the second that was spelled out last: most appends fall into the same one
-
-
-def now() -> str:
-    """The present moment, as it is written."""
-    global _second
-    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
-    known, text = _second
-    if known != seconds:
-        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
-        _second = (seconds, text)
-    return f"{text}.{micros:06d}Z"
 
 
 def find(transaction: "Transaction", namespace: str, key: str) -> Session | None:
@@ -63,58 +22,6 @@ def find(transaction: "Transaction", namespace: str, key: str) -> Session | None
     except (UnicodeDecodeError, TypeError) as error:
         raise damaged(key, error) from error
     return None
-
-
-# --- states and changes ----------------------------------------------------------------------
-
-
-def encode(value: State | Change) -> bytes:
-    """A state or a change as JSON. What stands in columns of its own is not said twice."""
-    if isinstance(value, State):
-        value = msgspec.structs.replace(value, key="", uid="", created="", forked_from=None)
-    try:
-        return _encode(value)
-    except (UnicodeEncodeError, TypeError):
-        # Lone surrogates, and subclasses of text.
-        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
-
-
-def decode_state(body: bytes, key: str) -> State:
-    """The state of this session, but for what stands in columns. Raises DamagedStore."""
-    state = _decode(body, State, key)
-    state.key = key
-    return state
-
-
-def decode_change(body: bytes, key: str) -> Change:
-    """A change of this session. Raises DamagedStore."""
-    return _decode(body, Change, key)
-
-
-def _decode(body: bytes, kind: type[T], key: str) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise damaged(key, error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    try:
-        # A lone surrogate is written as an escape, which only the slower decoder takes.
-        return msgspec.convert(json.loads(body), kind)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise damaged(key, error) from error
-
-
-def damaged(key: str, error: Exception) -> DamagedStore:
-    """What is said of a session that cannot be read."""
-    return DamagedStore(
-        f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
-    )
-
-
-def count(state: State, last_seq: int) -> int:
-    """How many messages there are."""
-    return spans.size(states.present(state, last_seq))
 
 
 # --- keys ------------------------------------------------------------------------------------
@@ -131,7 +38,7 @@ def keys(
 ) -> list[str]:
     """A page of keys by their bytes, which is the order of their characters."""
     values = (namespace, prefix, after or "", -1 if limit is None else min(limit, NO_END))
-    end = _past(prefix)
+    end = past(prefix)
     if end is None:
         found = transaction.execute(SQL["list_keys"], values)
     else:
@@ -161,19 +68,8 @@ def stamps(transaction: "Transaction", namespace: str, damage: Damage) -> dict[s
     return found
 
 
-def _past(prefix: str) -> str | None:
-    """The least text above all that begin like this; None where nothing is."""
-    while prefix:
-        code = ord(prefix[-1])
-        if code < 0x10FFFF:
-            # The codes of surrogates are no characters.
-            return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
-        prefix = prefix[:-1]
-    return None
-
-
 def namespaces(transaction: "Transaction") -> list[str]:
-    """The namespaces that have sessions, in the order of their bytes."""
+    """The namespaces that have a life, be it a deleted one, in the order of their bytes."""
     found: list[str] = []
     last = ""
     while True:

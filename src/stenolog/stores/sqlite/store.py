@@ -12,29 +12,30 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
-from stenolog.errors import NoSuchSession, NothingToUndo, StenologError, UsageError
+from stenolog.errors import NoSuchSession, StenologError, UsageError
 from stenolog.records import (
-    Change,
     Compacted,
     Health,
     Message,
     Purged,
     SessionInfo,
     Trashed,
-    Undone,
+    Undo,
 )
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_whole, encoded
+from stenolog.stores.arguments import check_namespace, check_text, check_whole
 from stenolog.stores.base import Append
+from stenolog.stores.changing import Changing
 from stenolog.stores.following import News
-from stenolog.stores.sqlite import appending, changes, life, reading, rows
+from stenolog.stores.rows import Session, info
+from stenolog.stores.sqlite import appending, changes, life, reading, rows, whole
 from stenolog.stores.sqlite.appending import Batch
 from stenolog.stores.sqlite.follow import follow
 from stenolog.stores.sqlite.gate import twin
 from stenolog.stores.sqlite.lease import Held, SQLiteLease, take
 from stenolog.stores.sqlite.opening import open_database
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import Session
+from stenolog.stores.whole import LifeMark, LifeWriter, Reading
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
@@ -46,7 +47,7 @@ MOST_CACHE_KB: Final = 2**31 - 1
 """SQLite counts no further."""
 
 
-class SQLiteStore:
+class SQLiteStore(Changing["Transaction"]):
     """Sessions in one file; stores/base.py says what each call means.
 
     `busy_timeout`: how long a call waits for other writers. `synchronous`: with "normal" a power
@@ -65,7 +66,7 @@ class SQLiteStore:
         synchronous: Literal["full", "normal"] = "full",
         cache_kb: int = CACHE_KB,
     ) -> None:
-        _check_namespace(namespace)
+        check_namespace(namespace)
         if synchronous not in ("full", "normal"):
             raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
         check_whole(cache_kb=cache_kb)
@@ -175,118 +176,6 @@ class SQLiteStore:
 
     # --- changing what is in sight -----------------------------------------------------------
 
-    def set_summary(self, key: str, text: str) -> None:
-        """Replace the summary and nothing else."""
-        states.check_summary(text)
-        self._change(
-            key,
-            lambda _, session: states.decide_summary(session.state, text),
-            create=bool(text),
-        )
-
-    def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last visible ones."""
-        check_whole(keep_last=keep_last)
-        self._change(
-            key,
-            lambda _, session: states.decide_truncate(session.state, session.last_seq, keep_last),
-        )
-
-    def clear(self, key: str) -> None:
-        """Hide all messages and empty the summary."""
-        self._change(
-            key,
-            lambda _, session: states.decide_checkpoint(
-                session.state,
-                session.last_seq,
-                key=key,
-                summary="",
-                upto=session.last_seq,
-                expect_floor=None,
-                op="clear",
-            ),
-        )
-
-    def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages with these seqs."""
-        check_whole(first=first, last=last)
-        if first > last:
-            raise UsageError(f"hide from {first} to {last}: the first comes after the last")
-        self._change(
-            key,
-            lambda _, session: states.decide_hide(session.state, session.last_seq, [(first, last)]),
-        )
-
-    def checkpoint(
-        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
-    ) -> None:
-        """Replace the summary and hide everything up to this seq."""
-        states.check_summary(summary)
-        check_whole(upto=upto, expect_floor=expect_floor)
-        self._change(
-            key,
-            lambda _, session: states.decide_checkpoint(
-                session.state,
-                session.last_seq,
-                key=key,
-                summary=summary,
-                upto=upto,
-                expect_floor=expect_floor,
-            ),
-            create=True,
-        )
-
-    def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the session's own data; None removes one."""
-        encode_object({name: value for name, value in fields.items() if value is not None})
-        self._change(key, lambda _, session: states.decide_meta(session.state, fields), create=True)
-
-    def pop(self, key: str) -> Message | None:
-        """Hide the last visible message and return it."""
-        popped: list[Message] = []
-
-        def decide(transaction: "Transaction", session: Session) -> Change | None:
-            popped[:] = reading.in_sight(
-                transaction, session, self.database.damage, last=1, after=None
-            )
-            hidden = [(message.seq, message.seq) for message in popped]
-            return states.decide_hide(session.state, session.last_seq, hidden)
-
-        self._change(key, decide)
-        return popped[0] if popped else None
-
-    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
-        """Make exactly these messages visible."""
-        payloads = encoded(messages)
-        added: list[bytes] = []
-
-        def decide(transaction: "Transaction", session: Session) -> Change | None:
-            before = reading.in_sight(
-                transaction, session, self.database.damage, last=None, after=None
-            )
-            change, added[:] = states.decide_replace(
-                session.state, session.last_seq, before, payloads
-            )
-            return change
-
-        self._change(key, decide, create=bool(payloads), payloads=added)
-
-    def undo(self, key: str) -> Undone:
-        """Take back the newest operation on what is in sight."""
-        undone: list[Undone] = []
-
-        def decide(transaction: "Transaction", session: Session) -> Change:
-            state = session.state
-            entry = changes.looked_up(transaction, session, states.newest_undo(state, key))
-            change = states.decide_undo(state, entry)
-            undone[:] = [states.undone(state, entry, change)]
-            return change
-
-        self._change(key, decide)
-        if not undone:
-            raise NothingToUndo(f"{key!r}: there is no such session")
-        return undone[0]
-
     def _change(
         self,
         key: str,
@@ -301,6 +190,14 @@ class SQLiteStore:
             changes.carry_out(
                 transaction, self._namespace, key, decide, create=create, payloads=payloads
             )
+
+    def _in_sight(
+        self, transaction: "Transaction", session: Session, *, last: int | None
+    ) -> list[Message]:
+        return reading.in_sight(transaction, session, self.database.damage, last=last, after=None)
+
+    def _looked_up(self, transaction: "Transaction", session: Session, entry: Undo) -> Undo:
+        return changes.looked_up(transaction, session, entry)
 
     def compact(self, key: str) -> Compacted:
         """Mark what lies below the floor as archived.
@@ -430,7 +327,7 @@ class SQLiteStore:
         check_key(key)
         with self.database.read() as transaction:
             session = life.known(transaction, self._namespace, key)
-        return reading.info(session, self.database.damage)
+        return info(session, self.database.damage.of(session.state.uid))
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
@@ -439,7 +336,7 @@ class SQLiteStore:
         check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
-        _check_text(prefix=prefix, after=after)
+        check_text(prefix=prefix, after=after)
         with self.database.read() as transaction:
             return rows.keys(
                 transaction,
@@ -493,6 +390,37 @@ class SQLiteStore:
                 return uid, last_seq, found
         return None
 
+    # --- carried whole -----------------------------------------------------------------------
+
+    def namespaces(self) -> list[str]:
+        """Those of the file that have a life, be it in the trash only."""
+        with self.database.read() as transaction:
+            return rows.namespaces(transaction)
+
+    def lives(self) -> list[LifeMark]:
+        """Every life of this namespace, the deleted ones first."""
+        with self.database.read() as transaction:
+            return whole.lives(transaction, self._namespace)
+
+    @contextmanager
+    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+        """A look at one life."""
+        with self.database.read() as transaction:
+            yield whole.read(transaction, self._namespace, mark, after=after)
+
+    @contextmanager
+    def hold_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+        """The same while nobody else writes to the file."""
+        read_only = self.database.settings.read_only
+        with self.database.read() if read_only else self.database.write() as transaction:
+            yield whole.read(transaction, self._namespace, mark, after=after)
+
+    @contextmanager
+    def writing_lives(self) -> Iterator[LifeWriter]:
+        """Write several, in one transaction."""
+        with self._write() as transaction:
+            yield whole.Writer(transaction, self._namespace)
+
     # --- health and end ----------------------------------------------------------------------
 
     def health(self) -> Health:
@@ -532,20 +460,3 @@ class SQLiteStore:
 
     def _check_writable(self) -> None:
         self.database.check_writable()
-
-
-def _check_namespace(name: str) -> None:
-    """Raise UsageError unless a folder in UTF-8 could have this name, as in other engines."""
-    encoded = name.encode("utf-8", "replace").decode()
-    if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
-        raise UsageError(f"namespace {name!r} is not the name of a folder")
-
-
-def _check_text(**texts: str | None) -> None:
-    """Raise UsageError unless each is text that a key could hold, or none."""
-    for name, text in texts.items():
-        try:
-            if text is not None:
-                text.encode()
-        except (AttributeError, UnicodeEncodeError):
-            raise UsageError(f"{name}={text!r} is no text that a key could hold") from None

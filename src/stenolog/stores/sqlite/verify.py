@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import apsw
-from msgspec import Struct
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StenologError
 from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.disk import refusal
+from stenolog.stores.findings import Finding, Report
+from stenolog.stores.rows import decode_state, moment
 from stenolog.stores.sqlite import life, place
 from stenolog.stores.sqlite.connections import Settings, Transaction
-from stenolog.stores.sqlite.damage import checksum, legible, moment
+from stenolog.stores.sqlite.damage import checksum, legible
 from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.rows import decode_state
 from stenolog.stores.sqlite.versions import known_bugs
 
 _MOST_COMPLAINTS: Final = 20
@@ -27,28 +27,6 @@ _TEXTS: Final = ("key", "uid", "namespace", "fork_of")
 _TIMES: Final = ("created", "updated", "deleted")
 """The columns of a session as they are asked for, those that hold times last."""
 _BACKUP: Final = "Put the file back from a backup, or save what can be read with `steno export`."
-
-
-class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be."""
-
-    kind: str
-    meaning: str
-    advice: str
-    key: str | None = None
-    """The session it concerns; None where it is of none."""
-    where: str = ""
-    """The place in the database; empty for the file as a whole."""
-    lost: tuple[Span, ...] = ()
-    """Seqs of messages that cannot be read because of it."""
-
-
-class Report(Struct, frozen=True, kw_only=True):
-    """What was looked at, and what is wrong with it."""
-
-    sessions: int
-    """How many were examined, deleted ones included."""
-    findings: tuple[Finding, ...]
 
 
 def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) -> Report:

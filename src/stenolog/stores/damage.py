@@ -1,0 +1,44 @@
+"""What a process has met in a database that is gone, or not as it was stored."""
+
+from collections.abc import Iterable, Sequence
+
+from stenolog.records import Message, Span
+from stenolog.stores import reports, spans
+from stenolog.stores.locks import ThreadLock
+
+
+class Damage:
+    """The damaged messages that one process has met in a database, as far as it has read."""
+
+    def __init__(self) -> None:
+        self._mutex = ThreadLock()
+        self._told: set[str] = set()
+        self._met: dict[str, list[Span]] = {}
+
+    def note(self, uid: str, lost: Sequence[Span], intact: Iterable[Message]) -> None:
+        """What was read of a life of a session; somebody may have put the file back since."""
+        if not lost and uid not in self._met:
+            return
+        with self._mutex:
+            known = self._met.pop(uid, [])
+            read = spans.union((message.seq, message.seq) for message in intact)
+            met = spans.union(spans.minus(known, read), lost)
+            if met:
+                self._met[uid] = met
+        for first, last in spans.minus(lost, known):
+            seqs = f"message {first}" if first == last else f"messages {first} to {last}"
+            reports.warning(
+                "%s of session %s cannot be read: left out; `steno doctor` says more", seqs, uid
+            )
+
+    def tell(self, what: str) -> None:
+        """Say once what was left out, that is more than a message."""
+        with self._mutex:
+            known = what in self._told
+            self._told.add(what)
+        if not known:
+            reports.warning("%s cannot be read: left out; `steno doctor` says more", what)
+
+    def of(self, uid: str) -> list[Span]:
+        """The seqs of a life of a session that were met damaged or not at all."""
+        return list(self._met.get(uid, ()))

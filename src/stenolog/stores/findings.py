@@ -1,0 +1,27 @@
+"""What the examination of a database tells, whatever the engine."""
+
+from msgspec import Struct
+
+from stenolog.records import Span
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing that is not as it should be."""
+
+    kind: str
+    meaning: str
+    advice: str
+    key: str | None = None
+    """The session it concerns; None where it is of none."""
+    where: str = ""
+    """The place in the database; empty for the database as a whole."""
+    lost: tuple[Span, ...] = ()
+    """Seqs of messages that cannot be read because of it."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What was looked at, and what is wrong with it."""
+
+    sessions: int
+    """How many were examined, deleted ones included."""
+    findings: tuple[Finding, ...]

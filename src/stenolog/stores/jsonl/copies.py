@@ -1,0 +1,574 @@
+"""Lives that come from another store, written as logs: stores/whole.py → files.
+
+Each is written to a file of its own, synced, and only then put under its name, under the lock of
+what it takes the place of. What lay in archives goes into one archive. The last line of a copy is a
+change that changes nothing: as long as nothing but states follows it, nobody wrote to it since.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.codec import control_line, digest, message_line, plain_line
+from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
+from stenolog.records import Archive, Change, Message, State, Token, Void
+from stenolog.stores import state as states
+from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.jsonl import archive, names, remains, trash, whole
+from stenolog.stores.jsonl.directory import Directory, create_anew
+from stenolog.stores.jsonl.lives import Lives, check_vacant, failure
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.table import AT_ONCE, Logs, flock
+from stenolog.stores.jsonl.tokens import REMEMBERED
+from stenolog.stores.jsonl.turns import Turns
+from stenolog.stores.jsonl.writer import Outcome
+from stenolog.stores.whole import Life, LifeMark, state_of, token_of
+
+_BLOCK: Final = 1024 * 1024
+_GZIP: Final = 31
+_LEVEL: Final = 1
+"""A copy is to be quick; whoever compacts later has more time."""
+Check = Callable[[Log], None]
+"""Looks at what is to be replaced, under its lock."""
+_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
+
+
+class Copies:
+    """Puts lives into one folder."""
+
+    def __init__(self, logs: Logs, turns: Turns, lives: Lives, *, busy_timeout: float) -> None:
+        self._logs = logs
+        self._turns = turns
+        self._lives = lives
+        self._directory = logs.directory
+        self._busy_timeout = busy_timeout
+
+    @contextmanager
+    def writing(self) -> Iterator["Copies"]:
+        """What is written meanwhile is durable afterwards. Raises NotStored, MaybeStored."""
+        try:
+            self._directory.settle()
+            _sweep(self._directory)
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
+        try:
+            yield self
+        finally:
+            try:
+                self._directory.sync()
+            except OSError as error:
+                doing = f"syncing {self._directory.path}"
+                raise Outcome(0, error, unknown=True).failure(doing) from error
+
+    def write(
+        self, life: Life, messages: Iterable[Message], *, after: int = 0, instead_of: str = ""
+    ) -> None:
+        """Make this life stand exactly so. Raises as LifeWriter.write."""
+        doing = f"copying {life.key!r}"
+        try:
+            with self._archives(life) as folder:
+                self._write(life, messages, after, instead_of, folder)
+        except OSError as error:
+            raise Outcome(0, error).failure(doing) from error
+
+    def _write(
+        self,
+        life: Life,
+        messages: Iterable[Message],
+        after: int,
+        instead_of: str,
+        folder: int | None,
+    ) -> None:
+        self._check(life, instead_of)
+        with self._written(life, messages, after, instead_of, folder) as made:
+            if not instead_of:
+                self._begin(life, made)
+            else:
+                self._replace(life, made, instead_of)
+        if folder is not None and made.archives is not None:
+            remains.sweep(folder, made.archives)
+
+    # --- what it takes the place of ----------------------------------------------------------
+
+    def _check(self, life: Life, instead_of: str) -> None:
+        """Raise SessionExists, StoreBusy, as far as that can be seen from outside."""
+        if instead_of:
+            if whole.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
+                raise _changed(life)
+            return
+        if any(entry.uid == life.uid for entry in trash.entries(self._directory)):
+            raise SessionExists(life.key, f"the trash has a session with its uid, {life.uid}")
+        if life.deleted is None:
+            self._check_key(life)
+
+    def _check_key(self, life: Life) -> None:
+        """Raise SessionExists where another session lives under the key."""
+        uid = self._logs.read(life.key, lambda log: log.known_state().uid)
+        if uid is not None and uid != life.uid:
+            raise SessionExists(life.key)
+
+    def _begin(self, life: Life, made: "_Made") -> None:
+        """Put a new life where there is none."""
+        if life.deleted is not None:
+            with _trash_folder(self._directory) as folder:
+                if not made.link(_deleted_name(life), folder):
+                    made.rename(_deleted_name(life), folder)
+                sync_folder(folder)
+            return
+        name = names.file_name(life.key)
+        if self._directory.stat(name) is None:
+            self._logs.refuse_beside_foreign(life.key)
+            if made.link(name, self._directory.descriptor):
+                return
+        # Perhaps no more than an empty file is in the way.
+        self._under_lock(life, made, check_vacant, create=True)
+
+    def _replace(self, life: Life, made: "_Made", instead_of: str) -> None:
+        """Let it take the place of an earlier copy, which is moved to its new place first."""
+        path = _path_in(instead_of)
+        deleted = path.startswith(f"{trash.FOLDER}/")
+        if life.deleted is not None:
+            self._replace_deleted(life, made, instead_of, deleted=deleted)
+            return
+        self._check_key(life)
+        if path == names.file_name(life.key):
+
+            def check(log: Log) -> None:
+                if whole.stamp_of(self._directory, path) != instead_of:
+                    raise _changed(life)
+                _check_uid(log, life)
+
+            self._under_lock(life, made, check)
+            return
+        if not deleted:
+            # Restored under another key: by way of the trash it gets there.
+            self._delete(life, instead_of, at=life.updated)
+        entry = whole.find_deleted(self._directory, life.uid)
+        key = next(found for one, found in trash.keys(self._directory) if one == entry)
+        self._lives.restore(key, life.uid, life.key)
+        self._under_lock(life, made, lambda log: _check_untouched(log, life))
+
+    def _replace_deleted(
+        self, life: Life, made: "_Made", instead_of: str, *, deleted: bool
+    ) -> None:
+        at = life.deleted or life.updated
+        if not deleted:
+            self._delete(life, instead_of, at=at)
+        entry = whole.find_deleted(self._directory, life.uid)
+        until = time.monotonic() + self._busy_timeout
+        with trash.opened(self._directory, entry, until=until) as log:
+            if log is None:
+                raise _changed(life)
+            if deleted and whole.stamp_of(self._directory, log.name) != instead_of:
+                raise _changed(life)
+            _check_uid(log, life)
+            with _trash_folder(self._directory) as folder:
+                name = _deleted_name(life)
+                if entry.name != name:
+                    os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+                made.rename(name, folder)
+                sync_folder(folder)
+
+    def _delete(self, life: Life, instead_of: str, *, at: str) -> None:
+        """Move a live log into the trash, as of this time."""
+        path = _path_in(instead_of)
+        key = names.key_of(path)
+        if key is None:
+            head = trash.head_at(self._directory, self._directory.descriptor, path, path)
+            if head is None:
+                raise _changed(life)
+            key = head.key
+
+        def work() -> None:
+            log = self._logs.lock(key, create=False)
+            if log is None:
+                raise _changed(life)
+            try:
+                if whole.stamp_of(self._directory, path) != instead_of:
+                    raise _changed(life)
+                _check_uid(log, life)
+                trash.put(log, at)
+            finally:
+                self._logs.discard(log)
+
+        self._turns.alone(key, work)
+
+    def _under_lock(
+        self, life: Life, made: "_Made", check: "Check", *, create: bool = False
+    ) -> None:
+        """Let the new file have the name of the log, if what stands there is as expected."""
+
+        def work() -> None:
+            log = self._logs.lock(life.key, create=create)
+            if log is None:
+                raise _changed(life)
+            try:
+                check(log)
+                made.rename(log.name, self._directory.descriptor)
+            except OSError as error:
+                raise failure(error, log, f"copying {life.key!r}") from error
+            finally:
+                self._logs.discard(log)
+
+        self._turns.alone(life.key, work)
+
+    # --- the files ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _archives(self, life: Life) -> Iterator[int | None]:
+        """The folder of its archives, while nobody else changes what is in it."""
+        folder = self._directory.subfolder(archive.FOLDER, life.uid, create=life.archived > 0)
+        if folder is None:
+            yield None
+            return
+        try:
+            until = time.monotonic() + self._busy_timeout
+            flock(folder, until, f"the folder of the archives of {life.key!r}")
+            yield folder
+        finally:
+            with suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_UN)
+            os.close(folder)
+
+    @contextmanager
+    def _written(
+        self,
+        life: Life,
+        messages: Iterable[Message],
+        after: int,
+        instead_of: str,
+        folder: int | None,
+    ) -> Iterator["_Made"]:
+        """A file with all of it, synced, under a name that means nothing."""
+        with self._old(life, instead_of) as old:
+            made = _Made(self._directory, life.uid)
+            try:
+                made.archives = _write_life(made.descriptor, life, messages, after, old, folder)
+                sync_file(made.descriptor)
+                yield made
+            finally:
+                made.close()
+
+    @contextmanager
+    def _old(self, life: Life, instead_of: str) -> Iterator[Log | None]:
+        """The log of which it is a continuation."""
+        if not instead_of:
+            yield None
+            return
+        path = _path_in(instead_of)
+        until = time.monotonic() + self._busy_timeout
+        if path.startswith(f"{trash.FOLDER}/"):
+            entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
+            if entry is None:
+                raise _changed(life)
+            with trash.opened(self._directory, entry) as deleted:
+                if deleted is None:
+                    raise _changed(life)
+                yield deleted
+            return
+        key = names.key_of(path)
+        if key is None:
+            head = trash.head_at(self._directory, self._directory.descriptor, path, path)
+            key = "" if head is None else head.key
+        mark = LifeMark(key=key, uid=life.uid, stamp=instead_of)
+        try:
+            with whole.opened(self._directory, mark, until=until, hold=False) as log:
+                yield log
+        except NoSuchSession as error:
+            raise _changed(life) from error
+
+
+class _Made:
+    """A new file, which is gone if it did not get a name."""
+
+    def __init__(self, directory: Directory, uid: str) -> None:
+        self._folder = directory.descriptor
+        self._name = f".{uid}-{os.urandom(4).hex()}.copy"
+        self.archives: frozenset[str] | None = None
+        """The names of all archives that belong to it; None: those that there are."""
+        self.descriptor = create_anew(self._folder, self._name)
+        # Nobody takes it for a leftover; nor appends to it before its name is on the disk.
+        fcntl.flock(self.descriptor, AT_ONCE)
+
+    def link(self, name: str, folder: int) -> bool:
+        """Give it a name that is free; False where it is not, or this disk has no links."""
+        try:
+            os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                return False
+            raise
+        return True
+
+    def rename(self, name: str, folder: int) -> None:
+        """Give it a name, whatever has that now. Raises OSError."""
+        os.rename(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
+
+    def close(self) -> None:
+        """Let go of it."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._name, dir_fd=self._folder)
+        # By name, because a child forked meanwhile has the same descriptor.
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        os.close(self.descriptor)
+
+
+def _sweep(directory: Directory) -> None:
+    """Remove what a copy that was killed left. Raises OSError."""
+    for name in filter(_TEMPORARY.fullmatch, directory.names()):
+        descriptor = directory.open(name)
+        if descriptor is not None:
+            try:
+                fcntl.flock(descriptor, AT_ONCE)
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory.descriptor)
+            except BlockingIOError:
+                pass  # somebody is at it
+            finally:
+                os.close(descriptor)
+
+
+class _Kept(Struct, frozen=True):
+    """What stays of an earlier copy."""
+
+    archive: Archive | None
+    tokens: list[Token]
+    messages: Iterator[Message]
+
+
+def _write_life(
+    descriptor: int,
+    life: Life,
+    messages: Iterable[Message],
+    after: int,
+    old: Log | None,
+    folder: int | None,
+) -> frozenset[str] | None:
+    """Write a whole log; the names of the archives that belong to it. Raises OSError."""
+    generation = 1 if old is None else old.known_state().generation + 1
+    state, changes = state_of(life, generation=generation)
+    kept = _kept(life, old, after)
+    stream = _Stream(chain(kept.messages, messages))
+    written: frozenset[str] | None = frozenset()
+    if kept.archive is not None:
+        state.archive, state.tokens, written = kept.archive, kept.tokens, None
+    elif life.archived and folder is not None:
+        named, state.tokens = _write_archive(folder, state, stream, life.archived)
+        state.archive = named
+        written = frozenset() if named is None else frozenset([named.name])
+    _write_log(descriptor, life, state, changes, stream)
+    return written
+
+
+def _kept(life: Life, old: Log | None, after: int) -> _Kept:
+    if old is None or not after:
+        return _Kept(None, [], iter(()))
+    with old.mutex:
+        state, end = states.copy(old.known_state()), old.next_seq - 1
+        same = states.archived_upto(state) == life.archived and 0 < life.archived <= after
+        tokens = old.tokens_upto(life.archived) if same else []
+    above = life.archived if same else 0
+    return _Kept(
+        state.archive if same else None,
+        tokens,
+        whole.messages(old, state, min(end, after), above),
+    )
+
+
+class _Stream:
+    """Messages one after the other, and the next one looked at before it is taken."""
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._messages = iter(messages)
+        self._next: Message | None = None
+
+    def upto(self, seq: int) -> Iterator[Message]:
+        """Those up to this seq."""
+        while (message := self._peek()) is not None and message.seq <= seq:
+            self._next = None
+            yield message
+
+    def rest(self) -> Iterator[Message]:
+        """All the others."""
+        first = self._peek()
+        if first is not None:
+            yield first
+            yield from self._messages
+
+    @property
+    def first(self) -> int | None:
+        """The seq of the next one; None where there is none."""
+        message = self._peek()
+        return None if message is None else message.seq
+
+    def _peek(self) -> Message | None:
+        if self._next is None:
+            self._next = next(self._messages, None)
+        return self._next
+
+
+def _write_archive(
+    folder: int, state: State, stream: _Stream, upto: int
+) -> tuple[Archive | None, list[Token]]:
+    """Put the messages up to this seq into an archive, durably; and which tokens are theirs."""
+    first = stream.first
+    if first is None or first > upto:
+        # Nothing of it is left, but that it was archived is still to be told.
+        first = upto
+    mark = "" if state.generation == 1 else f".{state.generation}"
+    named = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
+    head = states.blank(state.key, state.uid, state.generation, state.created)
+    head.purged = state.purged
+    packer = zlib.compressobj(_LEVEL, wbits=_GZIP)
+    temporary = f".{named.name}.new"
+    tokens = _TokensSeen()
+    descriptor = create_anew(folder, temporary)
+    try:
+        lines = _lines(tokens.watch(stream.upto(upto)))
+        for block in _blocks(chain([control_line("state", first, state.created, head)], lines)):
+            write_all(descriptor, packer.compress(block))
+        write_all(descriptor, packer.flush())
+        sync_file(descriptor)
+        os.rename(temporary, named.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+    finally:
+        os.close(descriptor)
+    sync_folder(folder)
+    return named, tokens.found()
+
+
+def _write_log(
+    descriptor: int, life: Life, state: State, changes: list[Change], stream: _Stream
+) -> None:
+    first = stream.first or life.last_seq + 1
+    at, end = life.created, life.last_seq + 1
+    # Tokens whose message is missing stand in the states alone.
+    state.tokens = [*state.tokens, *life.tokens]
+    head = control_line("state", first, at, state)
+    lines = [head, control_line("state", first, at, state, joined=True)]
+    if life.void:
+        lines.append(control_line("void", first, at, Void(0, life.void), joined=True))
+    for change in changes:
+        told = Change(
+            op=change.op,
+            number=change.number,
+            floor=state.floor,
+            hidden=state.hidden,
+            newly=change.newly,
+            added=change.added,
+            was=change.was,
+        )
+        lines.append(control_line("change", first, at, told, joined=True))
+    copied = Change(op=whole.COPIED, number=0, floor=state.floor, hidden=state.hidden)
+    last = [
+        control_line("state", end, life.updated, state),
+        control_line("change", end, life.updated, copied, joined=True),
+    ]
+    for block in _blocks(chain(lines, _lines(stream.rest()), last)):
+        write_all(descriptor, block)
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in few pieces."""
+    held: list[bytes] = []
+    size = 0
+    for line in lines:
+        held.append(line)
+        size += len(line)
+        if size >= _BLOCK:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
+    """The line of each message: on its own, but for those that a token stands for together."""
+    batch = (0, 0)
+    for message in messages:
+        seq, body = message.seq, message.to_json()
+        found = token_of(message) if message._once is not None else None
+        if found is not None:
+            batch = (seq, found[1])
+        place = seq - batch[0] + 1
+        if found is None and place > batch[1]:
+            yield plain_line(seq, message._at, body)
+        else:
+            part = (place, batch[1]) if batch[1] > 1 else None
+            yield message_line(seq, message._at, body, part=part, once=message._once)
+
+
+class _TokensSeen:
+    """The tokens of messages that go by, as a state carries them."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[str, int, int, list[bytes]]] = deque(maxlen=REMEMBERED)
+
+    def watch(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """The same messages."""
+        for message in messages:
+            if message._once is not None and (found := token_of(message)) is not None:
+                self._seen.append((*found, message.seq, []))
+            if self._seen:
+                _, count, first, bodies = self._seen[-1]
+                if message.seq < first + count:
+                    bodies.append(message.to_json())
+            yield message
+
+    def found(self) -> list[Token]:
+        """What a state says of them; the digest is empty where not all of them went by."""
+        return [
+            Token(token, first, count, digest(bodies) if len(bodies) == count else "")
+            for token, count, first, bodies in self._seen
+        ]
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+def _path_in(stamp: str) -> str:
+    """Where the life of a stamp stands, seen from the folder."""
+    return stamp.rsplit(":", 3)[0]
+
+
+def _deleted_name(life: Life) -> str:
+    stamp = (life.deleted or "").replace("-", "").replace(":", "")
+    return f"{life.uid}.{stamp}{names.SUFFIX}"
+
+
+@contextmanager
+def _trash_folder(directory: Directory) -> Iterator[int]:
+    folder = directory.subfolder(trash.FOLDER, create=True)
+    if folder is None:
+        raise FileNotFoundError(os.fspath(directory.path / trash.FOLDER))
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _changed(life: Life) -> StoreBusy:
+    return StoreBusy(f"{life.key!r}: what it was to take the place of has changed; try again")
+
+
+def _check_uid(log: Log, life: Life) -> None:
+    if log.state is None or log.state.uid != life.uid:
+        raise _changed(life)
+
+
+def _check_untouched(log: Log, life: Life) -> None:
+    _check_uid(log, life)
+    if not whole.is_untouched(log):
+        raise _changed(life)

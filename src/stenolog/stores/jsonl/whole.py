@@ -1,0 +1,361 @@
+"""Lives of sessions as they are read to be carried to another store: logs → stores/whole.py.
+
+A life is read through a descriptor of its own, so that nobody waits for it. Who holds it has the
+lock of its log: no writer of any process gets past that.
+"""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from stenolog.codec import parse_line
+from stenolog.errors import DamagedStore, ForeignLog, NoSuchSession, StenologError, StoreBusy
+from stenolog.records import (
+    ChangeRecord,
+    Message,
+    State,
+    StateRecord,
+    Token,
+    Undo,
+    timestamp,
+)
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.disk import sync_file
+from stenolog.stores.jsonl import archive, names, trash
+from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.scan import gather, lines_of
+from stenolog.stores.jsonl.table import flock
+from stenolog.stores.whole import LifeMark, Reading, life_of
+
+COPIED: Final = "copied"
+"""The operation of a change that changes nothing: what stands before it was written by a copy."""
+
+_BLOCK: Final = 4 * 1024 * 1024
+_TAIL: Final = 64 * 1024
+_CHANGE: Final = re.compile(rb'(?m)^\{"kind":"change",.*$')
+
+
+# --- which there are -------------------------------------------------------------------------
+
+
+def lives(directory: Directory) -> list[LifeMark]:
+    """Every life in the folder: those in the trash, then the living ones, each by key.
+
+    Files of other programs, and what a creator that was killed left, are none.
+    """
+    deleted = []
+    for entry, key in trash.keys(directory):
+        if (stamp := stamp_of(directory, trash_path(entry))) is not None:
+            at = timestamp(entry.deleted)
+            deleted.append(LifeMark(key=key, uid=entry.uid, deleted=at, stamp=stamp))
+    living = [
+        mark
+        for name in directory.names()
+        if name.endswith(names.SUFFIX) and (mark := _living(directory, name)) is not None
+    ]
+    return sorted(deleted, key=_place_of) + sorted(living, key=_place_of)
+
+
+def _place_of(mark: LifeMark) -> tuple[str, str]:
+    return mark.key, mark.uid
+
+
+def _living(directory: Directory, name: str) -> LifeMark | None:
+    """The life in a file of this name; None where there is none."""
+    with suppress(ForeignLog):
+        try:
+            key = names.key_of(name) or _long_key(directory, name)
+            descriptor = None if key is None else directory.open(name)
+            if key is None or descriptor is None:
+                return None
+            log = Log(directory, name, key, descriptor)
+            stamp = _stamp(name, os.fstat(descriptor))
+            with log.mutex:
+                log.load(os.fstat(descriptor).st_size)
+            if log.exists:
+                return LifeMark(key=key, uid=log.known_state().uid, stamp=stamp)
+        except ForeignLog:
+            raise
+        except (DamagedStore, OSError):
+            return LifeMark(key=names.key_of(name) or name, uid="", stamp="")
+    return None
+
+
+def _long_key(directory: Directory, name: str) -> str | None:
+    if not names.is_long(name):
+        return None
+    head = trash.head_at(directory, directory.descriptor, name, name)
+    return head.key if head is not None and names.file_name(head.key) == name else None
+
+
+def trash_path(entry: trash.Entry) -> str:
+    """Where a deleted log is, seen from the folder."""
+    return f"{trash.FOLDER}/{entry.name}"
+
+
+def stamp_of(directory: Directory, path: str) -> str | None:
+    """The stamp of what stands there now; None where nothing does."""
+    found = directory.stat(path)
+    return None if found is None else _stamp(path, found)
+
+
+def _stamp(path: str, found: os.stat_result) -> str:
+    return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+
+
+# --- one of them -----------------------------------------------------------------------------
+
+
+@contextmanager
+def read(
+    directory: Directory, mark: LifeMark, *, after: int, until: float, hold: bool
+) -> Iterator[Reading]:
+    """A look at one life; with `hold` its lock is had meanwhile.
+
+    Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
+    """
+    with opened(directory, mark, until=until, hold=hold) as log:
+        try:
+            yield look(log, mark, after=after, settled=hold or directory.read_only)
+        except OSError as error:
+            raise explained(error, f"reading {mark.key!r}") from error
+
+
+@contextmanager
+def opened(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Iterator[Log]:
+    """The log of a life, read up to its end and synced; with `hold`, locked."""
+    if mark.deleted is not None:
+        entry = find_deleted(directory, mark.uid)
+        with trash.opened(directory, entry, until=until if hold else None) as deleted:
+            if deleted is None or (deleted.key, timestamp(entry.deleted)) != (
+                mark.key,
+                mark.deleted,
+            ):
+                raise gone(mark)
+            yield deleted
+        return
+    log = _open_live(directory, mark, until=until, hold=hold)
+    try:
+        yield log
+    finally:
+        if hold:
+            # By name, because a child forked meanwhile has the same descriptor.
+            with suppress(OSError):
+                fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+        log.close()
+
+
+def find_deleted(directory: Directory, uid: str) -> trash.Entry:
+    """The entry of the trash with this uid. Raises NoSuchSession."""
+    for entry in trash.entries(directory):
+        if entry.uid == uid:
+            return entry
+    raise NoSuchSession(uid, "the trash has no such session")
+
+
+def gone(mark: LifeMark) -> NoSuchSession:
+    """What is said of a life that is not where it was listed."""
+    return NoSuchSession(mark.key, "it was deleted, restored or purged")
+
+
+def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Log:
+    name = names.file_name(mark.key)
+    while True:
+        descriptor = directory.open(name)
+        if descriptor is None:
+            raise gone(mark)
+        log = Log(directory, name, mark.key, descriptor)
+        try:
+            if hold:
+                flock(descriptor, until, f"the log of {mark.key!r}")
+            if log.is_at(directory.stat(name)):
+                _load(log, mark)
+                return log
+        except OSError as error:
+            log.close()
+            raise explained(error, f"reading {mark.key!r}") from error
+        except BaseException:
+            log.close()
+            raise
+        log.close()
+        if time.monotonic() > until:
+            raise StoreBusy(f"the log of {mark.key!r} is replaced all the time; try again")
+
+
+def _load(log: Log, mark: LifeMark) -> None:
+    """Read it. Raises NoSuchSession where it is another life, OSError."""
+    if not log.directory.read_only:
+        # What a power cut may take back is not passed on.
+        sync_file(log.descriptor)
+    with log.mutex:
+        log.load(os.fstat(log.descriptor).st_size)
+    if not log.exists or log.known_state().uid != mark.uid:
+        raise gone(mark)
+
+
+def look(log: Log, mark: LifeMark, *, after: int, settled: bool) -> Reading:
+    """What there is to say of a life whose log is open. Raises OSError, DamagedStore."""
+    at = os.fstat(log.descriptor)
+    with log.mutex:
+        if settled:
+            state, end = log.settled()
+        else:
+            # What looks torn may be a write that is under way.
+            state, end = states.copy(log.known_state()), log.next_seq - 1
+        whole = at.st_size == log.size and (settled or log.tail is None)
+        strays = [
+            Token(token.token, token.first, token.count, "")
+            for token in (log.tokens_upto(end) if state.lost else ())
+            if spans.contains(state.lost, token.first)
+        ]
+        updated = max(log.updated, state.created)
+    state.key = mark.key
+    return Reading(
+        life=life_of(
+            state,
+            last_seq=end,
+            updated=updated,
+            undo=_steps(log, state),
+            deleted=mark.deleted,
+            tokens=strays,
+        ),
+        messages=messages(log, state, end, after),
+        stamp=_stamp(log.name, at) if whole else "",
+        untouched=is_untouched(log),
+    )
+
+
+def is_untouched(log: Log) -> bool:
+    """Whether nothing was written behind the end of a copy, but for states."""
+    length = _TAIL
+    while log.tail is None:
+        start = max(0, log.end - length)
+        text = log.read(start, log.end)
+        lines = lines_of(text)[0 if start == 0 else 1 :]
+        for line in reversed(lines):
+            record = parse_line(line.removesuffix(b"\n"))
+            if not isinstance(record, StateRecord):
+                return isinstance(record, ChangeRecord) and record.body.op == COPIED
+        if start == 0:
+            return False
+        length *= 4
+    return False
+
+
+def _steps(log: Log, state: State) -> list[Undo]:
+    """The undo steps, each with all it needs; those behind one that is damaged lead nowhere."""
+    wanted = {entry.number for entry in state.undo if entry.elsewhere}
+    if not wanted:
+        return list(state.undo)
+    found: dict[int, Undo] = {}
+    for line in _CHANGE.finditer(log.read(0, log.end)):
+        record = parse_line(line[0])
+        if isinstance(record, ChangeRecord) and record.body.number in wanted:
+            found.setdefault(record.body.number, states.entry_of(record.body))
+    if wanted - found.keys():
+        for older in archive.chain(log.directory, state, 1):
+            for change in older.changes:
+                if change.number in wanted:
+                    found.setdefault(change.number, states.entry_of(change))
+    steps: list[Undo] = []
+    for entry in state.undo:
+        if entry.elsewhere and entry.number not in found:
+            steps = []
+        else:
+            steps.append(found.get(entry.number, entry) if entry.elsewhere else entry)
+    return steps
+
+
+# --- its messages ----------------------------------------------------------------------------
+
+
+def messages(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
+    """Every message past a seq that can be read, archived ones included, by seq."""
+    gone = states.missing(state)
+    newest = after
+    for message in _stored(log, state, after):
+        if newest < message.seq <= end and not (gone and spans.contains(gone, message.seq)):
+            newest = message.seq
+            yield message
+
+
+def _stored(log: Log, state: State, after: int) -> Iterator[Message]:
+    if state.archive is not None and after < state.archive.last:
+        yield from _archived(log, state, after)
+    for start, block in _blocks(log, after):
+        records, _ = gather(block, offset=start)
+        for record in records:
+            if type(record) is Message:
+                yield record
+
+
+def _archived(log: Log, state: State, after: int) -> Iterator[Message]:
+    """The messages of the archives, the oldest first; one archive at a time is in memory."""
+    chain = archive.chain(log.directory, state, after + 1)
+    newest = next(chain)
+    others = []
+    named = newest.before
+    for older in chain:
+        others.append(named)
+        named = older.before
+        _check_standing(log, older)
+    _check_standing(log, newest)
+    for other in reversed(others):
+        if other is not None:
+            yield from archive.read(log.directory, state.uid, other).messages
+    yield from newest.messages
+
+
+def _check_standing(log: Log, opened: archive.Opened) -> None:
+    """Raise StoreBusy where an archive is missing because the log is another one by now."""
+    if not opened.bad or log.name.startswith(f"{trash.FOLDER}/"):
+        return
+    with suppress(StenologError):
+        if log.is_at(log.directory.stat(log.name)):
+            return
+    raise StoreBusy(f"the log of {log.key!r} was replaced while it was read; try again")
+
+
+def _blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
+    """The live log in pieces of whole lines, from the one that has the message past a seq on."""
+    start = _start_of(log, after) if after else 0
+    while start < log.end:
+        length = _BLOCK
+        while True:
+            block = log.read(start, min(start + length, log.end))
+            if start + len(block) >= log.end:
+                break
+            cut = block.rfind(b"\n") + 1
+            if cut:
+                block = block[:cut]
+                break
+            length *= 4
+        if not block:
+            return
+        yield start, block
+        start += len(block)
+
+
+def _start_of(log: Log, after: int) -> int:
+    """An offset at which a line begins, before the message past this seq: near it, if that may be.
+
+    Seqs only grow in a log, so it is looked for from the end.
+    """
+    length = _TAIL
+    while True:
+        start = max(0, log.end - length)
+        if start == 0:
+            return 0
+        text = log.read(start, log.end)
+        cut = text.find(b"\n") + 1
+        newline = text.find(b"\n", cut)
+        record = parse_line(text[cut:newline]) if 0 < cut < newline else None
+        if record is not None and record.seq <= after:
+            return start + cut
+        length *= 4

@@ -1,0 +1,139 @@
+"""Appending, in one round trip: the lock of the session's row gives the seqs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from stenolog.codec import check_once, check_times
+from stenolog.errors import LeaseLost, OnceConflict
+from stenolog.records import Message, State
+from stenolog.stores.arguments import encoded
+from stenolog.stores.postgres import schema
+from stenolog.stores.rows import encode, now
+from stenolog.stores.state import blank
+
+if TYPE_CHECKING:
+    from stenolog.stores.postgres.database import Transaction
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """Messages of one caller, which count together or not at all."""
+
+    payloads: Sequence[bytes]
+    once: str | None = None
+    times: Sequence[str] | None = None
+
+
+class Place(Struct, frozen=True, gc=False):
+    """Where something is to be written, and behind which lease; 0 stands for none."""
+
+    namespace: str
+    key: str
+    epoch: int = 0
+
+
+class Absent(Exception):
+    """There is no such session, or the tables are not those that this code knows."""
+
+
+def batch(
+    messages: Sequence[Message | Mapping[str, Any]],
+    once: str | None,
+    at: Sequence[datetime] | None,
+) -> Batch:
+    """What one caller wants appended. Raises RefusedMessage, UsageError."""
+    check_once(once)
+    payloads = encoded(messages)
+    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
+
+
+def append_one(transaction: "Transaction", place: Place, payload: bytes) -> int:
+    """One message with nothing special about it: the usual append; its seq. Raises Absent."""
+    for (seq,) in transaction.run(
+        "append_one",
+        place.namespace,
+        place.key.encode(),
+        now(),
+        payload.decode(),
+        len(payload),
+        schema.newest(),
+    ):
+        return int(seq)
+    raise Absent
+
+
+def append(transaction: "Transaction", place: Place, batch: Batch) -> int:
+    """A batch; its first seq. Raises OnceConflict, LeaseLost, Absent; then nothing was written."""
+    at, payloads, once = now(), batch.payloads, batch.once
+    [(first, session, known, count, fence)] = transaction.run(
+        "append",
+        place.namespace,
+        place.key.encode(),
+        at,
+        [payload.decode() for payload in payloads],
+        list(batch.times or [at] * len(payloads)),
+        sum(map(len, payloads)),
+        schema.newest(),
+        None if once is None else once.encode("utf-8", "surrogatepass"),
+        place.epoch or None,
+    )
+    if place.epoch and not fence:
+        raise LeaseLost(place.key, place.epoch)
+    if known is not None:
+        assert once is not None, "only a token can be known"
+        stored = transaction.run("bodies", session, known, known + count - 1)
+        if [body.encode() for (body,) in stored] != list(payloads):
+            raise OnceConflict(place.key, once, known)
+        return int(known)
+    if first is None:
+        raise Absent
+    return int(first)
+
+
+def append_anew(transaction: "Transaction", place: Place, batch: Batch) -> int:
+    """The same where there may be no session yet; inside of a transaction."""
+    [(version,)] = transaction.run("format")
+    schema.check_version(version)
+    while True:
+        try:
+            return append(transaction, place, batch)
+        except Absent:
+            # Whoever is quicker makes it, and this one waits for the end of that.
+            state = blank(place.key, os.urandom(8).hex(), 1, now())
+            create(transaction, place.namespace, state, 0, 0)
+
+
+def create(
+    transaction: "Transaction", namespace: str, state: State, last_seq: int, size: int
+) -> int:
+    """A new session under a key that is free; its id, or 0 where somebody was quicker."""
+    fork_of = state.forked_from
+    for (session,) in transaction.run(
+        "add_session",
+        namespace,
+        state.key.encode(),
+        state.uid,
+        state.created,
+        last_seq,
+        size,
+        None if fork_of is None else fork_of.encode(),
+        encode(state).decode(),
+    ):
+        return int(session)
+    return 0
+
+
+def add_messages(
+    transaction: "Transaction",
+    session: int,
+    first: int,
+    payloads: Sequence[bytes],
+    times: Sequence[str],
+) -> None:
+    """Rows for messages whose seqs were taken already."""
+    if payloads:
+        bodies = [payload.decode() for payload in payloads]
+        transaction.run("add_messages", session, first, list(times), bodies)

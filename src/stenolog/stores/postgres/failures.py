@@ -1,0 +1,109 @@
+"""The errors of driver and server as ours, sorted by who must act. No other error leaks."""
+
+from typing import Final
+
+import psycopg
+from psycopg import errors
+
+from stenolog.errors import (
+    DamagedStore,
+    MaybeStored,
+    NotStored,
+    ReadOnly,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+
+RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
+
+_AGAIN: Final = (errors.DeadlockDetected, errors.SerializationFailure)
+_BUSY: Final = (errors.LockNotAvailable, errors.QueryCanceled)
+_STANDBY: Final = "the server only takes reads: it is a standby, or was made read-only"
+
+_ADVICE: Final[dict[str, str]] = {
+    "28": "check user and password, and the server's pg_hba.conf",
+    "3D000": "there is no such database; make one with createdb",
+    "42501": "the user may not do that; ask the owner of the database for the rights",
+    "53100": "the server's disk is full; free some space there, then try again",
+    "53200": "the server is out of memory",
+    "53300": "the server has no connection left; raise its max_connections, or use fewer",
+    "57P03": "the server is starting or stopping",
+    "25006": _STANDBY,
+}
+"""What to do, by the server's code for what is wrong, or by the first two places of it."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection is gone: what it was doing may have come to its end or not."""
+    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return False
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P0"))
+
+
+def is_elsewhere(error: BaseException) -> bool:
+    """Whether another server may take what this one refused, after a failover."""
+    return isinstance(error, errors.ReadOnlySqlTransaction)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same may work at once: two met each other, and one of them had to give way."""
+    return isinstance(error, _AGAIN)
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Whether a connection that was refused may be given a little later: a server that restarts."""
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P0", "53300"))
+
+
+def read_failure(error: Exception, doing: str) -> StenologError:
+    """What a failed look at the database means."""
+    match error:
+        case StenologError():
+            return error
+        case errors.LockNotAvailable() | errors.QueryCanceled():
+            return StoreBusy(f"{doing}: another one held the session too long")
+        case errors.ReadOnlySqlTransaction():
+            return StoreUnavailable(f"{doing}: {_STANDBY}")
+        case (
+            errors.UndefinedTable()
+            | errors.UndefinedColumn()
+            | errors.DataCorrupted()
+            | errors.IndexCorrupted()
+        ):
+            return DamagedStore(
+                f"{doing}: the tables are not as they should be ({words_of(error)})"
+            )
+    return StoreUnavailable(f"{doing}: {words_of(error)}")
+
+
+def write_failure(error: Exception, doing: str) -> StenologError:
+    """What an error means that came before the commit: nothing is there."""
+    failure = read_failure(error, doing)
+    if type(failure) is StoreUnavailable:
+        return NotStored(f"{failure}. Nothing of it was stored")
+    return failure
+
+
+def commit_failure(error: Exception, doing: str) -> StenologError:
+    """What an error means that came when it may have been committed."""
+    if is_lost(error):
+        return MaybeStored(f"{doing}: {words_of(error)}. {RETRY}")
+    return write_failure(error, doing)
+
+
+def refused(where: str) -> ReadOnly:
+    """What is said where a store was opened to read only."""
+    return ReadOnly(f"{where} was opened to read only")
+
+
+def words_of(error: Exception) -> str:
+    """What went wrong, in one line, and what to do about it."""
+    state = getattr(error, "sqlstate", None) or ""
+    told = " ".join(str(error).split()) or type(error).__name__
+    advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
+    if advice is None and is_lost(error):
+        advice = "check that the server runs and can be reached"
+    return told if advice is None else f"{told}; {advice}"

@@ -1,0 +1,206 @@
+"""Telling other processes that something was stored, and hearing it from them.
+
+A notification inside the transaction that stores would make all commits of the database wait for
+each other. So it is sent afterwards, by a thread, on another connection, for many commits at once;
+lost, it costs time: whoever follows a session looks again by itself after a while.
+"""
+
+import hashlib
+import os
+import select
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+import psycopg
+
+from stenolog.errors import StenologError
+from stenolog.stores import reports
+from stenolog.stores.postgres.connections import Connection, Connections, Settings
+from stenolog.stores.postgres.queries import quoted
+
+LOOK_AGAIN: Final = 2.0
+"""So often a follower looks by itself, in seconds, though nobody told it anything."""
+LOOK_OFTEN: Final = 0.1
+"""So often where nobody can tell it anything."""
+_GATHER: Final = 0.004
+_PATIENCE: Final = 2.0
+_REST: Final = 5.0
+"""A thread that had nothing to tell for so long ends; the next one to tell begins another."""
+
+
+class News:
+    """What is told and heard of sessions, by this process."""
+
+    def __init__(self, connections: Connections, settings: Settings, sql: bytes) -> None:
+        self.channel = "stenolog:" + hashlib.blake2b(settings.schema.encode()).hexdigest()[:16]
+        self._connections = connections
+        self._sql = sql
+        self._mutex = threading.Lock()
+        self._bells: dict[str, list[threading.Event]] = {}
+        self._untold: set[str] = set()
+        self._telling: threading.Thread | None = None
+        self._work = threading.Event()
+        self._ear: _Ear | None = None
+        self._closed = False
+
+    # --- telling -----------------------------------------------------------------------------
+
+    def tell(self, name: str) -> None:
+        """Something was committed in this session: ring here, and soon everywhere."""
+        if name in self._bells:
+            self._ring(name)
+        if name in self._untold:
+            return  # whoever sends it has not begun to
+        with self._mutex:
+            self._untold.add(name)
+            if self._telling is None and not self._closed:
+                self._telling = threading.Thread(
+                    target=self._tell, name="stenolog-news", daemon=True
+                )
+                self._telling.start()
+        self._work.set()
+
+    def _tell(self) -> None:
+        while True:
+            idle = not self._work.wait(_REST)
+            with self._mutex:
+                if (idle and not self._untold) or self._closed:
+                    self._telling = None
+                    return
+            time.sleep(_GATHER)
+            self._work.clear()
+            with self._mutex:
+                names, self._untold = sorted(self._untold), set()
+            if names:
+                self._send(names)
+
+    def _send(self, names: list[str]) -> None:
+        try:
+            connection = self._connections.take(time.monotonic() + _PATIENCE)
+        except (psycopg.Error, StenologError):
+            return
+        try:
+            connection.execute(self._sql, (self.channel, names))
+        except psycopg.Error as error:
+            reports.info("other processes were not told of what is new: %s", error)
+        finally:
+            self._connections.give_back(connection)
+
+    # --- hearing -----------------------------------------------------------------------------
+
+    def bell(self, name: str) -> threading.Event:
+        """Rings whenever something was stored in this session, as far as that is heard."""
+        bell = threading.Event()
+        with self._mutex:
+            self._bells.setdefault(name, []).append(bell)
+            if self._ear is None and not self._closed and not self._connections.peer.pooled:
+                self._ear = _Ear(self, self._connections)
+        return bell
+
+    def forget(self, name: str, bell: threading.Event) -> None:
+        """It is not waited for any more."""
+        with self._mutex:
+            bells = [one for one in self._bells.get(name, ()) if one is not bell]
+            if bells:
+                self._bells[name] = bells
+            else:
+                self._bells.pop(name, None)
+
+    @property
+    def patience(self) -> float:
+        """How long a follower may wait for its bell before it looks by itself."""
+        ear = self._ear
+        return LOOK_AGAIN if ear is not None and ear.hears else LOOK_OFTEN
+
+    longest = LOOK_AGAIN
+    """The most that `patience` is."""
+
+    def _ring(self, name: str) -> None:
+        with self._mutex:
+            for bell in self._bells.get(name, ()):
+                bell.set()
+
+    def heard(self, name: str | None) -> None:
+        """Ring for one session, or for all where nobody knows what was missed."""
+        if name is not None:
+            self._ring(name)
+            return
+        with self._mutex:
+            for bells in self._bells.values():
+                for bell in bells:
+                    bell.set()
+
+    def close(self) -> None:
+        """Tell and hear no more; everybody who waits looks again."""
+        with self._mutex:
+            self._closed = True
+            ear, self._ear = self._ear, None
+        self._work.set()
+        if ear is not None:
+            ear.close()
+        self.heard(None)
+
+
+class _Ear:
+    """The one connection of a process that listens, and its thread."""
+
+    def __init__(self, news: News, connections: Connections) -> None:
+        self._news = news
+        self._connections = connections
+        self._awake, self._wake = os.pipe()
+        self._closed = False
+        self.hears = False
+        """Whether what others tell arrives at this moment."""
+        self._thread = threading.Thread(target=self._run, name="stenolog-listens", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                try:
+                    self._listen()
+                except (psycopg.Error, OSError, StenologError) as error:
+                    reports.info("nothing is heard of other processes: %s", error)
+                self.hears = False
+                # From now on they look by themselves, and more often.
+                self._news.heard(None)
+                if not self._closed:
+                    _wait([self._awake], LOOK_OFTEN)
+        finally:
+            os.close(self._awake)
+
+    def _listen(self) -> None:
+        connection = self._connections.connect(time.monotonic() + _PATIENCE)
+        try:
+            connection.execute(f"LISTEN {quoted(self._news.channel)}".encode())
+            self.hears = True
+            # What was told before is not told again.
+            self._news.heard(None)
+            while not self._closed:
+                _wait([connection.fileno(), self._awake], None)
+                self._take(connection)
+        finally:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _take(self, connection: Connection) -> None:
+        for told in connection.notifies(timeout=0):
+            self._news.heard(told.payload)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        with suppress(OSError):
+            os.close(self._wake)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_PATIENCE)
+
+
+def _wait(files: list[int], seconds: float | None) -> None:
+    """Until there is something to read in one of them. Not by select: that knows 1,024 files."""
+    poll = select.poll()
+    for file in files:
+        poll.register(file, select.POLLIN)
+    poll.poll(None if seconds is None else 1000 * seconds)

@@ -1,0 +1,335 @@
+-- Every statement on sessions, under the name by which the code asks for it. {schema} is the schema.
+
+-- --- one session -------------------------------------------------------------------------------
+
+-- name: find_session
+SELECT id, uid, created, updated, last_seq, bytes, fork_of, state,
+       (SELECT version FROM {schema}.about)
+FROM {schema}.session
+WHERE namespace = $1 AND key = $2 AND deleted IS NULL;
+
+-- The same for who is going to change it: nobody else does before the transaction has ended.
+-- name: lock_session
+SELECT id, uid, created, updated, last_seq, bytes, fork_of, state,
+       (SELECT version FROM {schema}.about)
+FROM {schema}.session
+WHERE namespace = $1 AND key = $2 AND deleted IS NULL
+FOR NO KEY UPDATE;
+
+-- name: find_life
+SELECT id, uid, last_seq
+FROM {schema}.session
+WHERE namespace = $1 AND key = $2 AND deleted IS NULL;
+
+-- name: format
+SELECT version FROM {schema}.about;
+
+-- name: add_session
+INSERT INTO {schema}.session
+    (namespace, key, uid, created, updated, last_seq, bytes, version, fork_of, state)
+VALUES ($1, $2, $3, $4, $4, $5, $6, 1, $7, $8)
+ON CONFLICT (namespace, key) WHERE deleted IS NULL DO NOTHING
+RETURNING id;
+
+-- name: save_session
+UPDATE {schema}.session
+SET updated = $2, last_seq = $3, bytes = $4, state = $5, version = version + 1
+WHERE id = $1;
+
+-- name: list_keys
+SELECT key
+FROM {schema}.session
+WHERE namespace = $1 AND deleted IS NULL AND key >= $2 AND key > $3
+  AND ($4::bytea IS NULL OR key < $4)
+ORDER BY key
+LIMIT $5;
+
+-- name: stamps
+SELECT key, uid, version
+FROM {schema}.session
+WHERE namespace = $1 AND deleted IS NULL;
+
+-- One step in the index of uids for each: there may be many sessions in a namespace.
+-- name: namespaces
+WITH RECURSIVE step (namespace) AS (
+    SELECT min(namespace) FROM {schema}.session
+    UNION ALL
+    SELECT (SELECT min(namespace) FROM {schema}.session WHERE namespace > step.namespace)
+    FROM step WHERE step.namespace IS NOT NULL
+)
+SELECT namespace FROM step WHERE namespace IS NOT NULL;
+
+-- --- appending ---------------------------------------------------------------------------------
+
+-- The usual append in one round trip: the row's lock gives the seq. No row comes back where there is
+-- no such session, or where the tables are of another version.
+-- name: append_one
+WITH taken AS (
+    UPDATE {schema}.session
+    SET updated = $3, last_seq = last_seq + 1, bytes = bytes + $5, version = version + 1
+    WHERE namespace = $1 AND key = $2 AND deleted IS NULL
+      AND (SELECT version FROM {schema}.about) = $6
+    RETURNING id, last_seq
+)
+INSERT INTO {schema}.message (session, seq, at, body)
+SELECT id, last_seq, $3, $4 FROM taken
+RETURNING seq;
+
+-- A batch, with a token or none ($8), behind a lease or not ($9). Who has the same token at the same
+-- time meets the token's unique key, and asks again. The lease's row is locked, so that nobody takes
+-- over between the look at it and the commit.
+-- name: append
+WITH known AS (
+    SELECT token.session, token.first, token.count
+    FROM {schema}.token JOIN {schema}.session ON session.id = token.session
+    WHERE session.namespace = $1 AND session.key = $2 AND session.deleted IS NULL
+      AND token.token = $8::bytea
+), fence AS (
+    SELECT epoch FROM {schema}.lease WHERE epoch = $9::int8 FOR SHARE
+), taken AS (
+    UPDATE {schema}.session
+    SET updated = $3, last_seq = last_seq + cardinality($4::text[]), bytes = bytes + $6,
+        version = version + 1
+    WHERE namespace = $1 AND key = $2 AND deleted IS NULL
+      AND (SELECT version FROM {schema}.about) = $7
+      AND NOT EXISTS (SELECT FROM known)
+      AND ($9::int8 IS NULL OR EXISTS (SELECT FROM fence))
+    RETURNING id, last_seq, last_seq - cardinality($4::text[]) AS before
+), marked AS (
+    INSERT INTO {schema}.token (session, token, first, count)
+    SELECT id, $8::bytea, before + 1, cardinality($4::text[]) FROM taken
+    WHERE $8::bytea IS NOT NULL
+), stored AS (
+    INSERT INTO {schema}.message (session, seq, at, body)
+    SELECT taken.id, taken.before + said.number, said.at, said.body
+    FROM taken, unnest($5::text[], $4::text[]) WITH ORDINALITY AS said (at, body, number)
+)
+SELECT (SELECT before + 1 FROM taken), (SELECT session FROM known), (SELECT first FROM known),
+       (SELECT count FROM known), (SELECT count(*) FROM fence);
+
+-- name: add_messages
+INSERT INTO {schema}.message (session, seq, at, body)
+SELECT $1, $2 + said.number - 1, said.at, said.body
+FROM unnest($3::text[], $4::text[]) WITH ORDINALITY AS said (at, body, number);
+
+-- name: bodies
+SELECT body FROM {schema}.message WHERE session = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq;
+
+-- --- reading -----------------------------------------------------------------------------------
+
+-- name: messages
+SELECT seq, at, body
+FROM {schema}.message
+WHERE session = $1 AND seq BETWEEN $2 AND $3
+ORDER BY seq;
+
+-- --- changes -----------------------------------------------------------------------------------
+
+-- name: add_change
+INSERT INTO {schema}.change (session, number, at, body) VALUES ($1, $2, $3, $4);
+
+-- name: find_change
+SELECT body FROM {schema}.change WHERE session = $1 AND number = $2;
+
+-- --- fork, trash, purge ------------------------------------------------------------------------
+
+-- name: copy_messages
+INSERT INTO {schema}.message (session, seq, at, body)
+SELECT $1, seq, at, body FROM {schema}.message
+WHERE session = $2 AND seq BETWEEN $3 AND $4;
+
+-- name: delete_session
+UPDATE {schema}.session SET deleted = $2, version = version + 1 WHERE id = $1;
+
+-- name: find_deleted
+SELECT id, uid
+FROM {schema}.session
+WHERE namespace = $1 AND key = $2 AND deleted IS NOT NULL
+ORDER BY deleted DESC, id DESC
+FOR UPDATE;
+
+-- name: list_deleted
+SELECT key, uid, deleted, last_seq, state
+FROM {schema}.session
+WHERE namespace = $1 AND deleted IS NOT NULL
+ORDER BY deleted DESC, id DESC;
+
+-- Whoever is quicker has the key: the unique index lets nobody else in.
+-- name: restore_session
+UPDATE {schema}.session SET key = $2, deleted = NULL, version = version + 1 WHERE id = $1;
+
+-- name: forks
+SELECT key FROM {schema}.session WHERE namespace = $1 AND fork_of = $2 ORDER BY key, id;
+
+-- name: lives
+SELECT id FROM {schema}.session WHERE namespace = $1 AND key = $2 ORDER BY id FOR UPDATE;
+
+-- name: extent
+SELECT count(*), coalesce(min(seq), 0), coalesce(max(seq), 0),
+       coalesce(sum(octet_length(body)), 0)::int8
+FROM {schema}.message
+WHERE session = $1 AND seq BETWEEN $2 AND $3;
+
+-- name: remove_session
+DELETE FROM {schema}.session WHERE id = $1;
+
+-- name: remove_messages
+DELETE FROM {schema}.message WHERE session = $1 AND seq <= $2;
+
+-- name: remove_tokens
+DELETE FROM {schema}.token WHERE session = $1 AND first <= $2;
+
+-- name: remove_changes
+DELETE FROM {schema}.change WHERE session = $1;
+
+-- What is deleted stays in the pages until they are cleaned.
+-- name: clean
+VACUUM {schema}.session, {schema}.message, {schema}.token, {schema}.change;
+
+-- --- leases ------------------------------------------------------------------------------------
+
+-- The epoch of a new lease, where the turn is free; or of the one that the same call took before.
+-- name: take_lease
+INSERT INTO {schema}.lease AS held (namespace, key, holder, taker, since, expires)
+SELECT $1, $2, $3, $4, clock_timestamp(), clock_timestamp() + make_interval(secs => $5::float8)
+WHERE EXISTS (
+    SELECT FROM {schema}.session WHERE namespace = $1 AND key = $2 AND deleted IS NULL
+)
+ON CONFLICT (namespace, key) DO UPDATE
+SET epoch = excluded.epoch, holder = $3, taker = $4, since = excluded.since,
+    expires = clock_timestamp() + make_interval(secs => $5::float8)
+WHERE held.expires <= clock_timestamp() OR held.taker = $4
+RETURNING epoch;
+
+-- name: find_lease
+SELECT holder, to_char(since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'),
+       expires > clock_timestamp()
+FROM {schema}.lease
+WHERE namespace = $1 AND key = $2;
+
+-- name: check_lease
+SELECT epoch FROM {schema}.lease WHERE epoch = $1 FOR SHARE;
+
+-- name: lease_in_force
+SELECT epoch FROM {schema}.lease WHERE epoch = $1 AND expires > clock_timestamp();
+
+-- name: renew_lease
+UPDATE {schema}.lease
+SET since = clock_timestamp(), expires = clock_timestamp() + make_interval(secs => $2::float8)
+WHERE epoch = $1 AND expires > '-infinity'
+RETURNING epoch;
+
+-- name: end_leases
+UPDATE {schema}.lease SET expires = '-infinity' WHERE epoch = ANY ($1::int8[]);
+
+-- name: end_lease_of
+DELETE FROM {schema}.lease WHERE namespace = $1 AND key = $2;
+
+-- --- marks -------------------------------------------------------------------------------------
+
+-- name: find_mark
+SELECT number FROM {schema}.mark WHERE namespace = $1 AND name = $2;
+
+-- name: change_mark
+INSERT INTO {schema}.mark AS known (namespace, name, number) VALUES ($1, $2, 1)
+ON CONFLICT (namespace, name) DO UPDATE SET number = known.number + 1;
+
+-- --- the server --------------------------------------------------------------------------------
+
+-- name: about_server
+SELECT pg_is_in_recovery(), current_setting('fsync');
+
+-- --- news --------------------------------------------------------------------------------------
+
+-- Never in the transaction that stores something: commits with a notification wait for each other, in
+-- the whole database.
+-- name: tell
+SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
+
+-- --- carried whole -----------------------------------------------------------------------------
+
+-- name: list_lives
+SELECT key, uid, deleted, version
+FROM {schema}.session
+WHERE namespace = $1
+ORDER BY deleted IS NULL, key, id;
+
+-- name: find_uid
+SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
+       (SELECT version FROM {schema}.about)
+FROM {schema}.session
+WHERE namespace = $1 AND uid = $2;
+
+-- name: lock_uid
+SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
+       (SELECT version FROM {schema}.about)
+FROM {schema}.session
+WHERE namespace = $1 AND uid = $2
+FOR NO KEY UPDATE;
+
+-- name: tokens
+SELECT token, first, count FROM {schema}.token WHERE session = $1 ORDER BY first, token;
+
+-- name: missing_tokens
+SELECT token.token, token.first, token.count
+FROM {schema}.token LEFT JOIN {schema}.message
+  ON message.session = token.session AND message.seq = token.first
+WHERE token.session = $1 AND message.seq IS NULL
+ORDER BY token.first, token.token;
+
+-- name: add_life
+INSERT INTO {schema}.session
+    (namespace, key, uid, created, updated, last_seq, bytes, version, deleted, fork_of, state)
+VALUES ($1, $2, $3, $4, $5, $6, 0, 1, $7, $8, '')
+RETURNING id;
+
+-- name: set_life
+UPDATE {schema}.session
+SET key = $2, created = $3, updated = $4, last_seq = $5, deleted = $6, fork_of = $7,
+    version = version + 1
+WHERE id = $1;
+
+-- name: set_state
+UPDATE {schema}.session SET bytes = $2, state = $3 WHERE id = $1;
+
+-- name: remove_messages_past
+DELETE FROM {schema}.message WHERE session = $1 AND seq > $2;
+
+-- name: remove_tokens_past
+DELETE FROM {schema}.token WHERE session = $1 AND first > $2;
+
+-- name: copy_in
+COPY {schema}.message (session, seq, at, body) FROM STDIN;
+
+-- name: put_token
+INSERT INTO {schema}.token (session, token, first, count) VALUES ($1, $2, $3, $4)
+ON CONFLICT (session, token) DO UPDATE SET first = excluded.first, count = excluded.count;
+
+-- name: put_mark
+INSERT INTO {schema}.mark (namespace, name, number)
+SELECT namespace, $2, version FROM {schema}.session WHERE id = $1
+ON CONFLICT (namespace, name) DO UPDATE SET number = excluded.number;
+
+-- --- for the doctor ----------------------------------------------------------------------------
+
+-- name: every_session
+SELECT id, key, uid, array_remove(ARRAY[created, updated, deleted], NULL), last_seq, state
+FROM {schema}.session
+ORDER BY id;
+
+-- name: some_messages
+SELECT seq, at, body
+FROM {schema}.message
+WHERE session = $1 AND seq > $2
+ORDER BY seq
+LIMIT $3;
+
+-- name: stray_rows
+SELECT 'message', count(*) FROM {schema}.message
+WHERE NOT EXISTS (SELECT FROM {schema}.session WHERE session.id = message.session)
+UNION ALL
+SELECT 'token', count(*) FROM {schema}.token
+WHERE NOT EXISTS (SELECT FROM {schema}.session WHERE session.id = token.session)
+UNION ALL
+SELECT 'change', count(*) FROM {schema}.change
+WHERE NOT EXISTS (SELECT FROM {schema}.session WHERE session.id = change.session);

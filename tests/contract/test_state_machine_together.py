@@ -1,0 +1,91 @@
+"""Random calls on PostgreSQL, SQLite, JSONL and the model at once."""
+
+import logging
+from pathlib import Path
+from typing import ClassVar, cast
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+import stenolog
+from contract.test_state_machine_sqlite import Together
+from postgres_server import Places, execute
+from stenolog.stores.base import Store
+from stenolog.testing.machine import KEYS, StoreMachine
+
+_END_ALL = (
+    "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
+    "where datname = current_database() and pid <> pg_backend_pid()"
+)
+
+
+class AllMachine(StoreMachine):
+    """Three engines as one store; a database for each example."""
+
+    databases: ClassVar[Places]
+
+    def __init__(self) -> None:
+        self._url = self.databases.new()
+        super().__init__()
+
+    def open(self, path: Path) -> Store:
+        sqlite = stenolog.SQLiteStore(path / "sqlite" / "sessions.db")
+        files = Together(stenolog.open_store(self._url), stenolog.JSONLStore(path / "jsonl"))
+        return cast(Store, Together(sqlite, cast(Store, files)))
+
+    @rule()
+    def cut(self) -> None:
+        """Every connection to the server ends; whoever looks next goes on by itself."""
+        self._step("cut")
+        execute(self._url, _END_ALL)
+        self._compare(*KEYS)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.databases.leave(self._url)
+
+
+def test_all_engines_do_what_the_model_does(
+    postgres_places: Places,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _run(12, postgres_places, capsys, caplog)
+
+
+@pytest.mark.full
+def test_all_engines_do_what_the_model_does_for_longer(
+    postgres_places: Places,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _run(400, postgres_places, capsys, caplog)
+
+
+def _run(
+    runs: int,
+    databases: Places,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, "stenolog")
+    AllMachine.databases = databases
+    wanted = settings(
+        max_examples=runs * 2,
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        # The same runs each time: a failure here is a failure everywhere.
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    run_state_machine_as_test(AllMachine, settings=wanted)
+    with capsys.disabled():
+        print(f"\n{AllMachine.report()}")
+    assert sum(length == 50 for length in AllMachine.lengths) >= runs
+    life = {"fork", "delete", "restore", "purge_before", "purge"}
+    ends = {"crash", "reopen", "switch", "cut"}
+    assert AllMachine.ran.keys() >= {"add_messages", "undo", "compact", *life, *ends}
