@@ -13,6 +13,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Final
@@ -35,6 +36,10 @@ from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.whole import Life, LifeMark, state_of, token_of
 
 _BLOCK: Final = 1024 * 1024
+_MOST_WAITING: Final = 64
+"""So many files at the most are open at once."""
+_SYNCS: Final = 16
+"""Disks make one of many syncs that come together."""
 _GZIP: Final = 31
 _LEVEL: Final = 1
 """A copy is to be quick; whoever compacts later has more time."""
@@ -46,12 +51,17 @@ _TEMPORARY: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
 class Copies:
     """Puts lives into one folder."""
 
-    def __init__(self, logs: Logs, turns: Turns, lives: Lives, *, busy_timeout: float) -> None:
+    def __init__(
+        self, logs: Logs, turns: Turns, lives: Lives, memory: whole.Memory, *, busy_timeout: float
+    ) -> None:
         self._logs = logs
         self._turns = turns
         self._lives = lives
         self._directory = logs.directory
+        self._memory = memory
         self._busy_timeout = busy_timeout
+        self._waiting: list[tuple[Life, _Made]] = []
+        """New lives that are written, and not yet synced nor under their names."""
 
     @contextmanager
     def writing(self) -> Iterator["Copies"]:
@@ -63,12 +73,28 @@ class Copies:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
         try:
             yield self
+            self._place()
         finally:
+            while self._waiting:
+                self._waiting.pop()[1].close()
             try:
                 self._directory.sync()
             except OSError as error:
                 doing = f"syncing {self._directory.path}"
                 raise Outcome(0, error, unknown=True).failure(doing) from error
+
+    def _place(self) -> None:
+        """Sync what was written, many at a time, and let each have its name."""
+        try:
+            with ThreadPoolExecutor(_SYNCS) as pool:
+                list(pool.map(sync_file, [made.descriptor for _, made in self._waiting]))
+            while self._waiting:
+                life, made = self._waiting[-1]
+                self._begin(life, made)
+                self._memory.synced.add(made.stamp(names.file_name(life.key)))
+                self._waiting.pop()[1].close()
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
 
     def write(
         self, life: Life, messages: Iterable[Message], *, after: int = 0, instead_of: str = ""
@@ -90,6 +116,17 @@ class Copies:
         folder: int | None,
     ) -> None:
         self._check(life, instead_of)
+        if not instead_of and life.deleted is None and folder is None:
+            made = _Made(self._directory, life.uid)
+            try:
+                _write_life(made.descriptor, life, messages, 0, None, None)
+            except BaseException:
+                made.close()
+                raise
+            self._waiting.append((life, made))
+            if len(self._waiting) >= _MOST_WAITING:
+                self._place()
+            return
         with self._written(life, messages, after, instead_of, folder) as made:
             if not instead_of:
                 self._begin(life, made)
@@ -108,6 +145,8 @@ class Copies:
             return
         if any(entry.uid == life.uid for entry in trash.entries(self._directory)):
             raise SessionExists(life.key, f"the trash has a session with its uid, {life.uid}")
+        if any(waiting.key == life.key for waiting, _ in self._waiting):
+            raise SessionExists(life.key)
         if life.deleted is None:
             self._check_key(life)
 
@@ -313,6 +352,10 @@ class _Made:
     def rename(self, name: str, folder: int) -> None:
         """Give it a name, whatever has that now. Raises OSError."""
         os.rename(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
+
+    def stamp(self, path: str) -> str:
+        """The stamp that it has under a name."""
+        return whole.stamp(path, os.fstat(self.descriptor))
 
     def close(self) -> None:
         """Let go of it."""

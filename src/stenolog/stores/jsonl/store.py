@@ -115,7 +115,14 @@ class JSONLStore:
         )
         self._turns = Turns(self._logs, busy_timeout=self._busy_timeout)
         self._lives = Lives(self._logs, self._turns, busy_timeout=self._busy_timeout)
-        self._copies = Copies(self._logs, self._turns, self._lives, busy_timeout=self._busy_timeout)
+        self._memory = whole.Memory()
+        self._copies = Copies(
+            self._logs,
+            self._turns,
+            self._lives,
+            self._memory,
+            busy_timeout=self._busy_timeout,
+        )
         self._purging = Purging(
             self._logs, self._turns, busy_timeout=self._busy_timeout, look_up=_looked_up
         )
@@ -537,7 +544,7 @@ class JSONLStore:
     def lives(self) -> list[LifeMark]:
         """Every life in this folder, the deleted ones first."""
         with self._uses:
-            return whole.lives(self._directory)
+            return whole.lives(self._directory, self._memory)
 
     @contextmanager
     def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
@@ -555,7 +562,7 @@ class JSONLStore:
         self, mark: LifeMark, after: int, *, hold: bool
     ) -> AbstractContextManager[Reading]:
         until = time.monotonic() + self._busy_timeout
-        return whole.read(self._directory, mark, after=after, until=until, hold=hold)
+        return whole.read(self._directory, mark, self._memory, after=after, until=until, hold=hold)
 
     @contextmanager
     def writing_lives(self) -> Iterator[LifeWriter]:

@@ -44,21 +44,36 @@ _CHANGE: Final = re.compile(rb'(?m)^\{"kind":"change",.*$')
 # --- which there are -------------------------------------------------------------------------
 
 
-def lives(directory: Directory) -> list[LifeMark]:
+class Memory:
+    """What a store need not find out again about files that did not change."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, tuple[str, LifeMark | None]] = {}
+        """By the name of a live log: its stamp, and what was found in it."""
+        self.synced: set[str] = set()
+        """Stamps of logs that are known to be on the disk."""
+
+
+def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
     """Every life in the folder: those in the trash, then the living ones, each by key.
 
     Files of other programs, and what a creator that was killed left, are none.
     """
     deleted = []
     for entry, key in trash.keys(directory):
-        if (stamp := stamp_of(directory, trash_path(entry))) is not None:
+        if (stood := stamp_of(directory, trash_path(entry))) is not None:
             at = timestamp(entry.deleted)
-            deleted.append(LifeMark(key=key, uid=entry.uid, deleted=at, stamp=stamp))
-    living = [
-        mark
-        for name in directory.names()
-        if name.endswith(names.SUFFIX) and (mark := _living(directory, name)) is not None
-    ]
+            deleted.append(LifeMark(key=key, uid=entry.uid, deleted=at, stamp=stood))
+    found: dict[str, tuple[str, LifeMark | None]] = {}
+    for name in directory.names():
+        stood = stamp_of(directory, name) if name.endswith(names.SUFFIX) else None
+        if stood is not None:
+            before = memory.marks.get(name)
+            if before is None or before[0] != stood:
+                before = stood, _living(directory, name)
+            found[name] = before
+    memory.marks = found
+    living = [mark for _, mark in found.values() if mark is not None]
     return sorted(deleted, key=_place_of) + sorted(living, key=_place_of)
 
 
@@ -75,11 +90,11 @@ def _living(directory: Directory, name: str) -> LifeMark | None:
             if key is None or descriptor is None:
                 return None
             log = Log(directory, name, key, descriptor)
-            stamp = _stamp(name, os.fstat(descriptor))
+            stood = stamp(name, os.fstat(descriptor))
             with log.mutex:
                 log.load(os.fstat(descriptor).st_size)
             if log.exists:
-                return LifeMark(key=key, uid=log.known_state().uid, stamp=stamp)
+                return LifeMark(key=key, uid=log.known_state().uid, stamp=stood)
         except ForeignLog:
             raise
         except (DamagedStore, OSError):
@@ -102,10 +117,11 @@ def trash_path(entry: trash.Entry) -> str:
 def stamp_of(directory: Directory, path: str) -> str | None:
     """The stamp of what stands there now; None where nothing does."""
     found = directory.stat(path)
-    return None if found is None else _stamp(path, found)
+    return None if found is None else stamp(path, found)
 
 
-def _stamp(path: str, found: os.stat_result) -> str:
+def stamp(path: str, found: os.stat_result) -> str:
+    """The stamp of a file that stands there."""
     return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
 
 
@@ -114,7 +130,13 @@ def _stamp(path: str, found: os.stat_result) -> str:
 
 @contextmanager
 def read(
-    directory: Directory, mark: LifeMark, *, after: int, until: float, hold: bool
+    directory: Directory,
+    mark: LifeMark,
+    memory: Memory,
+    *,
+    after: int,
+    until: float,
+    hold: bool,
 ) -> Iterator[Reading]:
     """A look at one life; with `hold` its lock is had meanwhile.
 
@@ -122,6 +144,7 @@ def read(
     """
     with opened(directory, mark, until=until, hold=hold) as log:
         try:
+            _sync(log, memory)
             yield look(log, mark, after=after, settled=hold or directory.read_only)
         except OSError as error:
             raise explained(error, f"reading {mark.key!r}") from error
@@ -129,7 +152,7 @@ def read(
 
 @contextmanager
 def opened(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Iterator[Log]:
-    """The log of a life, read up to its end and synced; with `hold`, locked."""
+    """The log of a life, read up to its end; with `hold`, locked."""
     if mark.deleted is not None:
         entry = find_deleted(directory, mark.uid)
         with trash.opened(directory, entry, until=until if hold else None) as deleted:
@@ -190,13 +213,18 @@ def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool
 
 def _load(log: Log, mark: LifeMark) -> None:
     """Read it. Raises NoSuchSession where it is another life, OSError."""
-    if not log.directory.read_only:
-        # What a power cut may take back is not passed on.
-        sync_file(log.descriptor)
     with log.mutex:
         log.load(os.fstat(log.descriptor).st_size)
     if not log.exists or log.known_state().uid != mark.uid:
         raise gone(mark)
+
+
+def _sync(log: Log, memory: Memory) -> None:
+    """What a power cut may take back is not passed on. Raises OSError."""
+    stood = stamp(log.name, os.fstat(log.descriptor))
+    if not log.directory.read_only and stood not in memory.synced:
+        sync_file(log.descriptor)
+        memory.synced.add(stood)
 
 
 def look(log: Log, mark: LifeMark, *, after: int, settled: bool) -> Reading:
@@ -226,7 +254,7 @@ def look(log: Log, mark: LifeMark, *, after: int, settled: bool) -> Reading:
             tokens=strays,
         ),
         messages=messages(log, state, end, after),
-        stamp=_stamp(log.name, at) if whole else "",
+        stamp=stamp(log.name, at) if whole else "",
         untouched=is_untouched(log),
     )
 

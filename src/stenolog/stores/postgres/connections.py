@@ -20,8 +20,6 @@ from stenolog.stores.postgres.failures import is_temporary
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-_IDLE: Final = 0.2
-"""A connection that was not used for so long is looked at before it is used again."""
 _RETRY: Final = 0.05
 _DEFAULTS: Final = {
     "application_name": "stenolog",
@@ -71,10 +69,10 @@ class Connections:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._adapters = adapters()
-        self._defaults = defaults_for(settings.conninfo)
+        self._defaults = defaults_for(settings.conninfo, read_only=settings.read_only)
         self._mutex = threading.Lock()
         self._places = threading.BoundedSemaphore(settings.connections)
-        self._idle: list[tuple[Connection, float]] = []
+        self._idle: list[Connection] = []
         self._closed = False
         self.peer = Peer(pooled=False, weak=False)
         """As of the connection that was made last."""
@@ -100,7 +98,7 @@ class Connections:
         )
         with self._mutex:
             if usable and not self._closed:
-                self._idle.append((connection, time.monotonic()))
+                self._idle.append(connection)
                 connection = None  # type: ignore[assignment]
         self._places.release()
         if connection is not None:
@@ -113,8 +111,8 @@ class Connections:
                     raise StoreClosed("the store is closed")
                 if not self._idle:
                     return None
-                connection, since = self._idle.pop()
-            if time.monotonic() - since < _IDLE or not _has_news(connection):
+                connection = self._idle.pop()
+            if not _has_news(connection):
                 return connection
             # What an unused connection has to say is that it ends.
             _close(connection)
@@ -176,19 +174,19 @@ class Connections:
         with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
-        for connection, _ in idle:
+        for connection in idle:
             _close(connection)
 
     def abandon(self) -> None:
         """In a forked child: they belong to the parent, and to close one would end it there."""
-        _PARENTS.extend(connection for connection, _ in self._idle)
+        _PARENTS.extend(self._idle)
 
 
 _PARENTS: Final[list[Connection]] = []
 """Connections of the process that this one was forked from."""
 
 
-def defaults_for(conninfo: str) -> dict[str, str]:
+def defaults_for(conninfo: str, *, read_only: bool) -> dict[str, str]:
     """What is said of a connection where the caller says nothing. Raises UsageError."""
     try:
         given = psycopg.conninfo.conninfo_to_dict(conninfo)
@@ -196,8 +194,8 @@ def defaults_for(conninfo: str) -> dict[str, str]:
         raise UsageError(f"postgresql: {' '.join(str(error).split())}") from error
     found = {name: value for name, value in _DEFAULTS.items() if given.get(name) is None}
     hosts = str(given.get("host") or given.get("hostaddr") or "")
-    if "," in hosts and given.get("target_session_attrs") is None:
-        # One of several: the one that takes writes.
+    if "," in hosts and not read_only and given.get("target_session_attrs") is None:
+        # Of several servers the one that takes writes.
         found["target_session_attrs"] = "read-write"
     return found
 

@@ -184,10 +184,11 @@ class Database:
                     except _TROUBLE as error:
                         again, failure = safe, commit_failure(error, self._doing())
                         cause = error
-            except _TROUBLE as error:
-                # There was no connection: it was waited for long enough.
-                raise write_failure(error, self._doing()) from error
+                    if is_elsewhere(cause):
+                        # The next attempt looks for the server that takes writes.
+                        connection.close()
             except StoreUnavailable as error:
+                # There was no connection.
                 raise _not_stored(error) from error
             worth = is_passing(cause) or is_elsewhere(cause) or (again and is_lost(cause))
             if not worth or not self._again(deadline):
@@ -226,13 +227,13 @@ class Database:
     @contextmanager
     def _connection(self, deadline: float) -> Iterator[Connection]:
         self.check_open()
-        connection = self._connections.take(deadline)
+        try:
+            connection = self._connections.take(deadline)
+        except _TROUBLE as error:
+            # It was tried until then, or is not worth another attempt.
+            raise read_failure(error, self._doing()) from error
         try:
             yield connection
-        except BaseException as error:
-            if is_elsewhere(error) or is_elsewhere(error.__cause__ or error):
-                connection.close()
-            raise
         finally:
             self._connections.give_back(connection)
 

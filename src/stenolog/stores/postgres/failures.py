@@ -34,6 +34,21 @@ _ADVICE: Final[dict[str, str]] = {
 """What to do, by the server's code for what is wrong, or by the first two places of it."""
 
 
+_REFUSALS: Final[dict[str, str]] = {
+    "authentication failed": "check user and password",
+    "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "no pg_hba.conf entry": "the server does not let this machine in; see its pg_hba.conf",
+    'FATAL:  role "': "check the user",
+    'FATAL:  database "': "make it with createdb, or check its name",
+    "does not support SSL": "check sslmode",
+    "sslmode": "check sslmode",
+    "certificate": "check sslmode, sslrootcert and the server's certificate",
+    "failed to resolve host": "check the name of the host",
+}
+"""What a server that was reached may say instead of letting one in, and what to do about it: of a
+connection that was never made there is no code."""
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is gone: what it was doing may have come to its end or not."""
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
@@ -53,9 +68,13 @@ def is_passing(error: BaseException) -> bool:
 
 def is_temporary(error: BaseException) -> bool:
     """Whether a connection that was refused may be given a little later: a server that restarts."""
-    if not isinstance(error, psycopg.OperationalError):
-        return False
-    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P0", "53300"))
+    return isinstance(error, psycopg.OperationalError) and not _is_refused(error)
+
+
+def _is_refused(error: psycopg.OperationalError) -> bool:
+    """Whether the server answered, and the answer will be the same the next time."""
+    told = str(error)
+    return any(words in told for words in _REFUSALS)
 
 
 def read_failure(error: Exception, doing: str) -> StenologError:
@@ -102,8 +121,11 @@ def refused(where: str) -> ReadOnly:
 def words_of(error: Exception) -> str:
     """What went wrong, in one line, and what to do about it."""
     state = getattr(error, "sqlstate", None) or ""
-    told = " ".join(str(error).split()) or type(error).__name__
+    told = str(error)
+    shown = " ".join(told.split()) or type(error).__name__
     advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
+    if advice is None and isinstance(error, psycopg.OperationalError):
+        advice = next((what for words, what in _REFUSALS.items() if words in told), None)
     if advice is None and is_lost(error):
         advice = "check that the server runs and can be reached"
-    return told if advice is None else f"{told}; {advice}"
+    return shown if advice is None else f"{shown}; {advice}"

@@ -189,6 +189,7 @@ VACUUM {schema}.session, {schema}.message, {schema}.token, {schema}.change;
 -- --- leases ------------------------------------------------------------------------------------
 
 -- The epoch of a new lease, where the turn is free; or of the one that the same call took before.
+-- It is given out under the lock of the row: of two who wait, the later one has the higher one.
 -- name: take_lease
 INSERT INTO {schema}.lease AS held (namespace, key, holder, taker, since, expires)
 SELECT $1, $2, $3, $4, clock_timestamp(), clock_timestamp() + make_interval(secs => $5::float8)
@@ -196,7 +197,7 @@ WHERE EXISTS (
     SELECT FROM {schema}.session WHERE namespace = $1 AND key = $2 AND deleted IS NULL
 )
 ON CONFLICT (namespace, key) DO UPDATE
-SET epoch = excluded.epoch, holder = $3, taker = $4, since = excluded.since,
+SET epoch = nextval('{schema}.lease_epoch_seq'), holder = $3, taker = $4, since = excluded.since,
     expires = clock_timestamp() + make_interval(secs => $5::float8)
 WHERE held.expires <= clock_timestamp() OR held.taker = $4
 RETURNING epoch;

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stenolog.errors import DamagedStore, NewerFormat, StenologError
-from stenolog.records import decode_object
+from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.findings import Finding, Report
@@ -56,7 +56,9 @@ def _of_a_session(
             kind="damaged state", key=key, where=where, meaning=str(error), advice=_BACKUP
         )
         return
-    readable, broken, past = [], [], 0
+    readable: list[Span] = []
+    broken: list[Span] = []
+    past = 0
     after = -1
     while rows := transaction.run("some_messages", number, after, _PAGE):
         after = rows[-1][0]

@@ -1,0 +1,172 @@
+"""`postgresql://` in a place's name: what it accepts, and what it says otherwise."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import stenolog
+from stenolog import PostgresStore, ReadOnly, StoreUnavailable, UsageError
+from stenolog.errors import NewerFormat
+from stenolog.stores.postgres import schema
+
+
+def test_a_url_opens_the_database_and_carries_parameters(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    with stenolog.open_store(f"{postgres_url}?schema=mine&connections=3&busy_timeout=2") as store:
+        assert isinstance(store, PostgresStore)
+        store.add_message("a", "user", "x")
+        settings = store.database.settings
+        assert (settings.schema, settings.connections, settings.busy_timeout) == ("mine", 3, 2.0)
+    assert server.execute("SELECT key, messages FROM mine.sessions").fetchall() == [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    "parameters", ["schema=", "schema=a-b", "connections=0", "connections=x", "busy_timeout=-1"]
+)
+def test_p8_other_values_are_refused(postgres_url: str, parameters: str) -> None:
+    with pytest.raises(UsageError, match=r"schema|connections"):
+        stenolog.open_store(f"{postgres_url}?{parameters}")
+
+
+def test_p8_what_the_driver_does_not_know_is_told_by_name(postgres_url: str) -> None:
+    with pytest.raises(UsageError, match="synchronous"):
+        stenolog.open_store(f"{postgres_url}?synchronous=full")
+
+
+def test_the_stores_of_a_process_share_their_connections(postgres_url: str) -> None:
+    with PostgresStore(postgres_url) as one:
+        other = PostgresStore(postgres_url, namespace="notes")
+        assert other.database is one.database
+        other.close()
+        other.close()
+        assert one.add_message("a", "user", "still open") == 1
+    with PostgresStore(postgres_url) as again:
+        assert again.database is not one.database
+        assert len(again.get_history("a")) == 1
+
+
+def test_p8_a_store_that_is_read_only_makes_nothing_and_refuses_writes(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    with pytest.raises(StoreUnavailable, match="no schema 'stenolog'"):
+        PostgresStore(postgres_url, read_only=True)
+    assert server.execute("SELECT to_regnamespace('stenolog')").fetchall() == [(None,)]
+    with PostgresStore(postgres_url) as store:
+        store.add_message("a", "user", "x")
+    with PostgresStore(postgres_url, read_only=True) as store:
+        assert [message.content for message in store.get_history("a")] == ["x"]
+        with pytest.raises(ReadOnly, match="opened to read only"):
+            store.add_message("a", "user", "y")
+        with pytest.raises(ReadOnly):
+            store.lease("a", ttl=1)
+
+
+def test_p8_a_database_of_another_encoding_is_refused(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    name = f"{server.info.dbname}_latin"
+    server.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    try:
+        other = postgres_url.replace(server.info.dbname, name)
+        with pytest.raises(UsageError, match=r"encoding is LATIN1.*createdb --encoding=UTF8"):
+            PostgresStore(other)
+    finally:
+        server.execute(f"DROP DATABASE {name}")
+
+
+def test_p1_a_server_that_does_not_sync_commits_is_asked_to(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    server.execute(f"ALTER DATABASE {server.info.dbname} SET synchronous_commit = off")
+    with PostgresStore(postgres_url) as store:
+        found = store.database.look(
+            lambda looking: list(looking.execute("SHOW synchronous_commit"))
+        )
+        assert found == [("on",)]
+
+
+def test_p13_newer_tables_are_refused_by_name_by_who_was_running_too(
+    store: PostgresStore, server: psycopg.Connection, postgres_url: str
+) -> None:
+    store.add_message("a", "user", "x")
+    server.execute("UPDATE stenolog.about SET version = 99")
+    for call in (
+        lambda: store.add_message("a", "user", "y"),
+        lambda: store.add_message("a", "user", "y", once="t"),
+        lambda: store.add_message("b", "user", "y"),
+        lambda: store.clear("a"),
+        lambda: store.get_history("a"),
+        lambda: PostgresStore(postgres_url, connections=2),
+    ):
+        with pytest.raises(NewerFormat, match=r"version 99.* upgrade"):
+            call()
+    server.execute("UPDATE stenolog.about SET version = %s", [schema.newest()])
+    assert [message.content for message in store.get_history("a")] == ["x"]
+
+
+def test_who_comes_while_the_tables_are_made_waits_for_them(postgres_url: str) -> None:
+    found: list[object] = []
+
+    def come(number: int) -> None:
+        try:
+            with PostgresStore(postgres_url, connections=number) as store:
+                found.append(store.add_message("a", "user", number))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test tells it
+            found.append(error)
+
+    threads = [threading.Thread(target=come, args=[number]) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, found)) == [str(seq) for seq in range(1, 9)]
+
+
+def test_without_the_driver_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "psycopg.py").write_text("raise ImportError('no such module', name='psycopg')\n")
+    script = (
+        "import stenolog\n"
+        "stenolog.PostgresStore\n"
+        "try:\n"
+        "    stenolog.open_store('postgresql://host/x')\n"
+        "except stenolog.UsageError as error:\n"
+        "    print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "pip install 'stenolog[postgres]'" in told.stdout
+
+
+def test_a_child_after_a_fork_uses_connections_of_its_own(store: PostgresStore) -> None:
+    store.add_message("a", "user", "parent")
+    child = os.fork()
+    if child == 0:
+        try:
+            store.add_message("a", "user", "child")
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    store.add_message("a", "user", "parent again")
+    assert [message.content for message in store.get_history("a")] == [
+        "parent",
+        "child",
+        "parent again",
+    ]
+
+
+def test_p8_more_callers_than_connections_wait_their_turn_and_then_say_so(
+    postgres_url: str,
+) -> None:
+    with PostgresStore(postgres_url, connections=1, busy_timeout=0.2) as store:
+        store.add_message("a", "user", "x")
+        with store.database.read(), pytest.raises(stenolog.StoreBusy, match="connections=NUMBER"):
+            store.get_history("a")
+        assert len(store.get_history("a")) == 1

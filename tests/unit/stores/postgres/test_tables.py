@@ -1,0 +1,163 @@
+"""What stands in the tables: byte for byte, nothing after a purge, and damage is told."""
+
+import logging
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+from postgres_server import Databases
+from proxy import Proxy
+from stenolog import PostgresStore, StoreBusy
+from stenolog.sessions.verify import examine
+
+TABLES = ("session", "message", "token", "change", "lease")
+
+
+def rows(server: psycopg.Connection, table: str) -> int:
+    [(count,)] = server.execute(f"SELECT count(*) FROM stenolog.{table}")  # noqa: S608
+    return int(count)
+
+
+def test_p10_a_message_stands_in_the_table_as_it_was_encoded(
+    store: PostgresStore, server: psycopg.Connection
+) -> None:
+    odd = {"role": "user", "content": "a\0b \ud83d €", "n": 10**400, "z": 1, "a": [True, None]}
+    store.add_full_message("k\0ey", odd)
+    [message] = store.get_history("k\0ey")
+    assert message.to_dict() == odd
+    [(body,)] = server.execute("SELECT body FROM stenolog.message")
+    assert body.encode() == message.to_json()
+    assert "\\u0000" in body
+    assert list(message.to_dict()) == list(odd)
+
+
+def test_p4_nothing_of_a_purged_session_stays_in_any_table(
+    store: PostgresStore, server: psycopg.Connection
+) -> None:
+    for key in ("gone", "stays"):
+        store.add_message(key, "user", "secret", once="t")
+        store.set_summary(key, "about the secret")
+        store.delete(key)
+        store.add_message(key, "user", "again", once="t")
+        store.set_meta(key, title="x")
+        store.lease(key, ttl=60)
+    before = {table: rows(server, table) for table in TABLES}
+    store.purge("gone")
+    assert {table: rows(server, table) for table in TABLES} == {
+        table: count // 2 for table, count in before.items()
+    }
+    assert server.execute(
+        "SELECT count(*) FROM stenolog.message WHERE body LIKE '%secret%'"
+    ).fetchall() == [(1,)]
+
+
+def test_p3_a_message_that_is_gone_hides_only_itself_and_is_reported(
+    store: PostgresStore,
+    server: psycopg.Connection,
+    postgres_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store.add_messages("a", [{"role": "user", "content": n} for n in range(5)])
+    server.execute("DELETE FROM stenolog.message WHERE seq = 3")
+    with caplog.at_level(logging.WARNING, "stenolog"):
+        assert [message.seq for message in store.get_history("a")] == [1, 2, 4, 5]
+        assert [message.seq for message in store.get_history("a", last=3)] == [2, 4, 5]
+    assert "message 3 of session" in caplog.text
+    assert store.info("a").lost == 1
+    [finding] = examine(postgres_url).findings
+    assert (finding.kind, finding.key, finding.lost) == ("missing message", "a", ((3, 3),))
+
+
+def test_the_doctor_tells_what_is_wrong_in_the_tables(
+    store: PostgresStore, server: psycopg.Connection, postgres_url: str
+) -> None:
+    for key in ("state", "body", "past"):
+        store.add_message(key, "user", "x")
+    assert examine(postgres_url).findings == ()
+    server.execute("UPDATE stenolog.session SET state = '{' WHERE key = 'state'")
+    server.execute(
+        "UPDATE stenolog.message SET body = 'no JSON' FROM stenolog.session "
+        "WHERE session.id = message.session AND key = 'body'"
+    )
+    server.execute("UPDATE stenolog.session SET last_seq = 0 WHERE key = 'past'")
+    server.execute("INSERT INTO stenolog.token VALUES (99999, 't', 1, 1)")
+    found = examine(postgres_url)
+    assert found.sessions == 3
+    assert sorted((one.kind, one.key) for one in found.findings if one.key) == [
+        ("damaged message", "body"),
+        ("damaged state", "state"),
+        ("stray row", "past"),
+    ]
+    [stray] = [one for one in found.findings if one.key is None]
+    assert "rows belong to sessions that are not there" in stray.meaning
+
+
+def test_p8_whoever_waits_for_a_locked_session_says_so_in_the_end(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    with PostgresStore(postgres_url, busy_timeout=0.2) as store:
+        store.add_message("a", "user", "x")
+        with server.transaction():
+            server.execute("SELECT * FROM stenolog.session FOR UPDATE")
+            for call in (
+                lambda: store.add_message("a", "user", "y"),
+                lambda: store.add_message("a", "user", "y", once="t"),
+                lambda: store.clear("a"),
+            ):
+                with pytest.raises(StoreBusy, match="held the session too long"):
+                    call()
+            # Readers wait for nobody, and other sessions are not concerned.
+            assert len(store.get_history("a")) == 1
+            assert store.add_message("b", "user", "y") == 1
+        assert store.add_message("a", "user", "y") == 2
+
+
+def test_p12_of_many_who_store_one_token_at_once_one_does(store: PostgresStore) -> None:
+    store.add_message("a", "user", "first")
+    seqs: list[int] = []
+    together = threading.Barrier(8)
+
+    def say() -> None:
+        for number in range(10):
+            together.wait()
+            seqs.append(store.add_message("a", "user", number, once=f"t{number}"))
+
+    threads = [threading.Thread(target=say) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seqs) == sorted(list(range(2, 12)) * 8)
+    assert [message.content for message in store.get_history("a")] == ["first", *range(10)]
+
+
+def test_p9_an_append_is_one_exchange_and_tells_of_itself_in_another(
+    postgres_databases: Databases,
+) -> None:
+    url = urlsplit(postgres_databases.new())
+    assert url.port is not None
+    with Proxy(url.port) as proxy:
+        there = url._replace(netloc=url.netloc.replace(str(url.port), str(proxy.port)))
+        with PostgresStore(urlunsplit(there)) as store:
+            store.add_message("a", "user", "x")
+            lease = store.lease("a", ttl=60)
+            calls: list[Callable[[], object]] = [
+                lambda: store.add_message("a", "user", "y"),
+                lambda: store.add_message("a", "user", "y", once="new"),
+                lambda: store.add_messages("a", [{"role": "user"}] * 3),
+                lambda: lease.store.add_message("a", "user", "y"),
+            ]
+            for call in calls:
+                before = len(proxy.seen)
+                call()
+                assert proxy.wait_until(lambda seen: "pg_notify" in seen[-1].text)
+                [made] = [
+                    one
+                    for one in proxy.seen[before:]
+                    if '."message"' in one.text or ".message" in one.text
+                ]
+                assert made.status == "I"
+                assert "pg_notify" not in made.text
