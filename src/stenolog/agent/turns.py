@@ -34,7 +34,7 @@ from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Lease
 
-TTL: Final = 60.0
+TTL: Final = 20.0
 """For so many seconds a turn is reserved; it is renewed for as long as it runs."""
 _OFTEN: Final = 0.1
 """So many seconds are between two looks whether another's turn is over."""

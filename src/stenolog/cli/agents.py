@@ -244,8 +244,7 @@ async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any
             os._exit(_ended_by(signals))
     another.cancel()
     signals.ignore()
-    # The call that cut the turns off knows of them, the other one may not.
-    left = max([await one for one in closings], key=lambda one: len(one.turns))
+    left = [await one for one in closings][-1]
     words = words_of_left(left)
     if words:
         say(words)

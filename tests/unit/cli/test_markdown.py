@@ -61,6 +61,10 @@ def test_a_text_looks_the_same_however_it_was_cut(seed: int) -> None:
     assert shown(in_pieces(PAGE, seed=seed)) == shown(in_pieces(PAGE, seed=100))
 
 
+def test_a_tag_within_a_sentence_is_shown() -> None:
+    assert shown(in_pieces("Some <b>bold</b> words.", seed=1)) == ["Some <b>bold</b> words."]
+
+
 def test_a_page_is_laid_out() -> None:
     assert shown(in_pieces(PAGE, seed=1)) == [
         "Title",
