@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
+from stenolog.catalog.answers import seen_by
 from stenolog.context.shapes import (
     REASONING,
     THINKING_PARTS,
@@ -76,8 +77,24 @@ def arrange(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> li
 
 def entries_of(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Entry]:
     """All messages as they will be sent, turn by turn; user messages are not merged yet."""
-    bodies = [body_of(message) for message in messages]
-    return _Arrangement(bodies, [seq_of(message) for message in messages], needs).entries()
+    said = _as_said([(body_of(message), seq_of(message)) for message in messages])
+    return _Arrangement([body for body, _ in said], [seq for _, seq in said], needs).entries()
+
+
+def _as_said(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
+    """Whoever spoke while an answer was being written stands behind it: it has not seen that.
+
+    In the log it stands before the answer, and a model would take it for answered.
+    """
+    said: list[tuple[Body, int | None]] = []
+    for body, seq in stored:
+        at = len(said)
+        if seq is not None and role_of(body) == "assistant" and not calls_of(body):
+            seen = seen_by(body, seq)
+            while at and speaks(said[at - 1][0]) and (said[at - 1][1] or 0) > seen:
+                at -= 1
+        said.insert(at, (body, seq))
+    return said
 
 
 def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:

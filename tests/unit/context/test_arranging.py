@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenolog.catalog.answers import marked
 from stenolog.context.arranging import EMPTY, GOES_ON, INTERRUPTED, Needs, arrange
+from stenolog.stores.in_memory import InMemoryStore
 from unit.context.histories import (
     anything,
     assistant,
@@ -241,3 +243,20 @@ def test_a_call_with_a_text_is_a_call(text: Any) -> None:
 
 def test_half_a_surrogate_pair_can_be_sent() -> None:
     assert arrange([user("a\ud800b")], PLAIN) == [user("a?b")]
+
+
+def test_what_an_answer_has_not_seen_stands_behind_it() -> None:
+    store = InMemoryStore()
+    for text in ("first", "second", "third"):
+        store.add_message("a", "user", text)
+    store.add_full_message("a", marked(assistant("to the first"), seen=1))
+    store.add_full_message("a", marked(assistant("to all"), seen=4))
+    store.add_message("a", "user", "fourth")
+    assert outline(arrange(store.get_history("a"), PLAIN)) == [
+        "user first",
+        "assistant to the first",
+        "user second",
+        "user third",
+        "assistant to all",
+        "user fourth",
+    ]

@@ -159,8 +159,8 @@ class Database:
 
         def whole(transaction: Transaction) -> T:
             with _ended(transaction.connection):
-                self._begin_writing(transaction.connection)
                 try:
+                    self._begin_writing(transaction.connection)
                     done = work(transaction)
                 except _TROUBLE as error:
                     # Whatever it is, it came before the commit.

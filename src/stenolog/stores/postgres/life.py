@@ -24,6 +24,8 @@ def fork(
 ) -> None:
     """A session of its own from what is in sight. Raises as Store.fork."""
     source = known(transaction, namespace, key, lock=True)
+    if transaction.run("find_life", namespace, new_key.encode()):
+        raise SessionExists(new_key)
     made = states.decide_fork(
         source.state,
         source.last_seq,
