@@ -52,7 +52,7 @@ def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
     """The index of a workspace. The sessions are only read; the index itself is kept up to date."""
     place = where.place
     with open_to_read(where) as store:
-        if address(place.where).engine != "sqlite":
+        if address(place.where).engine not in ("sqlite", "postgresql"):
             with _opened(open_catalog(store, keep=True)) as found:
                 yield found
             return
@@ -71,10 +71,11 @@ def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
     None where that cannot be, or would bring older tables up to date: whoever only looks does not
     take a database away from an older program that uses it.
     """
-    # Who has a folder does not wait for it.
+    # Who has a folder does not wait for them.
+    from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
 
-    if isinstance(store, SQLiteStore) and store.database.outdated:
+    if isinstance(store, SQLiteStore | PostgresStore) and store.database.outdated:
         return None
     try:
         return open_store(place.where, namespace=place.namespace)

@@ -20,7 +20,7 @@ from stenolog.cli.notes import (
     whose_options,
 )
 from stenolog.cli.text import one_line, printable, sentence
-from stenolog.cli.workspace import workspace_option
+from stenolog.cli.workspace import shown, workspace_option
 from stenolog.memory.hand_edits import Edits, export_notes, import_notes
 from stenolog.memory.markdown import from_markdown
 from stenolog.memory.notes import Kind, Note, Notes
@@ -71,7 +71,7 @@ def list_command(
     print_notes(found, as_json=as_json, color=ctx.color is not False)
     if not found:
         whole = kind is None and who is None and agent is None
-        words = f"There are no notes in {workspace} yet." if whole else "No note matches."
+        words = f"There are no notes in {shown(workspace)} yet." if whole else "No note matches."
         click.echo(words, err=True)
 
 

@@ -16,7 +16,7 @@ from stenolog.catalog.answers import FIELD, interruption
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.catalog import catalog_of
 from stenolog.cli.text import age, json_text, moment, one_line, printable, sentence
-from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
+from stenolog.cli.workspace import Where, chosen, open_to_read, shown, where_options
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.aliases import Aliases
@@ -113,10 +113,10 @@ def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
 
 def _whose(where: Where) -> str:
     if where.agent is not None:
-        return f"of the agent {one_line(where.agent)} in {where.workspace}"
+        return f"of the agent {one_line(where.agent)} in {where.shown}"
     if where.namespace is not None:
-        return f"in the namespace {one_line(where.namespace)} of {where.workspace}"
-    return f"in {where.workspace}"
+        return f"in the namespace {one_line(where.namespace)} of {where.shown}"
+    return f"in {where.shown}"
 
 
 def _of_others(others: Others) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
     old = [] if where.namespace is not None else _old(place)
     if old:
         source = shlex.quote(one_line(str(place.old)))
-        workspace = shlex.quote(one_line(where.workspace))
+        workspace = shlex.quote(one_line(where.shown))
         agent = "" if where.agent is None else f" --agent {shlex.quote(one_line(where.agent))}"
         yield (
             f"{_files_are(len(old))} not of stenolog; `steno import {source} -w {workspace}{agent}`"
@@ -152,7 +152,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
     if in_folder and unreadable > 0:
         yield (
             f"{_files_are(unreadable)} no session that can be read; "
-            f"steno doctor {where.workspace} says more."
+            f"steno doctor {where.shown} says more."
         )
 
 
@@ -338,7 +338,7 @@ def _damage(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
         cost = f"{_messages(info.lost)} lost" if info.lost else "no message is lost"
         yield (
             f"{one_line(info.key)} is damaged: {cost}, as far as was read; "
-            f"`steno doctor {workspace}` says more."
+            f"`steno doctor {shown(workspace)}` says more."
         )
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import Place, check_workspace, find_place
+from stenolog.settings.secrets import without_password
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import address, open_store
@@ -23,12 +24,22 @@ OF_SETTINGS: Final = f"that of the settings, {DEFAULT} unless set"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+def shown(workspace: str) -> str:
+    """A workspace as it may be printed: without the password in the URL of a server."""
+    return without_password(workspace) if "://" in workspace else workspace
+
+
 class Where(Struct, frozen=True, kw_only=True):
     """What the options of a command name: a workspace, and whose sessions in it."""
 
     workspace: str
     agent: str | None = None
     namespace: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The workspace as it may be printed."""
+        return shown(self.workspace)
 
     @property
     def place(self) -> Place:

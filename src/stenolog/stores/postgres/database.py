@@ -96,7 +96,10 @@ class Database:
         """How many stores have it open."""
         self._begin()
         try:
-            self.look(lambda transaction: schema.prepare(transaction.connection, settings))
+            self.outdated = self.look(
+                lambda transaction: schema.prepare(transaction.connection, settings)
+            )
+            """Whether the tables are older than this code, and were left so, being only read."""
         except BaseException:
             self.close()
             raise

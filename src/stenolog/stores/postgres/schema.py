@@ -36,32 +36,35 @@ def newest() -> int:
     return len(migrations())
 
 
-def prepare(connection: "Connection", settings: "Settings") -> None:
-    """Have the tables there as this code knows them. Raises NewerFormat, DamagedStore.
+def prepare(connection: "Connection", settings: "Settings") -> bool:
+    """Have the tables there as this code knows them; whether they are older and only read.
+
+    Raises NewerFormat, DamagedStore.
 
     Whoever comes at the same time waits, and then finds them made.
     """
     found = version_of(connection, settings.schema)
     if found is not None and found == newest():
-        return
+        return False
     if settings.read_only:
         if found is None:
             raise StoreUnavailable(
                 f"the database has no schema {settings.schema!r} with sessions; it was opened to "
                 "read only, so none is made"
             )
-        return
+        return True
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock($1)", (_LOCK,))
         found = version_of(connection, settings.schema)
         if found == newest():
-            return
+            return False
         if found is None:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(settings.schema)}".encode())
         for number, script in enumerate(migrations()[found or 0 :], (found or 0) + 1):
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
             set_version = f"UPDATE {quoted(settings.schema)}.about SET version = {number}"  # noqa: S608 - quoted
             connection.execute(set_version.encode())
+    return False
 
 
 def version_of(connection: "Connection", schema: str) -> int | None:
