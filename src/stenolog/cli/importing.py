@@ -1,8 +1,9 @@
 """`steno import`: sessions that other programs kept, taken in, and what could not be."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,9 @@ import click
 
 from stenolog.cli.text import one_line, sentence
 from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.errors import UsageError
+from stenolog.sessions.importers.key_map import KeyMap, pair_of, pairs_of
+from stenolog.sessions.importers.old import EVERY_LAYOUT, Layout
 from stenolog.sessions.importers.pairs import LOG_SUFFIX
 from stenolog.sessions.migration import Migrated, Progress, Taken, take_in
 from stenolog.stores.base import Store
@@ -20,23 +24,76 @@ from stenolog.stores.opening import address, open_store
 
 LONG: Final = 1024 * 1024
 """From so many bytes on there is a bar to look at."""
+FEW: Final = 5
+"""So many keys are named where one was not found."""
 NOT_ALL: Final = 3
 """The exit code where something could not be carried."""
 
 
+FROM: Final[dict[str, frozenset[Layout]]] = {
+    "picoclaw": frozenset({"picoclaw", "picoclaw-legacy"}),
+    "zeroclaw": frozenset({"zeroclaw"}),
+    "nanobot": frozenset({"nanobot"}),
+    "openai-agents": frozenset({"openai-agents"}),
+    "langchain": frozenset({"langchain"}),
+    "strands": frozenset({"strands"}),
+    "adk": frozenset({"adk"}),
+    "plain": frozenset({"plain"}),
+}
+"""What `--from` takes."""
+
+
 @click.command("import")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--from",
+    "program",
+    type=click.Choice(list(FROM)),
+    help="Which program kept them, where that is not to be found out.",
+)
+@click.option(
+    "--map",
+    "pairs",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="The key here for a key there; one * in both stands for the same text. Repeatable.",
+)
+@click.option(
+    "--map-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file of such pairs, one a line.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @where_options
 @click.pass_context
-def import_command(ctx: click.Context, source: Path, dry_run: bool, where: Where) -> None:
+def import_command(
+    ctx: click.Context,
+    source: Path,
+    program: str | None,
+    pairs: tuple[str, ...],
+    map_file: Path | None,
+    dry_run: bool,
+    where: Where,
+) -> None:
     """Take in the sessions that another program kept in SOURCE, a folder or one file.
 
-    It knows picoclaw's sessions (.jsonl with .meta.json, and the older .json) and zeroclaw's
-    (.jsonl). They are copied, and SOURCE stays as it is; importing twice adds nothing. Only where
-    SOURCE is the workspace's own folder of sessions, the files are renamed to .migrated, because
-    they stand where the new ones go. Of a folder, its files are looked at, or those of the folder
-    sessions in it, and no folders further down.
+    \b
+    It knows by itself, or by --from:
+      picoclaw       .jsonl with .meta.json, and the older .json
+      zeroclaw       .jsonl
+      nanobot        .jsonl, also in the folders of its workspaces
+      openai-agents  a SQLite file of SQLiteSession or SQLAlchemySession
+      langchain      .json of FileChatMessageHistory, or a SQLite file
+                     of SQLChatMessageHistory
+      strands        the folders of FileSessionManager
+      adk            a SQLite file of SqliteSessionService or
+                     DatabaseSessionService
+      plain          [{"role": ...}, ...] as .json, or one message a line
+
+    They are copied, and SOURCE stays as it is. Importing again adds what has come since, and
+    nothing twice. Only where SOURCE is the workspace's own folder of sessions, the files are
+    renamed to .migrated, because they stand where the new ones go. Of a folder, its files are
+    looked at, or those of the folder sessions in it, and no other folders further down.
 
     One line for each session, with tabs between: its key here, how many messages were added, how
     many there are in the file, the layout, and the file. In a terminal it is a table.
@@ -44,19 +101,26 @@ def import_command(ctx: click.Context, source: Path, dry_run: bool, where: Where
     Exit code: 0 all is in, now or since an earlier import, 1 there is nothing to take in or it
     could not be done, 2 wrong usage, 3 something could not be carried, now or then; stderr says
     what and why.
-    """
+    """  # noqa: D301 -- click knows a block by this character
     folder, only = _place_of(source)
+    layouts = EVERY_LAYOUT if program is None else FROM[program]
+    look = partial(take_in, folder, only=only, layouts=layouts)
+    keys = _key_map(pairs, map_file, look)
     migrated = Migrated()
     is_there = _is_there(where)
     if not is_there:
         # A workspace is made for the first session, and not for none.
-        migrated = take_in(folder, InMemoryStore(), only=only, renaming=False, dry_run=True)
+        migrated = look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=keys)
     if is_there or migrated.taken:
         with (_open_to_look if dry_run else _open_to_write)(where) as store:
             in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
             with _bar(folder, only, shown=not dry_run) as progress:
-                migrated = take_in(
-                    folder, store, only=only, renaming=in_place, dry_run=dry_run, progress=progress
+                migrated = look(
+                    store=store,
+                    renaming=in_place,
+                    dry_run=dry_run,
+                    renamed=keys,
+                    progress=progress,
                 )
     if sys.stdout.isatty() and migrated.taken:
         _print_table(migrated, color=ctx.color is not False)
@@ -64,11 +128,40 @@ def import_command(ctx: click.Context, source: Path, dry_run: bool, where: Where
         for one in migrated.taken:
             click.echo("\t".join(_row(one)))
     problems = list(_problems(migrated))
-    for words in (*problems, *_in_words(migrated, source, dry_run=dry_run)):
+    for words in (*problems, *_in_words(migrated, source, program, dry_run=dry_run)):
         click.echo(words, err=True)
     if not migrated.taken and not migrated.migrated:
         ctx.exit(1)
     ctx.exit(NOT_ALL if problems else 0)
+
+
+def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrated]) -> KeyMap:
+    """The keys here for keys there. Raises UsageError for what somebody cannot have meant."""
+    try:
+        given = KeyMap(tuple(map(pair_of, pairs)))
+        text = "" if file is None else file.read_text("utf-8-sig")
+        keys = KeyMap(given.pairs + pairs_of(text))
+    except UsageError as error:
+        raise click.UsageError(f"--map: {one_line(str(error))}") from error
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--map-file: it cannot be read: {error}") from error
+    if not keys.pairs:
+        return keys
+    found: list[str] = []
+
+    def told(key: str) -> str:
+        found.append(key)
+        return key
+
+    # Looked at before anything is written: a slip would leave sessions of the wrong names.
+    look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=told)
+    for pair in given.unused(found):
+        there = ", ".join(map(one_line, found[:FEW])) + (", …" if len(found) > FEW else "")
+        has = f"; the {'key' if len(found) == 1 else 'keys'} there: {there}" if found else ""
+        raise click.UsageError(f"--map {one_line(str(pair))}: no session there has that key{has}")
+    for key in keys.shared(found):
+        raise click.UsageError(f"--map: several sessions would be {one_line(key)} here")
+    return keys
 
 
 def _row(one: Taken) -> Sequence[str]:
@@ -124,6 +217,8 @@ def _place_of(source: Path) -> tuple[Path, str | None]:
 def _is_there(where: Where) -> bool:
     place = where.place
     found = address(place.where)
+    if found.engine == "postgresql":
+        return True
     path = Path(found.path)
     return (path / place.namespace if found.engine == "jsonl" else path).exists()
 
@@ -136,13 +231,14 @@ def _open_to_write(where: Where) -> Store:
 def _open_to_look(where: Where) -> Store:
     """The store without the right to write; an empty one where there is none yet."""
     found = address(where.workspace)
-    return open_to_read(where) if Path(found.path).exists() else InMemoryStore()
+    is_there = found.engine == "postgresql" or Path(found.path).exists()
+    return open_to_read(where) if is_there else InMemoryStore()
 
 
 @contextmanager
 def _bar(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | None]:
     """A bar in the terminal, where it takes long enough to look at one."""
-    files = [folder / only] if only is not None else list(folder.iterdir())
+    files = [folder / only] if only is not None else _files(folder)
     size = sum(path.stat().st_size for path in files if path.is_file())
     if not shown or size < LONG or not sys.stderr.isatty():
         yield None
@@ -158,6 +254,22 @@ def _bar(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | 
         yield progress
 
 
+def _files(folder: Path) -> Iterator[Path]:
+    """All files that are looked at."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            yield path
+        elif _is_looked_into(path):
+            yield from path.rglob("*")
+
+
+def _is_looked_into(folder: Path) -> bool:
+    # Brings SQLite, which no other command needs.
+    from stenolog.sessions.importers.places import is_looked_into
+
+    return is_looked_into(folder)
+
+
 def _problems(migrated: Migrated) -> Iterator[str]:
     for one in migrated.taken:
         for words in one.problems:
@@ -166,7 +278,9 @@ def _problems(migrated: Migrated) -> Iterator[str]:
         yield f"{one_line(left.file)} is left out: {sentence(left.reason)}"
 
 
-def _in_words(migrated: Migrated, source: Path, *, dry_run: bool) -> Iterator[str]:
+def _in_words(
+    migrated: Migrated, source: Path, program: str | None, *, dry_run: bool
+) -> Iterator[str]:
     if migrated.migrated and not migrated.taken:
         yield f"Already taken in: {_count(migrated.migrated, 'file')} *.migrated."
     if migrated.taken or migrated.left:
@@ -174,12 +288,11 @@ def _in_words(migrated: Migrated, source: Path, *, dry_run: bool) -> Iterator[st
     if migrated.taken or migrated.migrated:
         return
     if not migrated.left:
+        of = "of a program that is known here" if program is None else f"of {program}"
         place = one_line(str(source))
-        yield (
-            f"There is no session in {place} that picoclaw or zeroclaw wrote (.jsonl, or the older "
-            ".json)."
-        )
-    folders = sum(path.is_dir() for path in source.iterdir()) if source.is_dir() else 0
+        yield f"There is no session {of} in {place}; `steno import --help` names those."
+    entries = source.iterdir() if source.is_dir() else ()
+    folders = sum(path.is_dir() and not _is_looked_into(path) for path in entries)
     if folders:
         them = "The folder in it was" if folders == 1 else f"The {folders:,} folders in it were"
         yield f"{them} not looked into; name {'it' if folders == 1 else 'one of them'}."
@@ -194,7 +307,7 @@ def _sum(migrated: Migrated, *, dry_run: bool) -> str:
     known = [one for one in migrated.taken if one.known]
     never = sum(one.dropped for one in known)
     if known:
-        words.append(f"{_count(len(known), 'file')} had been taken in before")
+        words.append(f"{len(known):,} had been taken in before")
     if never:
         were = "was" if never == 1 else "were"
         of = "it" if len(known) == 1 else "them"

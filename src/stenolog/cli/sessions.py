@@ -146,7 +146,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
         agent = "" if where.agent is None else f" --agent {shlex.quote(one_line(where.agent))}"
         yield (
             f"{_files_are(len(old))} not of stenolog; `steno import {source} -w {workspace}{agent}`"
-            " takes in what picoclaw or zeroclaw wrote."
+            " takes in what it knows of other programs."
         )
     unreadable = more - sum(one.body == one.name and one.name.endswith(SUFFIX) for one in old)
     if in_folder and unreadable > 0:

@@ -4,7 +4,7 @@ Each step is one write, and each can be made again: whoever is killed between tw
 continued by the next run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Raw
@@ -14,7 +14,7 @@ from stenolog.errors import OnceConflict
 from stenolog.records import Message, timestamp
 from stenolog.sessions import alias_marks, merging
 from stenolog.sessions.aliases import claimed
-from stenolog.sessions.importers.old import OldSession
+from stenolog.sessions.importers.old import OF_THE_REFERENCE, OldSession
 from stenolog.sessions.merging import Merge, There
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import KeptMessage
@@ -58,11 +58,18 @@ class Carrying:
         for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
             if value is not None and name not in meta:
                 fields[name] = value
+        if self.old.state and self._is_newest(meta):
+            fields[self.old.layout] = self.old.state
         if names:
             alias_marks.prepare(self._store)
         self._store.set_meta(self._key, **fields)
         if names:
             alias_marks.change(self._store)
+
+    def _is_newest(self, meta: Mapping[str, Any]) -> bool:
+        """Whether the state there is not older than the one that is here."""
+        known = 0 if self.there is None else len(self.there.payloads)
+        return self.old.layout not in meta or known <= len(self.old.messages)
 
     def add(self) -> Iterator[list[int]]:
         """Add what is not there, a batch at a time; the seqs of each."""
@@ -95,9 +102,9 @@ class Carrying:
             self._store.checkpoint(self._key, summary=self.old.summary, upto=upto)
         elif self.old.summary:
             self._store.set_summary(self._key, self.old.summary)
-        for number, message in enumerate(self.old.messages[floor:], floor):
-            if message.hidden:
-                self._store.hide(self._key, self._seqs[number], self._seqs[number])
+        hidden = [n for n, message in enumerate(self.old.messages) if message.hidden and n >= floor]
+        for first, last in _runs([self._seqs[number] for number in hidden]):
+            self._store.hide(self._key, first, last)
 
     def _is_all_old(self, upto: int) -> bool:
         """Whether a checkpoint up to this seq hides nothing but messages of the old session."""
@@ -130,8 +137,20 @@ class Carrying:
         }
         if self.old.layout == "stenolog-json" and self.old.messages:
             *_, receipt[merging.SAID] = merging.digests(self.old.messages)
+        if self.old.layout not in OF_THE_REFERENCE and info.summary == self.old.summary != "":
+            receipt[merging.SUMMARY] = merging.summary_digest(info.summary)
         kept = [*merging.receipts(info.meta), receipt][-RECEIPTS:]
         self._store.set_meta(self._key, importing=None, imported=kept)
+
+
+def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The seqs as runs without a gap, first and last of each: one step hides a run."""
+    for start, seq in enumerate(seqs):
+        if start == 0 or seqs[start - 1] != seq - 1:
+            end = start
+            while end + 1 < len(seqs) and seqs[end + 1] == seqs[end] + 1:
+                end += 1
+            yield seq, seqs[end]
 
 
 def _batches(

@@ -3,7 +3,8 @@
 Messages with a token (our stand-in gives each one) are merged by it, wherever they belong. A
 session forgets tokens in time, so the receipt of what a stand-in wrote says how far it was merged.
 The others are compared: what is there must be a beginning of the old session, or the old session a
-beginning of what is there; anything else is another conversation and gets a session of its own.
+beginning of what is there (or, where its program cuts its files down, begin with the end of it);
+anything else is another conversation and gets a session of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +16,19 @@ from msgspec import Struct
 
 from stenolog.codec import MAX_KEY_BYTES
 from stenolog.records import decode_object
-from stenolog.sessions.importers.old import OldSession
+from stenolog.sessions.importers.old import OF_THE_REFERENCE, OldSession
 from stenolog.stores.json_file import KeptMessage
 
 SAID: Final = "said_sha256"
 """In a receipt of our stand-in: the messages and tokens that were merged, as `digests` has them."""
+SUMMARY: Final = "summary_sha256"
+"""In the receipt of a program that may go on: the summary that was carried."""
 TOKENS_KEPT: Final = 1_000
 """For so many of its newest messages a session surely knows the tokens."""
+APART: Final = " (legacy "
+"""What follows the key in the name of a session that is kept apart."""
+CUT_DOWN: Final = ("nanobot",)
+"""Who rewrites a session with its newest messages alone; each has its time, so none is like it."""
 MAX_NAMES: Final = 100
 """How many sessions of one key, and one day, are kept apart before it is called a fault."""
 
@@ -72,6 +79,8 @@ def decide(old: OldSession, digest: str, there: There) -> Merge | None:
     plain = 0 if merged else next(tokened, len(given))
     common = _common(given, there.payloads)
     has_all = common == len(there.payloads)
+    if common < plain and not has_all and (known := _kept_end(old, given, there)):
+        return Merge(seqs=tuple(known), carry=False)
     if common < plain and not has_all:
         return None
     known = there.seqs[: min(common, plain)]
@@ -81,10 +90,10 @@ def decide(old: OldSession, digest: str, there: There) -> Merge | None:
         known = (*there.seqs[: min(common, merged)], *[0] * (merged - common))
     begun = there.begun(digest)
     saw_all = has_all and merged <= common and len(there.payloads) < len(given)
+    saw_all = saw_all or (has_all and _hid_more(old, there))
     carry = saw_all if begun is None else begun.carry
-    untouched = there.summary in ("", old.began_with, old.summary) and there.floor <= hidden_start(
-        old
-    )
+    theirs = there.summary in ("", old.began_with, old.summary) or _was_carried(there)
+    untouched = theirs and there.floor <= hidden_start(old)
     return Merge(seqs=tuple(known), carry=untouched and carry)
 
 
@@ -125,10 +134,15 @@ def hidden_start(old: OldSession) -> int:
     return next(visible, len(old.messages))
 
 
+def begins_apart(key: str) -> str:
+    """How the names begin that sessions of this key get beside another conversation."""
+    return f"{key}{APART}"
+
+
 def names_apart(key: str, day: datetime) -> Iterator[str]:
     """Keys for an old session whose own key belongs to another conversation."""
     for number in range(1, MAX_NAMES + 1):
-        ending = f" (legacy {day:%Y-%m-%d}{'' if number == 1 else f' {number}'})"
+        ending = f"{APART}{day:%Y-%m-%d}{'' if number == 1 else f' {number}'})"
         room = MAX_KEY_BYTES - len(ending.encode())
         yield key.encode()[:room].decode(errors="ignore") + ending
 
@@ -150,6 +164,33 @@ def _same_but_for_time(old: bytes, stored: bytes) -> bool:
     fields = decode_object(stored)
     fields.pop("created_at", None)
     return fields == decode_object(old)
+
+
+def _kept_end(old: OldSession, given: Sequence[bytes], there: There) -> Sequence[int]:
+    """Where the first old messages stand, if that program cut its file down to the newest ones."""
+    if old.layout not in CUT_DOWN:
+        return ()
+    # The longest: what is there ends with what the file begins with.
+    for length in range(min(len(given), len(there.payloads)), 0, -1):
+        same = there.payloads[-length] == given[0]
+        if same and list(there.payloads[-length:]) == list(given[:length]):
+            return there.seqs[-length:]
+    return ()
+
+
+def _hid_more(old: OldSession, there: There) -> bool:
+    """Whether a program that goes on has hidden more since, and nothing was said anywhere."""
+    return old.layout not in OF_THE_REFERENCE and hidden_start(old) > there.floor
+
+
+def _was_carried(there: There) -> bool:
+    """Whether the summary that is here came with an earlier import."""
+    return any(one.get(SUMMARY) == summary_digest(there.summary) for one in receipts(there.meta))
+
+
+def summary_digest(text: str) -> str:
+    """Tells a summary that was carried from one that was written here."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _settled(given: Sequence[bytes], there: There) -> Sequence[int]:

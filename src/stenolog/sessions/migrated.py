@@ -41,6 +41,14 @@ class Migrated(Struct, frozen=True, kw_only=True):
     migrated: int = 0
     """How many files there have the ending of those that were taken in, now or before."""
 
+    def and_then(self, more: "Migrated") -> "Migrated":
+        """Both together."""
+        return Migrated(
+            taken=self.taken + more.taken,
+            left=self.left + more.left,
+            migrated=self.migrated + more.migrated,
+        )
+
     @property
     def sessions(self) -> int:
         """How many old sessions were taken in now, and not before."""

@@ -10,8 +10,8 @@ from all that is in sessions/merging.py.
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -31,9 +31,10 @@ from stenolog.records import SessionInfo
 from stenolog.sessions import merging
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.carrying import Carrying
-from stenolog.sessions.importers.folder import Folder, Found, Source
-from stenolog.sessions.importers.old import OldSession
+from stenolog.sessions.importers.folder import Folder
+from stenolog.sessions.importers.old import OF_THE_REFERENCE, Layout, OldSession
 from stenolog.sessions.importers.pairs import LOG_SUFFIX
+from stenolog.sessions.importers.shelf import Found, Shelf, Source
 from stenolog.sessions.merging import Merge, There
 from stenolog.sessions.migrated import Left, Migrated, Taken, report
 from stenolog.stores.arguments import check_store
@@ -54,6 +55,8 @@ MAX_ALIAS_BYTES: Final = 16 * 1024
 
 Progress = Callable[[float], None]
 """Called with the number of bytes of old files that are done, again and again."""
+Renamed = Callable[[str], str]
+"""The key here, for the key there."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -79,30 +82,29 @@ def take_in(
     renaming: bool = True,
     stand_ins: bool = True,
     dry_run: bool = False,
+    layouts: frozenset[Layout] = OF_THE_REFERENCE,
+    renamed: Renamed | None = None,
     progress: Progress | None = None,
 ) -> Migrated:
-    """Take in the old sessions of a folder, or `only` that of one file in it.
+    """Take in the old sessions of a folder, or `only` those of one file in it.
 
     Without `thorough`, files that by their names are most likely our own logs are not looked at.
     Without `renaming` sessions are copied: nothing in the folder changes, and what was deleted
     here is taken in again. Without `stand_ins`, what a SessionManager wrote is left to the store
-    that it stood in for. A `dry_run` only looks. Raises what the store raised.
+    that it stood in for. A `dry_run` only looks. Of the `layouts`, those in databases and trees are
+    copied only. `renamed` says under which key a session is taken in. Raises what the store raised.
     """
+    how = _How(renaming, stand_ins, dry_run, renamed or (lambda key: key), progress)
+    if not renaming and layouts != OF_THE_REFERENCE:
+        return _copy(path, store, only, layouts, how)
     try:
-        folder = Folder(path, only=only, follow=not renaming)
+        folder = Folder(path, only=only, follow=not renaming, layouts=layouts)
     except FileNotFoundError:
         return Migrated()
     except OSError as error:
         return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
     with folder:
-        run = _Run(
-            store,
-            folder,
-            renaming=renaming,
-            stand_ins=stand_ins,
-            dry_run=dry_run,
-            progress=progress,
-        )
+        run = _Run(store, folder, folder, how)
         try:
             if renaming and not dry_run:
                 folder.lock(PATIENCE)
@@ -110,6 +112,38 @@ def take_in(
             # Whoever holds it takes in the same files, and is not yet done.
             return Migrated(left=(Left(str(path), str(error)),))
         return run.all(folder.sources(thorough=thorough))
+
+
+def _copy(
+    path: Path, store: Store, only: str | None, layouts: frozenset[Layout], how: "_How"
+) -> Migrated:
+    """Copy the sessions of every shelf that stands there."""
+    # Brings SQLite, which no start of an agent needs.
+    from stenolog.sessions.importers.places import shelves
+
+    total = Migrated()
+    try:
+        found = shelves(path, only=only, layouts=layouts)
+    except FileNotFoundError:
+        return total
+    except OSError as error:
+        return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
+    with ExitStack() as opened:
+        for shelf in found:
+            opened.enter_context(shelf)
+        for shelf in found:
+            total = total.and_then(_Run(store, shelf, None, how).everything())
+    return total
+
+
+class _How(Struct, frozen=True):
+    """What `take_in` was told."""
+
+    renaming: bool
+    stand_ins: bool
+    dry_run: bool
+    renamed: Renamed
+    progress: Progress | None
 
 
 class _Job(Struct):
@@ -125,30 +159,41 @@ class _Job(Struct):
 class _Run:
     """One call of `take_in`."""
 
-    def __init__(
-        self,
-        store: Store,
-        folder: Folder,
-        *,
-        renaming: bool,
-        stand_ins: bool,
-        dry_run: bool,
-        progress: Progress | None,
-    ) -> None:
+    def __init__(self, store: Store, shelf: Shelf, folder: Folder | None, how: _How) -> None:
         self._store = store
-        self._folder = folder
-        self._renaming = renaming and not dry_run
-        self._stand_ins = stand_ins
-        self._dry_run = dry_run
-        self._progress = progress or (lambda _: None)
+        self._shelf = shelf
+        self._in_place = folder
+        self._renaming = how.renaming and not how.dry_run
+        self._stand_ins = how.stand_ins
+        self._dry_run = how.dry_run
+        self._renamed = how.renamed
+        self._progress = how.progress or (lambda _: None)
         self._owners: dict[str, str] | None = None
         self._wanted: Counter[str] = Counter()
         self._deleted: dict[str, datetime] | None = None
         self._left: list[Left] = []
 
+    @property
+    def _folder(self) -> Folder:
+        """The folder in which files are renamed."""
+        if self._in_place is None:
+            raise UsageError("what is only copied is never renamed")
+        return self._in_place
+
+    def everything(self) -> Migrated:
+        """All sessions of a shelf whose files stay as they are."""
+        try:
+            sources = self._shelf.sources(thorough=True)
+        except NotASession as error:
+            return Migrated(left=(Left(self._shelf.name, str(error)),))
+        except OSError as error:
+            reason = f"it cannot be read: {error.strerror or error}"
+            return Migrated(left=(Left(self._shelf.name, reason),))
+        return self.all(sources)
+
     def all(self, sources: Sequence[Source]) -> Migrated:
         """All sessions first, then all names."""
-        jobs = [_Job(source, str(self._folder.path / source.name)) for source in sources]
+        jobs = [_Job(source, str(self._shelf.path / source.name)) for source in sources]
         try:
             done = self._take_all(jobs)
         except BaseException:
@@ -158,12 +203,12 @@ class _Run:
         if self._renaming:
             self._rename(done)
         taken = tuple(job.taken for job in done if job.taken is not None)
-        return Migrated(taken=taken, left=tuple(self._left), migrated=self._folder.taken_in())
+        return Migrated(taken=taken, left=tuple(self._left), migrated=self._shelf.taken_in())
 
     def _take_all(self, jobs: list[_Job]) -> list[_Job]:
         # An alias that two of them claim is given to neither.
         for job in jobs:
-            self._wanted.update(self._folder.aliases(job.source))
+            self._wanted.update(self._shelf.aliases(job.source))
         blocked = self._blocked(jobs)
         if self._renaming:
             # The logs themselves stand in the way, each in that of its own key or of another.
@@ -204,15 +249,18 @@ class _Run:
 
     def _read_and_merge(self, job: _Job) -> None:
         try:
-            found = self._folder.read(job.source)
+            found = self._shelf.read(job.source)
         except OSError as error:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
         if found.session.layout == "stenolog-json" and not self._stand_ins:
             raise NotASession(
                 "the stand-in of another store wrote it, which merges it; `steno import` copies it"
             )
-        check_key(found.session.key)
-        job.key = found.session.key
+        key = self._renamed(found.session.key)
+        check_key(key)
+        if key != found.session.key:
+            found = replace(found, session=replace(found.session, key=key))
+        job.key = key
         job.taken = self._merge(job, found)
         job.found = found
 
@@ -233,7 +281,7 @@ class _Run:
         )
         if not old.messages and not old.summary:
             return taken  # somebody cleared it: there is nothing to carry
-        for target in (key, *merging.names_apart(old.key, old.updated)):
+        for target in self._targets(key, old):
             there = self._look(target, found.digest)
             if there is None and target == key and self._was_deleted(key, found):
                 reason = f"{key!r} was deleted after this file was last written: it stays deleted"
@@ -257,6 +305,13 @@ class _Run:
                     taken, key=target, added=added, known=False, problems=(*words, *more)
                 )
         raise UsageError(f"there are {merging.MAX_NAMES} other conversations named {old.key!r}")
+
+    def _targets(self, key: str, old: OldSession) -> Iterator[str]:
+        """Where it may belong: its own key, where it was put apart before, a name that is free."""
+        yield key
+        apart = self._store.list_sessions(prefix=merging.begins_apart(old.key))
+        yield from apart
+        yield from (n for n in merging.names_apart(old.key, old.updated) if n not in apart)
 
     def _carry_out(
         self, job: _Job, plan: Carrying, names: Sequence[str]

@@ -154,7 +154,7 @@ def test_all_samples_are_copied_and_twice_adds_nothing(
         # What could not be carried then is not here now either, and that is told again.
         assert second.exit_code == 3
         assert "0 sessions taken in, 0 messages" in second.stderr
-        assert f"{sessions} file{plural} had been taken in before" in second.stderr
+        assert f"{sessions} had been taken in before" in second.stderr
         if layout != "picoclaw-legacy":
             of = "it" if sessions == 1 else "them"
             words = f"taken in before, and 1 message of {of} was never carried."
@@ -191,7 +191,7 @@ def test_a_dry_run_writes_nothing_and_says_the_same(steno: Steno, tmp_path: Path
     assert wet.stdout == dry.stdout
     after = bytes_of(tmp_path)
     again = steno("import", "old", "--dry-run")
-    assert "0 sessions would be taken in, 0 messages; 3 files had been" in again.stderr
+    assert "0 sessions would be taken in, 0 messages; 3 had been" in again.stderr
     assert bytes_of(tmp_path) == after
 
 
@@ -202,7 +202,7 @@ def test_one_file_and_the_workspace_of_the_other_program(steno: Steno, tmp_path:
     assert one.exit_code == 0
     assert one.stdout.split("\t")[:3] == ["telegram:1001", "5", "5"]
     whole = steno("import", "other")
-    assert "2 sessions taken in, 31 messages; 1 file had been taken in before" in whole.stderr
+    assert "2 sessions taken in, 31 messages; 1 had been taken in before" in whole.stderr
     assert "config.json" not in whole.stderr
 
 
@@ -272,7 +272,8 @@ def test_where_there_is_no_session_it_says_so(
     result = steno("import", "old")
     assert result.exit_code == 1
     none = (
-        "There is no session in old that picoclaw or zeroclaw wrote (.jsonl, or the older .json)."
+        "There is no session of a program that is known here in old; `steno import --help` names "
+        "those."
     )
     assert "left out" in result.stderr if content else result.stderr == f"{none}\n"
     for where in ("workspace", "sqlite:new/steno.db"):
@@ -284,7 +285,8 @@ def test_where_there_is_no_session_it_says_so(
 def test_folders_further_down_are_not_looked_at_and_that_is_said(
     steno: Steno, tmp_path: Path
 ) -> None:
-    shutil.copytree(SAMPLES, tmp_path / "old")
+    for layout in (*LAYOUTS, "strands", "nanobot"):
+        shutil.copytree(SAMPLES / layout, tmp_path / "old" / layout)
     result = steno("import", "old")
     assert result.exit_code == 1
     folders = len([path for path in (tmp_path / "old").iterdir() if path.is_dir()])

@@ -8,21 +8,29 @@ no file that is a link is followed.
 
 import errno
 import os
-import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from json import loads
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import parse_line
-from stenolog.sessions.importers import legacy, picoclaw, zeroclaw
-from stenolog.sessions.importers.old import OldSession, lines, with_summary_that_fits
+from stenolog.sessions import keys
+from stenolog.sessions.importers import langchain, legacy, nanobot, picoclaw, plain, zeroclaw
+from stenolog.sessions.importers.old import (
+    OF_THE_REFERENCE,
+    Layout,
+    Line,
+    OldSession,
+    lines,
+    with_state_that_fits,
+    with_summary_that_fits,
+)
 from stenolog.sessions.importers.pairs import (
     LOG_SUFFIX,
     MIGRATED,
@@ -30,56 +38,43 @@ from stenolog.sessions.importers.pairs import (
     endings,
     is_aside,
     pairs,
-    plain,
+    plain_name,
 )
+from stenolog.sessions.importers.shelf import TAKEN_IN, Found, Source
 from stenolog.stores import disk, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl import names
 from stenolog.stores.jsonl.scan import looks_torn
 
-_TAKEN_IN: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
+__all__ = ["Folder", "Found", "Source"]
+
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OURS: Final = b'{"kind":"state",'
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What a file system says that knows no second name for a file."""
 
 
-class Source(Struct, frozen=True, kw_only=True):
-    """The file or files of one old session."""
-
-    name: str
-    """What the session's own file was called before anything was renamed."""
-    body: str | None
-    """The file with the messages, as it is called now; None where there is only a meta."""
-    meta: str | None = None
-    """The `.meta.json` beside, as it is called now."""
-    bytes: int = 0
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files that are this session's alone: the meta first, as it is renamed first."""
-        found = [name for name in (self.meta, self.body) if name is not None]
-        return tuple(name for name in found if _TAKEN_IN.search(name) is None)
-
-
-class Found(Struct, frozen=True):
-    """An old session, read."""
-
-    session: OldSession
-    digest: str
-    """Of all its bytes: the same file is never taken in twice."""
-    changed: datetime
-    marks: tuple[tuple[int, int, int], ...]
-
-
 class Folder:
     """A folder that may hold old sessions. A context manager; raises OSError where it is none."""
 
-    def __init__(self, path: Path, *, only: str | None = None, follow: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        only: str | None = None,
+        follow: bool = False,
+        layouts: frozenset[Layout] = OF_THE_REFERENCE,
+    ) -> None:
         self.path = path
         self._only = only
+        self._layouts = layouts
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+
+    @property
+    def name(self) -> str:
+        """What it is called in a report."""
+        return str(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +96,7 @@ class Folder:
         """Who was killed while giving a file its name back left two names of one file."""
         with suppress(OSError):
             for name in filter(is_aside, self._names()):
-                if self._is_same(name, plain(name)):
+                if self._is_same(name, plain_name(name)):
                     os.unlink(name, dir_fd=self._descriptor)
 
     # --- what is there -----------------------------------------------------------------------
@@ -119,7 +114,18 @@ class Folder:
             for name in sorted(filter(json_file.is_session_name, names))
         ]
         chosen = [source for source in (*logs, *whole) if self._only in (None, source.name)]
-        return [replace(source, bytes=self._size(source)) for source in chosen]
+        if not chosen and self._is_odd(names):
+            # Whoever names a file means it, whatever its name ends with.
+            chosen = [Source(name=self._only or "", body=self._only)]
+        return [
+            replace(source, bytes=self._size(source), layouts=self._layouts) for source in chosen
+        ]
+
+    def _is_odd(self, names: set[str]) -> bool:
+        """Whether one file is meant that is called as no session is called."""
+        name = self._only or ""
+        is_log = name.endswith((LOG_SUFFIX, json_file.SUFFIX)) or TAKEN_IN.search(name) is not None
+        return self._layouts > OF_THE_REFERENCE and name in names and not is_log
 
     def _names(self) -> set[str]:
         with os.scandir(self._descriptor) as entries:
@@ -168,13 +174,15 @@ class Folder:
         moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=changed // 1000)
         digest = sha256(b"%d:" % len(body) + body + (meta or b"")).hexdigest()
         session = with_summary_that_fits(_session(source, body, meta, moment))
-        return Found(session, digest, moment, tuple(_mark(one) for one in before))
+        return Found(
+            with_state_that_fits(session), digest, moment, tuple(_mark(one) for one in before)
+        )
 
     def taken_in(self) -> int:
         """How many files have the ending that says so; `only`: of that file."""
         with suppress(OSError), os.scandir(self._descriptor) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(self._only or "")]
-            return sum(_TAKEN_IN.search(name) is not None for name in names)
+            return sum(TAKEN_IN.search(name) is not None for name in names)
         return 0
 
     def aliases(self, source: Source) -> tuple[str, ...]:
@@ -230,15 +238,15 @@ class Folder:
     def put_back(self, source: Source) -> None:
         """Give its files their own names again, where those are free. Raises OSError."""
         for name in reversed(source.files):
-            if is_aside(name) and self._stat(plain(name)) is None:
+            if is_aside(name) and self._stat(plain_name(name)) is None:
                 with suppress(FileExistsError):
-                    self._rename_beside_others(name, plain(name))
+                    self._rename_beside_others(name, plain_name(name))
 
     def finish(self, source: Source) -> None:
         """Give its files the ending that says they were taken in. Raises OSError."""
         for name in source.files:
             self._make_private(name)
-            self._rename(name, self._free(plain(name) + MIGRATED))
+            self._rename(name, self._free(plain_name(name) + MIGRATED))
 
     def sync(self) -> None:
         """Return only when the new names are on the disk. Raises OSError."""
@@ -286,18 +294,80 @@ class Folder:
 
 
 def _session(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> OldSession:
-    if source.name.endswith(json_file.SUFFIX):
-        return legacy.read(body, name=source.name, changed=changed)
+    if source.name.endswith(json_file.SUFFIX) or _begins_array(source, body):
+        return _whole(source, body, changed)
+    return _log(source, body, meta, changed)
+
+
+def _begins_array(source: Source, body: bytes) -> bool:
+    return not source.layouts.isdisjoint(("langchain", "plain")) and body[:99].lstrip()[:1] == b"["
+
+
+def _whole(source: Source, body: bytes, changed: datetime) -> OldSession:
+    """The session in a file that is one JSON value. Raises NotASession."""
+    may, name = source.layouts, source.name
+    asked = not may.isdisjoint(("langchain", "plain"))
+    found, rest = _array(body) if asked else (None, {})
+    if found is not None and "langchain" in may and langchain.looks_like(found):
+        return langchain.read(found, name=name, changed=changed)
+    if found is not None and "plain" in may and plain.looks_like(found):
+        return plain.read_array(found, rest, name=name, changed=changed)
+    if "plain" in may and any(line.fields is not None for line in lines(body)):
+        # Lines in a file that is called as if it were one value.
+        return plain.read_lines(body, name=name, changed=changed)
+    if may.isdisjoint(("picoclaw-legacy", "stenolog-json")):
+        raise NotASession(_not_of(may))
+    return legacy.read(body, name=name, changed=changed)
+
+
+def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
+    """The array that a file is, or that of its messages, and what stands beside that."""
+    try:
+        found = loads(body.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None, {}
+    if isinstance(found, dict) and found.keys().isdisjoint(legacy.FIELDS):
+        # What is sent to a model, as a whole.
+        rest = {name: value for name, value in found.items() if name != "messages"}
+        found = found.get("messages")
+        return (found, rest) if isinstance(found, list) else (None, {})
+    return (found, {}) if isinstance(found, list) else (None, {})
+
+
+def _log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> OldSession:
+    """The session in a file of lines. Raises NotASession."""
+    may, name = source.layouts, source.name
+    if "nanobot" in may and nanobot.looks_like(body):
+        return nanobot.read(body, name=name, changed=changed)
     found = list(lines(body))
-    if meta is not None or picoclaw.looks_like(found):
-        return picoclaw.read(body, meta, name=source.name, changed=changed)
-    if zeroclaw.looks_like(found):
-        return zeroclaw.read(body, name=source.name, changed=changed)
+    is_plain = "plain" in may and meta is None and _is_plain(found, name)
+    if "picoclaw" in may and (meta is not None or picoclaw.looks_like(found)) and not is_plain:
+        return picoclaw.read(body, meta, name=name, changed=changed)
+    if "zeroclaw" in may and zeroclaw.looks_like(found) and not is_plain:
+        return zeroclaw.read(body, name=name, changed=changed)
+    if "plain" in may and any(line.fields is not None for line in found):
+        return plain.read_lines(body, name=name, changed=changed)
     if not found:
         raise NotASession("it is empty")
+    if may < OF_THE_REFERENCE:
+        raise NotASession(_not_of(may))
     raise NotASession(
         next((line.problem for line in found if line.problem), "its layout is unknown")
     )
+
+
+def _is_plain(found: Sequence[Line], name: str) -> bool:
+    """Whether nothing in these messages is of a program's own."""
+    messages = [line.fields for line in found if line.fields is not None]
+    if not zeroclaw.looks_like(found):
+        return all(fields.keys() <= plain.FIELDS for fields in messages)
+    packed = any(zeroclaw.unpacked(fields) != fields for fields in messages)
+    return not packed and keys.from_reference_name(name.removesuffix(LOG_SUFFIX)) is None
+
+
+def _not_of(may: frozenset[Layout]) -> str:
+    names = ", ".join(sorted(may))
+    return f"it is not what {names} writes" if len(may) == 1 else "its layout is unknown"
 
 
 def _mark(found: os.stat_result | None) -> tuple[int, int, int]:

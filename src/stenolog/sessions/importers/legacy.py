@@ -1,9 +1,13 @@
 """Whole JSON files: picoclaw's older sessions, and those that our SessionManager wrote."""
 
 from datetime import datetime
+from typing import Final
 
 from stenolog.sessions.importers.old import OldSession, dated
 from stenolog.stores import json_file
+
+FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
+"""What stands there beside the messages."""
 
 
 def read(text: bytes, *, name: str, changed: datetime) -> OldSession:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from json import loads
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,8 +12,27 @@ from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.stores.json_file import KeptMessage
 
-Layout = Literal["picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"]
-"""Who wrote it: picoclaw's logs, its older whole files, zeroclaw's logs, our own stand-in."""
+Layout = Literal[
+    "picoclaw",
+    "picoclaw-legacy",
+    "zeroclaw",
+    "stenolog-json",
+    "nanobot",
+    "openai-agents",
+    "langchain",
+    "strands",
+    "adk",
+    "plain",
+]
+"""Who wrote it: picoclaw's logs, its older whole files, zeroclaw's logs, our own stand-in; then the
+frameworks, and whoever writes messages down as they are."""
+OF_THE_REFERENCE: Final[frozenset[Layout]] = frozenset(
+    {"picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"}
+)
+"""What is taken in at every start, without being asked for."""
+EVERY_LAYOUT: Final[frozenset[Layout]] = frozenset(get_args(Layout))
+MAX_STATE_BYTES: Final = 16 * 1024
+"""What a program knew of a session besides its messages: meta has room for more than it."""
 
 
 class OldSession(Struct, frozen=True, kw_only=True):
@@ -29,6 +48,8 @@ class OldSession(Struct, frozen=True, kw_only=True):
     """Other names under which that program, or its users, knew it."""
     agent: str | None = None
     channel: str | None = None
+    state: dict[str, Any] = {}
+    """What that program knew of it besides, kept in meta under the name of the layout."""
     created: datetime
     updated: datetime
     dropped: int = 0
@@ -86,6 +107,19 @@ def with_summary_that_fits(session: OldSession) -> OldSession:
         words = f"its summary is left out: {error.reason}"
         return replace(session, summary="", problems=(*session.problems, words))
     return session
+
+
+def with_state_that_fits(session: OldSession) -> OldSession:
+    """The session, without the other program's state where that cannot be kept."""
+    try:
+        size = len(encode_object(session.state))
+        reason = f"{size:,} bytes; there is room for {MAX_STATE_BYTES:,}"
+    except RefusedMessage as error:
+        size, reason = MAX_STATE_BYTES + 1, str(error)
+    if size <= MAX_STATE_BYTES:
+        return session
+    words = f"the state that {session.layout} kept with it is left out: {reason}"
+    return replace(session, state={}, problems=(*session.problems, words))
 
 
 def dated(

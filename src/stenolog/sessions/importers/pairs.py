@@ -50,10 +50,10 @@ def pairs(names: Set[str]) -> Iterator[Pair]:
 
 def is_aside(name: str) -> bool:
     """Whether a file has the ending that keeps it out of the way."""
-    return plain(name) != name
+    return plain_name(name) != name
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """What a file was called before it was set aside."""
     found = _LOG.fullmatch(name) or _META.fullmatch(name)
     return name if found is None else name.removesuffix(found[2])
@@ -61,7 +61,7 @@ def plain(name: str) -> str:
 
 def ending(name: str) -> str:
     """The ending of a file that was set aside; empty for any other."""
-    return name[len(plain(name)) :]
+    return name[len(plain_name(name)) :]
 
 
 def endings() -> Iterator[str]:

@@ -1,0 +1,88 @@
+"""Which key a session gets here, for the key that it had there: pairs, and patterns with a `*`."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from stenolog.codec import check_key
+from stenolog.errors import UsageError
+
+ANY = "*"
+
+
+class Pair(Struct, frozen=True):
+    """A key there and a key here; in both, `*` may stand for the same text."""
+
+    old: str
+    new: str
+
+    def applied(self, key: str) -> str | None:
+        """The key here; None where it is not about this one."""
+        if ANY not in self.old:
+            return self.new if key == self.old else None
+        before, _, after = self.old.partition(ANY)
+        if len(key) < len(before) + len(after):
+            return None
+        if not key.startswith(before) or not key.endswith(after):
+            return None
+        return self.new.replace(ANY, key[len(before) : len(key) - len(after)])
+
+    def __str__(self) -> str:
+        """As it is given."""
+        return f"{self.old}={self.new}"
+
+
+class KeyMap(Struct, frozen=True):
+    """Pairs: one that names a key goes before patterns, and of those the first."""
+
+    pairs: tuple[Pair, ...] = ()
+
+    def __call__(self, key: str) -> str:
+        """The key here; the same where no pair is about it."""
+        exact = (pair.new for pair in self.pairs if pair.old == key)
+        found = (new for pair in self.pairs if (new := pair.applied(key)) is not None)
+        return next(exact, None) or next(found, key)
+
+    def unused(self, keys: Sequence[str]) -> list[Pair]:
+        """The pairs that are about none of these keys."""
+        return [pair for pair in self.pairs if not any(_is_about(pair, key) for key in keys)]
+
+    def shared(self, keys: Sequence[str]) -> list[str]:
+        """The keys here that several of these would get by it, though they are different there."""
+        counted = Counter(self(key) for key in set(keys))
+        moved = {self(key) for key in keys if self(key) != key}
+        return sorted(key for key, count in counted.items() if count > 1 and key in moved)
+
+
+def pair_of(text: str) -> Pair:
+    """The pair in `OLD=NEW`, or with a tab between. Raises UsageError."""
+    between = "\t" if "\t" in text else "="
+    old, found, new = text.partition(between)
+    if not found or not old or not new:
+        raise UsageError(f"{text!r}: OLD=NEW is wanted, the key there and the key here")
+    if old.count(ANY) > 1 or new.count(ANY) > old.count(ANY):
+        raise UsageError(f"{text!r}: one * at most, and in NEW only where OLD has it")
+    if old.count(ANY) and not new.count(ANY):
+        raise UsageError(f"{text!r}: NEW needs a *, too, or all of them would be one session")
+    check_key(new)
+    return Pair(old, new)
+
+
+def pairs_of(lines: str) -> tuple[Pair, ...]:
+    """The pairs of a file: one a line; empty ones and those that begin with # are left out.
+
+    Raises UsageError.
+    """
+    found = []
+    for number, line in enumerate(lines.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            try:
+                found.append(pair_of(line.strip("\r\n ")))
+            except UsageError as error:
+                raise UsageError(f"line {number}: {error}") from error
+    return tuple(found)
+
+
+def _is_about(pair: Pair, key: str) -> bool:
+    return pair.old == key or pair.applied(key) is not None

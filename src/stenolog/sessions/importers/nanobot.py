@@ -1,0 +1,114 @@
+"""nanobot's logs: a line that says what the session is, and then one message a line.
+
+Its times say no offset: they are those of the clock on the wall, taken as that of this machine.
+"""
+
+from base64 import urlsafe_b64decode
+from binascii import Error as NotBase64
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from stenolog.sessions.importers.chat import as_message, as_object, filled, parsed
+from stenolog.sessions.importers.old import OldSession, dated
+from stenolog.sessions.importers.report import NotAMessage, Report
+from stenolog.sessions.importers.times import local_time
+from stenolog.stores.json_file import KeptMessage
+
+KIND: Final = "_type"
+"""The field by which a line that is no message says what it is."""
+KNOWN: Final = (KIND, "key", "created_at", "updated_at")
+"""What of the first line has a place of its own here."""
+
+Head = Mapping[str, Any]
+
+
+def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
+    """The session in a log of this name, last changed then. Raises NotASession."""
+    report = Report()
+    head: Head = {}
+    others: list[dict[str, Any]] = []
+    messages: list[KeptMessage] = []
+    # Its offset counts messages, those that cannot be kept included.
+    places: list[int] = []
+    place = 0
+    for number, line in enumerate(log.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        what = f"line {number}"
+        try:
+            fields = as_object(parsed(line, what), what)
+            kind = fields.get(KIND)
+            if kind is None:
+                fields = as_message(fields, what)
+        except NotAMessage as error:
+            report.drop(str(error))
+            place += 1
+            continue
+        if kind == "metadata":
+            head = fields
+        elif kind is not None:
+            others.append(fields)
+        else:
+            kept = report.keep(fields, local_time(fields.get("timestamp")), what)
+            messages += kept
+            places += [place] * len(kept)
+            place += 1
+    report.check(messages)
+    hidden = _hidden(head, place, report)
+    times = [message.at for message in messages if message.at is not None]
+    created = local_time(head.get("created_at")) or min(times, default=changed)
+    updated = local_time(head.get("updated_at")) or max(times, default=changed)
+    kept = [
+        KeptMessage(message.payload, message.at, hidden=at < hidden)
+        for message, at in zip(messages, places, strict=True)
+    ]
+    return OldSession(
+        layout="nanobot",
+        key=_key(head, name),
+        messages=dated(kept, created, updated),
+        summary=_summary(head),
+        state=filled({n: v for n, v in head.items() if n not in KNOWN} | {"lines": others}),
+        created=created,
+        updated=updated,
+        dropped=report.dropped,
+        problems=report.problems(),
+    )
+
+
+def looks_like(log: bytes) -> bool:
+    """Whether the first line says that it is one."""
+    first = next((line for line in log.split(b"\n", 3)[:3] if line.strip()), b"")
+    try:
+        fields = parsed(first, "")
+    except NotAMessage:
+        return False
+    return isinstance(fields, dict) and fields.get(KIND) == "metadata"
+
+
+def _key(head: Head, name: str) -> str:
+    key = head.get("key")
+    if isinstance(key, str) and key:
+        return key
+    stem = name.removesuffix(".jsonl")
+    try:
+        found = urlsafe_b64decode(stem + "=" * (-len(stem) % 4)).decode()
+    except (ValueError, NotBase64):
+        return stem
+    return found if ":" in found and found.isprintable() else stem
+
+
+def _hidden(head: Head, count: int, report: Report) -> int:
+    """How many messages its model is not shown any more, from the first one on."""
+    given = head.get("last_consolidated", 0)
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= count:
+        return given
+    report.note(f"last_consolidated is {given!r} of {count:,}: nothing is hidden")
+    return 0
+
+
+def _summary(head: Head) -> str:
+    about = head.get("metadata")
+    last = about.get("_last_summary") if isinstance(about, dict) else None
+    text = last.get("text") if isinstance(last, dict) else None
+    return text if isinstance(text, str) else ""

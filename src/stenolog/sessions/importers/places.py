@@ -1,0 +1,61 @@
+"""Which shelves there are at a place that somebody names: its files, and the trees below it."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from stenolog.sessions.importers import sqlite_file
+from stenolog.sessions.importers.database import Database
+from stenolog.sessions.importers.folder import Folder
+from stenolog.sessions.importers.old import EVERY_LAYOUT, OF_THE_REFERENCE, Layout
+from stenolog.sessions.importers.shelf import Shelf
+from stenolog.sessions.importers.strands_folder import StrandsFolder, is_session
+
+IN_DATABASES: Final[frozenset[Layout]] = frozenset({"openai-agents", "langchain", "adk"})
+IN_FILES: Final[frozenset[Layout]] = OF_THE_REFERENCE | {"nanobot", "langchain", "plain"}
+ENDINGS: Final = (".db", ".sqlite", ".sqlite3", ".db3")
+"""How a file of a folder is called that is looked at as a database; one that is named always is."""
+
+_OF_A_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
+"""How nanobot calls the folder of a workspace."""
+
+
+def shelves(
+    path: Path, *, only: str | None = None, layouts: frozenset[Layout] = EVERY_LAYOUT
+) -> list[Shelf]:
+    """The shelves of a folder, or of `only` one file in it. Raises OSError."""
+    if only is not None:
+        return [_of_file(path, only, layouts)]
+    if "strands" in layouts and is_session(path):
+        return [StrandsFolder([path])]
+    entries = sorted(path.iterdir())
+    found: list[Shelf] = []
+    if not layouts.isdisjoint(IN_FILES):
+        found.append(Folder(path, follow=True, layouts=layouts))
+    folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    if "nanobot" in layouts:
+        workspaces = [folder for folder in folders if _OF_A_WORKSPACE.fullmatch(folder.name)]
+        found += [Folder(folder, layouts=layouts) for folder in workspaces]
+    sessions = [folder for folder in folders if is_session(folder)]
+    if "strands" in layouts and sessions:
+        found.append(StrandsFolder(sessions))
+    if not layouts.isdisjoint(IN_DATABASES):
+        named = [entry for entry in entries if entry.suffix.lower() in ENDINGS]
+        files = [entry for entry in named if not entry.is_symlink() and sqlite_file.is_one(entry)]
+        theirs = [file for file in files if not sqlite_file.is_ours(file)]
+        found += [Database(file, layouts=layouts) for file in theirs]
+    return found
+
+
+def is_looked_into(folder: Path) -> bool:
+    """Whether a folder below the one that was named is looked into, too."""
+    return _OF_A_WORKSPACE.fullmatch(folder.name) is not None or is_session(folder)
+
+
+def _of_file(folder: Path, name: str, layouts: frozenset[Layout]) -> Shelf:
+    file = folder / name
+    if sqlite_file.is_one(file):
+        return Database(file, layouts=layouts)
+    if name == "session.json" and "strands" in layouts and is_session(folder):
+        return StrandsFolder([folder])
+    return Folder(folder, only=name, follow=True, layouts=layouts)

@@ -1,0 +1,88 @@
+"""Messages as they are sent to a model: `[{"role": …}]` as one JSON file, or one message a line."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from stenolog.sessions.importers.chat import as_message, parsed
+from stenolog.sessions.importers.old import OldSession, dated
+from stenolog.sessions.importers.report import NotAMessage, Report
+from stenolog.sessions.importers.times import moment
+from stenolog.stores.json_file import KeptMessage
+
+FIELDS: Final = frozenset(
+    {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
+)
+"""What a message has that is as it was sent."""
+TIMES: Final = ("created_at", "timestamp", "at", "time")
+"""The fields that may tell when it was."""
+
+
+def read_array(
+    found: list[Any], rest: dict[str, Any], *, name: str, changed: datetime
+) -> OldSession:
+    """The session in an array that stood in a file of this name. Raises NotASession.
+
+    The rest of what stood beside the array is kept with the session.
+    """
+    given = ((f"message {number}", value) for number, value in enumerate(found, 1))
+    return replace(_session(given, Report(), name=name, changed=changed), state=rest)
+
+
+def read_lines(text: bytes, *, name: str, changed: datetime) -> OldSession:
+    """The session in a file of this name, a message a line. Raises NotASession."""
+    report = Report()
+    return _session(_lines(text, report), report, name=name, changed=changed)
+
+
+def looks_like(found: list[Any]) -> bool:
+    """Whether there is a message in this array."""
+    return any(isinstance(one, dict) and isinstance(one.get("role"), str) for one in found)
+
+
+def stem_of(name: str) -> str:
+    """The name of a file without its ending: all that there is of a key."""
+    return PurePath(name).stem
+
+
+def _lines(text: bytes, report: Report) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", parsed(line, f"line {number}")
+        except NotAMessage as error:
+            report.drop(str(error))
+
+
+def _session(
+    given: Iterator[tuple[str, Any]], report: Report, *, name: str, changed: datetime
+) -> OldSession:
+    messages: list[KeptMessage] = []
+    for what, value in given:
+        try:
+            fields = as_message(value, what)
+        except NotAMessage as error:
+            report.drop(str(error))
+            continue
+        messages += report.keep(fields, _at(fields), what)
+    report.check(messages)
+    times = [message.at for message in messages if message.at is not None]
+    created, updated = min(times, default=changed), max(times, default=changed)
+    return OldSession(
+        layout="plain",
+        key=stem_of(name),
+        messages=dated(messages, created, updated),
+        created=created,
+        updated=updated,
+        dropped=report.dropped,
+        problems=report.problems(),
+    )
+
+
+def _at(fields: dict[str, Any]) -> datetime | None:
+    found = (moment(fields.get(name)) for name in TIMES)
+    return next((at for at in found if at is not None), None)

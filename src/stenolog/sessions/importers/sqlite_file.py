@@ -1,0 +1,163 @@
+"""A SQLite file of another program, looked at without leaving a trace beside it.
+
+Where the file is in WAL mode, even a reader would make files beside it. If no log stands there,
+nobody has it open and it is read as a file that does not change; if one does without the index that
+its users share, both are copied away and read there.
+"""
+
+import os
+import shutil
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from stenolog.stores.json_file import NotASession
+
+MAGIC: Final = b"SQLite format 3\x00"
+WAIT: Final = 5.0
+"""So many seconds whoever writes to it is waited for."""
+
+_OURS: Final = b"STNO"
+"""What a database of stenolog has as its application id."""
+_OURS_AT: Final = 68
+_HEAD: Final = 100
+_WAL: Final = 2
+_VERSION_AT: Final = 18
+
+Row = tuple[Any, ...]
+Marks = tuple[tuple[int, int, int], ...]
+
+
+def is_one(path: Path) -> bool:
+    """Whether this is a SQLite file, by its first bytes."""
+    return _head(path).startswith(MAGIC)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether stenolog keeps its own sessions in it."""
+    return _head(path)[_OURS_AT : _OURS_AT + len(_OURS)] == _OURS
+
+
+def _head(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            return os.read(descriptor, _HEAD) if is_file else b""
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return b""
+
+
+class SQLiteFile:
+    """A SQLite file that is only read. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._copy: tuple[Marks, TemporaryDirectory[str]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._copy is not None:
+            self._copy[1].cleanup()
+            self._copy = None
+
+    def marks(self) -> Marks:
+        """What changes when somebody writes to it. Raises OSError."""
+        real = self._path.resolve()
+        return tuple(_mark(real.with_name(real.name + end)) for end in ("", "-wal"))
+
+    @contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """A connection in which all texts are bytes. Raises NotASession, OSError.
+
+        What SQLite raises while it is used becomes NotASession, too.
+        """
+        address = self._address()
+        try:
+            with closing(
+                sqlite3.connect(address, uri=True, timeout=WAIT, isolation_level=None)
+            ) as connection:
+                # What is no UTF-8 must not keep the other rows out.
+                connection.text_factory = bytes
+                connection.execute("PRAGMA query_only=ON")
+                connection.execute("BEGIN")
+                yield connection
+        except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError, MemoryError) as error:
+            raise NotASession(f"SQLite cannot read it: {error}") from error
+
+    def _address(self) -> str:
+        real = self._path.resolve()
+        _check_length(real)
+        log, index = (real.with_name(real.name + end) for end in ("-wal", "-shm"))
+        if not _is_wal(real):
+            return f"file:{quote(str(real))}?mode=ro"
+        if not _mark(log)[1]:
+            return f"file:{quote(str(real))}?mode=ro&immutable=1"
+        if index.exists():
+            return f"file:{quote(str(real))}?mode=ro"
+        return f"file:{quote(str(self._copied(real, log)))}"
+
+    def _copied(self, real: Path, log: Path) -> Path:
+        marks = self.marks()
+        if self._copy is None or self._copy[0] != marks:
+            self.__exit__()
+            self._copy = (marks, TemporaryDirectory(prefix="stenolog-"))
+            shutil.copyfile(real, Path(self._copy[1].name) / "copy.db")
+            shutil.copyfile(log, Path(self._copy[1].name) / "copy.db-wal")
+        return Path(self._copy[1].name) / "copy.db"
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _is_wal(path: Path) -> bool:
+    return _WAL in _head(path)[_VERSION_AT : _VERSION_AT + 2]
+
+
+def _check_length(path: Path) -> None:
+    """Raise NotASession for a file whose end is missing: SQLite would read nothing there."""
+    head = _head(path)
+    page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
+    # 65,536 does not fit into two bytes; an old writer does not keep the number of pages.
+    page = 65_536 if page == 1 else page
+    size = path.stat().st_size
+    if head[24:28] == head[92:96] and size < page * pages:
+        raise NotASession(f"its end is missing: there are {size:,} bytes of {page * pages:,}")
+
+
+def damage(connection: sqlite3.Connection) -> str:
+    """What SQLite says of a file whose rows may not all be found; empty where it is whole."""
+    [first, *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
+    words = b" ".join(first[0].split()) if isinstance(first[0], bytes) else b""
+    return "" if words == b"ok" else words[:200].decode(errors="replace")
+
+
+def columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
+    """Every table, with the names of its columns."""
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    found = {}
+    for (name,) in names:
+        if isinstance(name, bytes):
+            table = name.decode(errors="replace")
+            rows = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+            found[table] = frozenset(row[1].decode(errors="replace") for row in rows)
+    return found
+
+
+def quoted(name: str) -> str:
+    """The name of a table or column as it can stand in SQL."""
+    return '"' + name.replace('"', '""') + '"'
