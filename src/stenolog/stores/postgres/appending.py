@@ -16,7 +16,7 @@ from stenolog.stores.rows import encode, now
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Transaction
+    from stenolog.stores.postgres.connections import Transaction
 
 
 class Batch(Struct, frozen=True, gc=False):
@@ -80,14 +80,14 @@ def append(transaction: "Transaction", place: Place, batch: Batch) -> int:
         None if once is None else once.encode("utf-8", "surrogatepass"),
         place.epoch or None,
     )
-    if place.epoch and not fence:
-        raise LeaseLost(place.key, place.epoch)
     if known is not None:
         assert once is not None, "only a token can be known"
         stored = transaction.run("bodies", session, known, known + count - 1)
         if [body.encode() for (body,) in stored] != list(payloads):
             raise OnceConflict(place.key, once, known)
         return int(known)
+    if place.epoch and not fence:
+        raise LeaseLost(place.key, place.epoch)
     if first is None:
         raise Absent
     return int(first)

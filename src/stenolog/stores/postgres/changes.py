@@ -12,7 +12,7 @@ from stenolog.stores.postgres.rows import find
 from stenolog.stores.rows import Session, decode_change, encode, now
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Transaction
+    from stenolog.stores.postgres.connections import Transaction
 
 Decide = Callable[["Transaction", Session], Change | None]
 """Turns a session, as a transaction finds it, into the change to be made."""

@@ -7,6 +7,8 @@ for somebody else's next attempt.
 import select
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,8 +19,15 @@ from psycopg.types.numeric import Int8BinaryDumper
 
 from stenolog.errors import StoreBusy, StoreClosed, UsageError
 from stenolog.stores.postgres.failures import is_temporary
+from stenolog.stores.postgres.rows import Clash
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+Row = tuple[Any, ...]
+Connection = psycopg.Connection[Row]
+
+_OPEN: Final = psycopg.pq.ConnStatus.OK
+_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
+_FRESH: Final = 0.2
+"""A connection that was not used for so many seconds is looked at before it is used again."""
 
 _RETRY: Final = 0.05
 _DEFAULTS: Final = {
@@ -63,59 +72,138 @@ def adapters() -> AdaptersMap:
     return found
 
 
+class Transaction:
+    """What can be done on a connection: in a transaction, or each statement as one by itself.
+
+    It is kept with its connection and its cursor: to make a cursor takes as long as half a round
+    trip. Not for two threads at once.
+    """
+
+    __slots__ = ("_cursor", "connection", "since", "sql")
+
+    def __init__(self, connection: Connection, sql: Mapping[str, bytes]) -> None:
+        self.connection = connection
+        """The driver's own, for what only that can do."""
+        self.sql = sql
+        """The statements by name."""
+        self.since = 0.0
+        """When it was last given back."""
+        self._cursor = connection.cursor(binary=True)
+
+    def run(self, name: str, *values: Any) -> list[Row]:
+        """Carry out the statement of this name; its rows. Raises Clash."""
+        cursor = self._cursor
+        try:
+            cursor.execute(self.sql[name], values)
+        except psycopg.errors.UniqueViolation as error:
+            raise Clash from error
+        return cursor.fetchall() if cursor.description is not None else []
+
+    def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
+        """Carry out one statement, with values for its places; its rows, if it has any."""
+        cursor = self._cursor
+        cursor.execute(_bytes(sql), values)
+        return cursor.fetchall() if cursor.description is not None else ()
+
+    def executemany(self, sql: bytes | str, rows: Iterable[Sequence[Any]]) -> None:
+        """Carry out one statement for each row of values."""
+        with self.connection.cursor() as cursor:
+            cursor.executemany(_bytes(sql), list(rows))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the next one can use it: it is open, and nothing is under way."""
+        connection = self.connection.pgconn
+        return connection.status == _OPEN and connection.transaction_status == _IDLE
+
+
+def _bytes(sql: bytes | str) -> bytes:
+    return sql if isinstance(sql, bytes) else sql.encode()
+
+
 class Connections:
     """Taken and given back; `close` lets go of those that nobody uses, and of each that comes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, sql: Mapping[str, bytes]) -> None:
         self._settings = settings
+        self._sql = sql
         self._adapters = adapters()
         self._defaults = defaults_for(settings.conninfo, read_only=settings.read_only)
-        self._mutex = threading.Lock()
-        self._places = threading.BoundedSemaphore(settings.connections)
-        self._idle: list[Connection] = []
+        self._idle: deque[Transaction] = deque()
+        self._freed = threading.Condition()
+        self._taken = 0
+        """How many there are, be they idle or not."""
+        self._waiting = 0
         self._closed = False
         self.peer = Peer(pooled=False, weak=False)
         """As of the connection that was made last."""
 
-    def take(self, deadline: float) -> Connection:
+    def take(self, deadline: float) -> Transaction:
         """One that nobody else uses. Raises StoreBusy, StoreClosed, psycopg.Error."""
-        if not self._places.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise StoreBusy(
-                f"all {self._settings.connections} connections were in use for too long; "
-                "?connections=NUMBER allows for more"
-            )
+        while True:
+            if self._closed:
+                raise StoreClosed("the store is closed")
+            try:
+                # Of a deque that is one step, and needs no lock.
+                kept = self._idle.pop()
+            except IndexError:
+                if self._may_connect(deadline):
+                    return self._another(deadline)
+                continue
+            if time.monotonic() - kept.since < _FRESH or not _has_news(kept.connection):
+                return kept
+            # What an unused connection has to say is that it ends.
+            self._drop(kept)
+
+    def give_back(self, kept: Transaction) -> None:
+        """It can be used by the next one, unless it is broken."""
+        if not kept.is_usable:
+            self._drop(kept)
+            return
+        kept.since = time.monotonic()
+        self._idle.append(kept)
+        if self._waiting or self._closed:
+            with self._freed:
+                self._freed.notify()
+            if self._closed:
+                self._let_go()
+
+    def _may_connect(self, deadline: float) -> bool:
+        """Whether there may be one more; otherwise one was given back. Raises StoreBusy."""
+        with self._freed:
+            if self._taken < self._settings.connections:
+                self._taken += 1
+                return True
+            self._waiting += 1
+            try:
+                # Whoever gives one back from now on sees that somebody waits.
+                while not self._idle and self._taken >= self._settings.connections:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or self._closed:
+                        raise StoreBusy(
+                            f"all {self._settings.connections} connections were in use for too "
+                            "long; ?connections=NUMBER allows for more"
+                        )
+                    self._freed.wait(left)
+            finally:
+                self._waiting -= 1
+        return False
+
+    def _another(self, deadline: float) -> Transaction:
         try:
-            return self._kept() or self.connect(deadline)
+            return Transaction(self.connect(deadline), self._sql)
         except BaseException:
-            self._places.release()
+            self._one_less()
             raise
 
-    def give_back(self, connection: Connection) -> None:
-        """It can be used by the next one, unless it is broken."""
-        usable = (
-            not connection.closed
-            and connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        )
-        with self._mutex:
-            if usable and not self._closed:
-                self._idle.append(connection)
-                connection = None  # type: ignore[assignment]
-        self._places.release()
-        if connection is not None:
-            _close(connection)
+    def _drop(self, kept: Transaction) -> None:
+        close(kept.connection)
+        self._one_less()
 
-    def _kept(self) -> Connection | None:
-        while True:
-            with self._mutex:
-                if self._closed:
-                    raise StoreClosed("the store is closed")
-                if not self._idle:
-                    return None
-                connection = self._idle.pop()
-            if not _has_news(connection):
-                return connection
-            # What an unused connection has to say is that it ends.
-            _close(connection)
+    def _one_less(self) -> None:
+        with self._freed:
+            self._taken -= 1
+            self._freed.notify()
 
     def connect(self, deadline: float) -> Connection:
         """A new one; a server that does not answer yet is asked again until then.
@@ -145,7 +233,7 @@ class Connections:
         try:
             self._prepare(connection)
         except BaseException:
-            _close(connection)
+            close(connection)
             raise
         return connection
 
@@ -171,18 +259,26 @@ class Connections:
 
     def close(self) -> None:
         """Let go of them."""
-        with self._mutex:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            _close(connection)
+        self._closed = True
+        with self._freed:
+            self._freed.notify_all()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._drop(self._idle.pop())
+
+    def forget(self) -> None:
+        """Use none of those that are idle again: another server may be the right one by now."""
+        self._let_go()
 
     def abandon(self) -> None:
         """In a forked child: they belong to the parent, and to close one would end it there."""
         _PARENTS.extend(self._idle)
 
 
-_PARENTS: Final[list[Connection]] = []
+_PARENTS: Final[list[Transaction]] = []
 """Connections of the process that this one was forked from."""
 
 
@@ -211,6 +307,7 @@ def _has_news(connection: Connection) -> bool:
     return bool(poll.poll(0))
 
 
-def _close(connection: Connection) -> None:
+def close(connection: Connection) -> None:
+    """End a connection, in whatever state it is."""
     with suppress(psycopg.Error, OSError):
         connection.close()

@@ -8,9 +8,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import psycopg
 
@@ -22,7 +22,7 @@ from stenolog.errors import (
 )
 from stenolog.stores.damage import Damage
 from stenolog.stores.postgres import schema
-from stenolog.stores.postgres.connections import Connection, Connections, Settings
+from stenolog.stores.postgres.connections import Connections, Settings, Transaction, close
 from stenolog.stores.postgres.failures import (
     commit_failure,
     is_elsewhere,
@@ -34,51 +34,11 @@ from stenolog.stores.postgres.failures import (
 )
 from stenolog.stores.postgres.news import News
 from stenolog.stores.postgres.queries import statements
-from stenolog.stores.postgres.rows import Clash
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 
 _PAUSE: Final = 0.05
 _TROUBLE: Final = (psycopg.Error, OSError)
-
-
-class Transaction:
-    """What can be done inside of one; also what a single statement is, that is one by itself."""
-
-    __slots__ = ("_connection", "sql")
-
-    def __init__(self, connection: Connection, sql: dict[str, bytes]) -> None:
-        self._connection = connection
-        self.sql = sql
-        """The statements by name."""
-
-    def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
-        """Carry out one statement, with values for its places; its rows, if it has any."""
-        cursor = self._connection.execute(_bytes(sql), values, binary=True)
-        return cursor.fetchall() if cursor.description is not None else ()
-
-    def executemany(self, sql: bytes | str, rows: Iterable[Sequence[Any]]) -> None:
-        """Carry out one statement for each row of values."""
-        with self._connection.cursor() as cursor:
-            cursor.executemany(_bytes(sql), list(rows))
-
-    def run(self, name: str, *values: Any) -> list[Row]:
-        """Carry out the statement of this name; its rows. Raises Clash."""
-        try:
-            cursor = self._connection.execute(self.sql[name], values, binary=True)
-        except psycopg.errors.UniqueViolation as error:
-            raise Clash from error
-        return cursor.fetchall() if cursor.description is not None else []
-
-    @property
-    def connection(self) -> Connection:
-        """The driver's own, for what only that can do."""
-        return self._connection
-
-
-def _bytes(sql: bytes | str) -> bytes:
-    return sql if isinstance(sql, bytes) else sql.encode()
 
 
 class Database:
@@ -107,8 +67,8 @@ class Database:
 
     def _begin(self) -> None:
         self.closed = False
-        self._connections = Connections(self.settings)
-        self.news = News(self._connections, self.settings, self.sql["tell"])
+        self._connections = Connections(self.settings, self.sql)
+        self.news = News(self._connections, self.settings)
         """Who waits for something is told through this."""
 
     @property
@@ -125,24 +85,22 @@ class Database:
         """
         deadline = self._deadline()
         while True:
+            transaction = self._take(deadline)
             try:
-                with self._connection(deadline) as connection:
-                    return work(Transaction(connection, self.sql))
+                return work(transaction)
             except _TROUBLE as error:
                 if not is_lost(error) or not self._again(deadline):
                     raise read_failure(error, self._doing()) from error
+            finally:
+                self._connections.give_back(transaction)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """A look at everything as it is at one moment."""
-        with (
-            self._sorted(read_failure),
-            self._connection(self._deadline()) as connection,
-            _ended(connection),
-        ):
-            connection.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield Transaction(connection, self.sql)
-            connection.execute(b"COMMIT")
+        with self._sorted(read_failure), self._taken() as transaction:
+            transaction.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield transaction
+            transaction.execute(b"COMMIT")
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -161,65 +119,78 @@ class Database:
         """What the work gives, in a transaction of its own."""
 
         def whole(transaction: Transaction) -> T:
-            with _ended(transaction.connection):
-                try:
-                    self._begin_writing(transaction.connection)
-                    done = work(transaction)
-                except _TROUBLE as error:
-                    # Whatever it is, it came before the commit.
-                    raise _Before(error) from error
-                transaction.connection.execute(b"COMMIT")
-                return done
+            try:
+                self._begin_writing(transaction)
+                done = work(transaction)
+            except _TROUBLE as error:
+                # Whatever it is, it came before the commit.
+                raise _Before(error) from error
+            transaction.execute(b"COMMIT")
+            return done
 
         return self._repeated(whole, safe=safe)
 
     def _repeated(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
         self.check_writable()
         deadline = self._deadline()
+        lost: Exception | None = None
+        """The first error after which nobody knows whether it was stored."""
         while True:
             try:
-                with self._connection(deadline) as connection:
-                    try:
-                        return work(Transaction(connection, self.sql))
-                    except _Before as error:
-                        again, failure = True, write_failure(error.cause, self._doing())
-                        cause: Exception = error.cause
-                    except _TROUBLE as error:
-                        again, failure = safe, commit_failure(error, self._doing())
-                        cause = error
-                    if is_elsewhere(cause):
-                        # The next attempt looks for the server that takes writes.
-                        connection.close()
+                transaction = self._take(deadline)
             except StoreUnavailable as error:
-                # There was no connection.
-                raise _not_stored(error) from error
+                raise self._told(_not_stored(error), lost) from error
+            try:
+                return work(transaction)
+            except _Before as error:
+                again, cause = True, error.cause
+                failure = write_failure(cause, self._doing())
+            except _TROUBLE as error:
+                again, cause = safe, error
+                failure = commit_failure(error, self._doing())
+                if is_lost(error):
+                    lost = lost or error
+            finally:
+                self._settle(transaction)
+            if is_elsewhere(cause):
+                # The next attempt looks for the server that takes writes.
+                self._connections.forget()
             worth = is_passing(cause) or is_elsewhere(cause) or (again and is_lost(cause))
             if not worth or not self._again(deadline):
-                raise failure from cause
+                raise self._told(failure, lost) from cause
+
+    def _told(self, failure: StenologError, lost: Exception | None) -> StenologError:
+        """What a failure means: after an attempt of unknown fate, it is unknown as well."""
+        return failure if lost is None else commit_failure(lost, self._doing())
+
+    def _settle(self, transaction: Transaction) -> None:
+        """Give it back, and leave nothing open that an error has left so."""
+        if not transaction.is_usable:
+            try:
+                transaction.connection.rollback()
+            except _TROUBLE:
+                close(transaction.connection)
+        self._connections.give_back(transaction)
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction of one's own: committed at the end, undone by any error."""
         self.check_writable()
-        with (
-            self._sorted(write_failure),
-            self._connection(self._deadline()) as connection,
-            _ended(connection),
-        ):
-            self._begin_writing(connection)
-            yield Transaction(connection, self.sql)
+        with self._sorted(write_failure), self._taken() as transaction:
+            self._begin_writing(transaction)
+            yield transaction
             try:
-                connection.execute(b"COMMIT")
+                transaction.execute(b"COMMIT")
             except _TROUBLE as error:
                 raise commit_failure(error, self._doing()) from error
 
-    def _begin_writing(self, connection: Connection) -> None:
-        connection.execute(b"BEGIN")
+    def _begin_writing(self, transaction: Transaction) -> None:
+        transaction.execute(b"BEGIN")
         if self.pooled:
             milliseconds = max(1, int(self.settings.busy_timeout * 1000))
-            connection.execute(f"SET LOCAL lock_timeout = {milliseconds}".encode())
+            transaction.execute(f"SET LOCAL lock_timeout = {milliseconds}")
             if self._connections.peer.weak:
-                connection.execute(b"SET LOCAL synchronous_commit = on")
+                transaction.execute(b"SET LOCAL synchronous_commit = on")
 
     def clean(self) -> None:
         """Have the rows gone that were deleted, as far as nobody looks at them."""
@@ -227,18 +198,21 @@ class Database:
 
     # --- the ground --------------------------------------------------------------------------
 
-    @contextmanager
-    def _connection(self, deadline: float) -> Iterator[Connection]:
+    def _take(self, deadline: float) -> Transaction:
         self.check_open()
         try:
-            connection = self._connections.take(deadline)
+            return self._connections.take(deadline)
         except _TROUBLE as error:
             # It was tried until then, or is not worth another attempt.
             raise read_failure(error, self._doing()) from error
+
+    @contextmanager
+    def _taken(self) -> Iterator[Transaction]:
+        transaction = self._take(self._deadline())
         try:
-            yield connection
+            yield transaction
         finally:
-            self._connections.give_back(connection)
+            self._settle(transaction)
 
     @contextmanager
     def _sorted(self, failure: Callable[[Exception, str], StenologError]) -> Iterator[None]:
@@ -313,19 +287,6 @@ class _Before(Exception):
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
-
-
-@contextmanager
-def _ended(connection: Connection) -> Iterator[None]:
-    """Whatever goes wrong, no transaction stays open."""
-    try:
-        yield
-    except BaseException:
-        try:
-            connection.rollback()
-        except _TROUBLE:
-            connection.close()
-        raise
 
 
 def _not_stored(error: StoreUnavailable) -> StoreUnavailable:

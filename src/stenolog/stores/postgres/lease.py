@@ -16,7 +16,8 @@ from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, 
 from stenolog.stores.postgres.rows import name_of
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Database, Transaction
+    from stenolog.stores.postgres.connections import Transaction
+    from stenolog.stores.postgres.database import Database
     from stenolog.stores.postgres.store import PostgresStore
 
 _POLL: Final = 0.05

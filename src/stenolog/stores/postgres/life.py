@@ -16,7 +16,7 @@ from stenolog.stores.postgres.rows import Clash, find
 from stenolog.stores.rows import NO_END, Session, count, decode_state, moment, now
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Transaction
+    from stenolog.stores.postgres.connections import Transaction
 
 
 def fork(

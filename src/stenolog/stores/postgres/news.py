@@ -10,6 +10,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import Final
 
@@ -24,7 +25,7 @@ LOOK_AGAIN: Final = 2.0
 """So often a follower looks by itself, in seconds, though nobody told it anything."""
 LOOK_OFTEN: Final = 0.1
 """So often where nobody can tell it anything."""
-_GATHER: Final = 0.004
+_GATHER: Final = 0.01
 _PATIENCE: Final = 2.0
 _REST: Final = 5.0
 """A thread that had nothing to tell for so long ends; the next one to tell begins another."""
@@ -33,13 +34,14 @@ _REST: Final = 5.0
 class News:
     """What is told and heard of sessions, by this process."""
 
-    def __init__(self, connections: Connections, settings: Settings, sql: bytes) -> None:
+    def __init__(self, connections: Connections, settings: Settings) -> None:
         self.channel = "stenolog:" + hashlib.blake2b(settings.schema.encode()).hexdigest()[:16]
         self._connections = connections
-        self._sql = sql
         self._mutex = threading.Lock()
         self._bells: dict[str, list[threading.Event]] = {}
-        self._untold: set[str] = set()
+        self._untold: deque[str] = deque()
+        self._gathering = False
+        """Whether what is untold now will be looked at."""
         self._telling: threading.Thread | None = None
         self._work = threading.Event()
         self._ear: _Ear | None = None
@@ -51,10 +53,14 @@ class News:
         """Something was committed in this session: ring here, and soon everywhere."""
         if name in self._bells:
             self._ring(name)
-        if name in self._untold:
-            return  # whoever sends it has not begun to
+        # In this order, and the other one where they are gathered: so nothing is left untold.
+        self._untold.append(name)
+        if not self._gathering:
+            self._begin_to_tell()
+
+    def _begin_to_tell(self) -> None:
         with self._mutex:
-            self._untold.add(name)
+            self._gathering = True
             if self._telling is None and not self._closed:
                 self._telling = threading.Thread(
                     target=self._tell, name="stenolog-news", daemon=True
@@ -67,26 +73,26 @@ class News:
             idle = not self._work.wait(_REST)
             with self._mutex:
                 if (idle and not self._untold) or self._closed:
-                    self._telling = None
+                    self._telling, self._gathering = None, False
                     return
             time.sleep(_GATHER)
             self._work.clear()
-            with self._mutex:
-                names, self._untold = sorted(self._untold), set()
+            self._gathering = False
+            names = {self._untold.popleft() for _ in range(len(self._untold))}
             if names:
-                self._send(names)
+                self._send(sorted(names))
 
     def _send(self, names: list[str]) -> None:
         try:
-            connection = self._connections.take(time.monotonic() + _PATIENCE)
+            transaction = self._connections.take(time.monotonic() + _PATIENCE)
         except (psycopg.Error, StenologError):
             return
         try:
-            connection.execute(self._sql, (self.channel, names))
+            transaction.run("tell", self.channel, names)
         except psycopg.Error as error:
             reports.info("other processes were not told of what is new: %s", error)
         finally:
-            self._connections.give_back(connection)
+            self._connections.give_back(transaction)
 
     # --- hearing -----------------------------------------------------------------------------
 

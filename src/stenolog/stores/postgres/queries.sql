@@ -4,14 +4,14 @@
 
 -- name: find_session
 SELECT id, uid, created, updated, last_seq, bytes, fork_of, state,
-       (SELECT version FROM {schema}.about)
+       format
 FROM {schema}.session
 WHERE namespace = $1 AND key = $2 AND deleted IS NULL;
 
 -- The same for who is going to change it: nobody else does before the transaction has ended.
 -- name: lock_session
 SELECT id, uid, created, updated, last_seq, bytes, fork_of, state,
-       (SELECT version FROM {schema}.about)
+       format
 FROM {schema}.session
 WHERE namespace = $1 AND key = $2 AND deleted IS NULL
 FOR NO KEY UPDATE;
@@ -26,8 +26,8 @@ SELECT version FROM {schema}.about;
 
 -- name: add_session
 INSERT INTO {schema}.session
-    (namespace, key, uid, created, updated, last_seq, bytes, version, fork_of, state)
-VALUES ($1, $2, $3, $4, $4, $5, $6, 1, $7, $8)
+    (namespace, key, uid, created, updated, last_seq, bytes, version, fork_of, format, state)
+SELECT $1, $2, $3, $4, $4, $5, $6, 1, $7, version, $8 FROM {schema}.about
 ON CONFLICT (namespace, key) WHERE deleted IS NULL DO NOTHING
 RETURNING id;
 
@@ -68,7 +68,7 @@ WITH taken AS (
     UPDATE {schema}.session
     SET updated = $3, last_seq = last_seq + 1, bytes = bytes + $5, version = version + 1
     WHERE namespace = $1 AND key = $2 AND deleted IS NULL
-      AND (SELECT version FROM {schema}.about) = $6
+      AND format = $6
     RETURNING id, last_seq
 )
 INSERT INTO {schema}.message (session, seq, at, body)
@@ -91,7 +91,7 @@ WITH known AS (
     SET updated = $3, last_seq = last_seq + cardinality($4::text[]), bytes = bytes + $6,
         version = version + 1
     WHERE namespace = $1 AND key = $2 AND deleted IS NULL
-      AND (SELECT version FROM {schema}.about) = $7
+      AND format = $7
       AND NOT EXISTS (SELECT FROM known)
       AND ($9::int8 IS NULL OR EXISTS (SELECT FROM fence))
     RETURNING id, last_seq, last_seq - cardinality($4::text[]) AS before
@@ -257,13 +257,13 @@ ORDER BY deleted IS NULL, key, id;
 
 -- name: find_uid
 SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
-       (SELECT version FROM {schema}.about)
+       format
 FROM {schema}.session
 WHERE namespace = $1 AND uid = $2;
 
 -- name: lock_uid
 SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
-       (SELECT version FROM {schema}.about)
+       format
 FROM {schema}.session
 WHERE namespace = $1 AND uid = $2
 FOR NO KEY UPDATE;
@@ -280,8 +280,8 @@ ORDER BY token.first, token.token;
 
 -- name: add_life
 INSERT INTO {schema}.session
-    (namespace, key, uid, created, updated, last_seq, bytes, version, deleted, fork_of, state)
-VALUES ($1, $2, $3, $4, $5, $6, 0, 1, $7, $8, '')
+    (namespace, key, uid, created, updated, last_seq, bytes, version, deleted, fork_of, format, state)
+SELECT $1, $2, $3, $4, $5, $6, 0, 1, $7, $8, version, '' FROM {schema}.about
 RETURNING id;
 
 -- name: set_life

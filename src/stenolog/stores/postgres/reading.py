@@ -12,7 +12,7 @@ from stenolog.stores.damage import Damage
 from stenolog.stores.rows import NO_END, Session
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Transaction
+    from stenolog.stores.postgres.connections import Transaction
 
 
 class Gone(Exception):

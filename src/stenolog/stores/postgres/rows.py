@@ -7,7 +7,7 @@ from stenolog.stores.postgres.schema import check_version
 from stenolog.stores.rows import NO_END, Session, decode_state, past
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Transaction
+    from stenolog.stores.postgres.connections import Transaction
 
 
 class Clash(Exception):

@@ -60,11 +60,17 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
             return False
         if found is None:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(settings.schema)}".encode())
-        for number, script in enumerate(migrations()[found or 0 :], (found or 0) + 1):
+        for script in migrations()[found or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
-            set_version = f"UPDATE {quoted(settings.schema)}.about SET version = {number}"  # noqa: S608 - quoted
-            connection.execute(set_version.encode())
+        set_version(connection, settings.schema, newest())
     return False
+
+
+def set_version(connection: "Connection", schema: str, number: int) -> None:
+    """Say of the tables and of each session which version they are: older code refuses them."""
+    for table, column in (("about", "version"), ("session", "format")):
+        statement = f"UPDATE {quoted(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
+        connection.execute(statement.encode(), (number,))
 
 
 def version_of(connection: "Connection", schema: str) -> int | None:

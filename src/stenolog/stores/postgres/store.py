@@ -26,7 +26,8 @@ from stenolog.stores.rows import Session, info, now
 from stenolog.stores.whole import LifeMark, LifeWriter, Reading
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Database, Transaction
+    from stenolog.stores.postgres.connections import Transaction
+    from stenolog.stores.postgres.database import Database
 
 T = TypeVar("T")
 

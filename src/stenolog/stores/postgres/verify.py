@@ -8,7 +8,8 @@ from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.findings import Finding, Report
-from stenolog.stores.postgres.database import Database, Transaction
+from stenolog.stores.postgres.connections import Transaction
+from stenolog.stores.postgres.database import Database
 from stenolog.stores.rows import decode_state, moment
 
 _BACKUP: Final = "Restore the database from a backup, or save what can be read with `steno export`."

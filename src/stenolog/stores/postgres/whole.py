@@ -16,7 +16,7 @@ from stenolog.stores.rows import NO_END, Session, decode_state, encode
 from stenolog.stores.whole import Life, LifeMark, Reading, life_of, state_of, token_of
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Transaction
+    from stenolog.stores.postgres.connections import Transaction
 
 _PAGE: Final = 2_000
 """So many messages are fetched at once: a session need not fit in memory."""

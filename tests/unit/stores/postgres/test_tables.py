@@ -2,14 +2,15 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
 
 from postgres_server import Databases
-from proxy import Proxy
+from proxy import Exchange, Proxy
 from stenolog import PostgresStore, StoreBusy
 from stenolog.sessions.verify import examine
 
@@ -134,6 +135,13 @@ def test_p12_of_many_who_store_one_token_at_once_one_does(store: PostgresStore) 
     assert [message.content for message in store.get_history("a")] == ["first", *range(10)]
 
 
+def told_of(seen: Sequence[Exchange], *, after: int) -> bool:
+    """Whether something was stored after so many exchanges, and then told."""
+    seen = seen[after:]
+    stored = [number for number, one in enumerate(seen) if ".message" in one.text]
+    return bool(stored) and any("pg_notify" in one.text for one in seen[stored[0] :])
+
+
 def test_p9_an_append_is_one_exchange_and_tells_of_itself_in_another(
     postgres_databases: Databases,
 ) -> None:
@@ -153,11 +161,7 @@ def test_p9_an_append_is_one_exchange_and_tells_of_itself_in_another(
             for call in calls:
                 before = len(proxy.seen)
                 call()
-                assert proxy.wait_until(lambda seen: "pg_notify" in seen[-1].text)
-                [made] = [
-                    one
-                    for one in proxy.seen[before:]
-                    if '."message"' in one.text or ".message" in one.text
-                ]
+                assert proxy.wait_until(partial(told_of, after=before))
+                [made] = [one for one in proxy.seen[before:] if ".message" in one.text]
                 assert made.status == "I"
                 assert "pg_notify" not in made.text
