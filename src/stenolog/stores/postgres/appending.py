@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -17,6 +17,11 @@ from stenolog.stores.state import blank
 
 if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Transaction
+
+
+_TEXT, _BYTEA, _INT8 = 25, 17, 20
+_TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
+"""What the places of `append_one` hold, by the server's numbers."""
 
 
 class Batch(Struct, frozen=True, gc=False):
@@ -52,17 +57,31 @@ def batch(
 
 def append_one(transaction: "Transaction", place: Place, payload: bytes) -> int:
     """One message with nothing special about it: the usual append; its seq. Raises Absent."""
-    for (seq,) in transaction.run(
-        "append_one",
+    namespace, key, at, size, format = (
         place.namespace,
         place.key.encode(),
         now(),
-        payload.decode(),
         len(payload),
         schema.newest(),
-    ):
-        return int(seq)
-    raise Absent
+    )
+    if not transaction.can_prepare:
+        for (seq,) in transaction.run(
+            "append_one", namespace, key, at, payload.decode(), size, format
+        ):
+            return int(seq)
+        raise Absent
+    found = transaction.run_ready(
+        "append_one",
+        _TYPES,
+        (namespace.encode(), key, at.encode(), payload, _int8(size), _int8(format)),
+    )
+    if found is None:
+        raise Absent
+    return int.from_bytes(found, "big")
+
+
+def _int8(number: int) -> bytes:
+    return number.to_bytes(8, "big")
 
 
 def append(transaction: "Transaction", place: Place, batch: Batch) -> int:

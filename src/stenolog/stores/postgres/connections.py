@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import psycopg
 from msgspec import Struct
+from psycopg import generators
 from psycopg.adapt import AdaptersMap
+from psycopg.pq import ExecStatus, Format
 from psycopg.types.numeric import Int8BinaryDumper
 
 from stenolog.errors import StoreBusy, StoreClosed, UsageError
@@ -26,6 +28,8 @@ Connection = psycopg.Connection[Row]
 
 _OPEN: Final = psycopg.pq.ConnStatus.OK
 _IDLE: Final = psycopg.pq.TransactionStatus.IDLE
+COMMAND_OK: Final = ExecStatus.COMMAND_OK
+TUPLES_OK: Final = ExecStatus.TUPLES_OK
 _FRESH: Final = 0.2
 """A connection that was not used for so many seconds is looked at before it is used again."""
 
@@ -79,7 +83,7 @@ class Transaction:
     trip. Not for two threads at once.
     """
 
-    __slots__ = ("_cursor", "connection", "since", "sql")
+    __slots__ = ("_cursor", "_ready", "connection", "since", "sql")
 
     def __init__(self, connection: Connection, sql: Mapping[str, bytes]) -> None:
         self.connection = connection
@@ -89,6 +93,7 @@ class Transaction:
         self.since = 0.0
         """When it was last given back."""
         self._cursor = connection.cursor(binary=True)
+        self._ready: set[str] = set()
 
     def run(self, name: str, *values: Any) -> list[Row]:
         """Carry out the statement of this name; its rows. Raises Clash."""
@@ -98,6 +103,33 @@ class Transaction:
         except psycopg.errors.UniqueViolation as error:
             raise Clash from error
         return cursor.fetchall() if cursor.description is not None else []
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether statements can be kept ready on the server: not where a pooler stands between."""
+        return self.connection.prepare_threshold is not None
+
+    def run_ready(self, name: str, types: Sequence[int], values: Sequence[bytes]) -> bytes | None:
+        """Carry out the statement of this name with values as they are sent; the one it gives.
+
+        Past the cursor, which takes as long as half a round trip: for what is done all the time.
+        """
+        pgconn = self.connection.pgconn
+        if name not in self._ready:
+            pgconn.send_prepare(name.encode(), self.sql[name], types)
+            self._result(COMMAND_OK)
+            self._ready.add(name)
+        pgconn.send_query_prepared(
+            name.encode(), values, [Format.BINARY] * len(values), Format.BINARY
+        )
+        result = self._result(TUPLES_OK)
+        return result.get_value(0, 0) if result.ntuples else None
+
+    def _result(self, expected: ExecStatus) -> Any:
+        [result] = self.connection.wait(generators.execute(self.connection.pgconn))
+        if result.status != expected:
+            raise psycopg.errors.error_from_result(result, "utf-8")
+        return result
 
     def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
         """Carry out one statement, with values for its places; its rows, if it has any."""
@@ -168,6 +200,10 @@ class Connections:
             if self._closed:
                 self._let_go()
 
+    def one_more(self, deadline: float) -> Transaction:
+        """One beyond all others, for its caller to keep and to close. Raises as `take`."""
+        return Transaction(self.connect(deadline), self._sql)
+
     def _may_connect(self, deadline: float) -> bool:
         """Whether there may be one more; otherwise one was given back. Raises StoreBusy."""
         with self._freed:
@@ -191,7 +227,7 @@ class Connections:
 
     def _another(self, deadline: float) -> Transaction:
         try:
-            return Transaction(self.connect(deadline), self._sql)
+            return self.one_more(deadline)
         except BaseException:
             self._one_less()
             raise

@@ -18,7 +18,13 @@ import psycopg
 
 from stenolog.errors import StenologError
 from stenolog.stores import reports
-from stenolog.stores.postgres.connections import Connection, Connections, Settings
+from stenolog.stores.postgres.connections import (
+    Connection,
+    Connections,
+    Settings,
+    Transaction,
+    close,
+)
 from stenolog.stores.postgres.queries import quoted
 
 LOOK_AGAIN: Final = 2.0
@@ -40,6 +46,8 @@ class News:
         self._mutex = threading.Lock()
         self._bells: dict[str, list[threading.Event]] = {}
         self._untold: deque[str] = deque()
+        self._mouth: Transaction | None = None
+        """A connection beyond those of the writers, who may all be at work."""
         self._gathering = False
         """Whether what is untold now will be looked at."""
         self._telling: threading.Thread | None = None
@@ -74,6 +82,7 @@ class News:
             with self._mutex:
                 if (idle and not self._untold) or self._closed:
                     self._telling, self._gathering = None, False
+                    self._hush()
                     return
             time.sleep(_GATHER)
             self._work.clear()
@@ -84,15 +93,17 @@ class News:
 
     def _send(self, names: list[str]) -> None:
         try:
-            transaction = self._connections.take(time.monotonic() + _PATIENCE)
-        except (psycopg.Error, StenologError):
-            return
-        try:
-            transaction.run("tell", self.channel, names)
-        except psycopg.Error as error:
+            if self._mouth is None or not self._mouth.is_usable:
+                self._hush()
+                self._mouth = self._connections.one_more(time.monotonic() + _PATIENCE)
+            self._mouth.run("tell", self.channel, names)
+        except (psycopg.Error, StenologError) as error:
             reports.info("other processes were not told of what is new: %s", error)
-        finally:
-            self._connections.give_back(transaction)
+
+    def _hush(self) -> None:
+        if self._mouth is not None:
+            close(self._mouth.connection)
+            self._mouth = None
 
     # --- hearing -----------------------------------------------------------------------------
 

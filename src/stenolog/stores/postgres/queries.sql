@@ -49,12 +49,20 @@ SELECT key, uid, version
 FROM {schema}.session
 WHERE namespace = $1 AND deleted IS NULL;
 
--- One step in the index of uids for each: there may be many sessions in a namespace.
+-- One step in each index for each: there may be many sessions in a namespace.
 -- name: namespaces
 WITH RECURSIVE step (namespace) AS (
-    SELECT min(namespace) FROM {schema}.session
+    SELECT least(
+        (SELECT min(namespace) FROM {schema}.session WHERE deleted IS NULL),
+        (SELECT min(namespace) FROM {schema}.session WHERE deleted IS NOT NULL)
+    )
     UNION ALL
-    SELECT (SELECT min(namespace) FROM {schema}.session WHERE namespace > step.namespace)
+    SELECT least(
+        (SELECT min(namespace) FROM {schema}.session
+         WHERE deleted IS NULL AND namespace > step.namespace),
+        (SELECT min(namespace) FROM {schema}.session
+         WHERE deleted IS NOT NULL AND namespace > step.namespace)
+    )
     FROM step WHERE step.namespace IS NOT NULL
 )
 SELECT namespace FROM step WHERE namespace IS NOT NULL;

@@ -29,7 +29,8 @@ CREATE TABLE {schema}.session (
 CREATE UNIQUE INDEX session_live ON {schema}.session (namespace, key) WHERE deleted IS NULL;
 CREATE INDEX session_deleted ON {schema}.session (namespace, key) WHERE deleted IS NOT NULL;
 CREATE INDEX session_fork ON {schema}.session (namespace, fork_of) WHERE fork_of IS NOT NULL;
-CREATE UNIQUE INDEX session_uid ON {schema}.session (namespace, uid);
+-- Not by namespace first: a plan that was made for a small table would look for keys in it.
+CREATE UNIQUE INDEX session_uid ON {schema}.session (uid, namespace);
 
 -- The caller's object as JSON, byte for byte: as text, because NUL and lone surrogates stand in it as
 -- escapes, which jsonb refuses. No foreign key: its check would lock the session's row once more.
