@@ -114,16 +114,24 @@ class Transaction:
 
         Past the cursor, which takes as long as half a round trip: for what is done all the time.
         """
+        if name in self._ready:
+            try:
+                return self._send(name, values)
+            except psycopg.errors.InvalidSqlStatementName:
+                # After a rollback the driver throws away all that was prepared.
+                self._ready.clear()
+        self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
+        self._result(COMMAND_OK)
+        self._ready.add(name)
+        return self._send(name, values)
+
+    def _send(self, name: str, values: Sequence[bytes]) -> bytes | None:
+        formats = [Format.BINARY] * len(values)
         pgconn = self.connection.pgconn
-        if name not in self._ready:
-            pgconn.send_prepare(name.encode(), self.sql[name], types)
-            self._result(COMMAND_OK)
-            self._ready.add(name)
-        pgconn.send_query_prepared(
-            name.encode(), values, [Format.BINARY] * len(values), Format.BINARY
-        )
+        pgconn.send_query_prepared(name.encode(), values, formats, Format.BINARY)
         result = self._result(TUPLES_OK)
-        return result.get_value(0, 0) if result.ntuples else None
+        found: bytes | None = result.get_value(0, 0) if result.ntuples else None
+        return found
 
     def _result(self, expected: ExecStatus) -> Any:
         [result] = self.connection.wait(generators.execute(self.connection.pgconn))
