@@ -66,4 +66,15 @@ def peer_environment() -> tuple[Path, str | None]:
         check=False,
         stdout=sys.stderr,
     )
-    return python, None if ended.returncode == 0 else "pip could not install openai-agents"
+    return python, None if ended.returncode == 0 else "pip could not install the peers"
+
+
+def peer_versions(python: Path) -> str:
+    """What the peers that speak to PostgreSQL are made of."""
+    names = ("langgraph-checkpoint-postgres", "SQLAlchemy", "asyncpg")
+    script = (
+        "from importlib.metadata import version; "
+        f"print(', '.join(f'{{name}} {{version(name)}}' for name in {names}))"
+    )
+    ended = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
+    return ended.stdout.strip()

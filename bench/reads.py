@@ -7,6 +7,7 @@ file stay in the kernel's cache, for both.
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -22,13 +23,21 @@ _BLOCK = 10
 class Peer:
     """Another program's session store in a process of its own, which measures itself on request."""
 
-    def __init__(self, place: Place, python: Path, messages: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        python: Path,
+        messages: Sequence[dict[str, Any]],
+        *,
+        program: str = "openai_agents.py",
+        arguments: Sequence[str] = (),
+    ) -> None:
         folder = place.folder / "peer"
         folder.mkdir(exist_ok=True)
         file = folder / "messages.json"
         file.write_text(json.dumps(messages))
         self._process = subprocess.Popen(
-            [python, Path(__file__).parent / "peers" / "openai_agents.py", folder],
+            [python, Path(__file__).parent / "peers" / program, folder, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -38,8 +47,9 @@ class Peer:
         """What the peer answers."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"what": what, **details}) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"what": what, **details}) + "\n")
+            self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
             raise NotRun(f"the peer ended with {self._process.wait()}")
@@ -55,7 +65,8 @@ class Peer:
         trace: TracebackType | None,
     ) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from appends import many_sessions, many_tasks, many_writers, one_append, one_change
+from copies import to_postgres, to_sqlite
 from engines import Engine, add_message, get_history, sqlite_append
 from footprint import start_up, touched_keys, touched_sessions
 from index import (
@@ -18,6 +19,7 @@ from index import (
     search_rare,
 )
 from measure import Figure, Place
+from postgres import PostgresPeer, postgres_append, postgres_peer
 from reads import full_read, last_messages, warm_read
 from recall import many_users, one_session
 
@@ -46,6 +48,8 @@ class Row:
     """What stands in the column of the raw limit."""
     run: Callable[[Place], Figure]
     times: int = 3
+    peer: bool = False
+    """Whether another program's environment is needed."""
 
 
 _STATS = "looking at 10,000 files"
@@ -54,6 +58,11 @@ _HISTORIES: tuple[tuple[Engine, bool], ...] = (
     ("jsonl", False),
     ("sqlite", False),
     ("sqlite", True),
+)
+_CLIENTS = ((1, "one client"), (32, "32 clients"))
+_POSTGRES_PEERS: tuple[tuple[str, PostgresPeer, str], ...] = (
+    ("langgraph", "langgraph_saver", "LangGraph's PostgresSaver"),
+    ("agents", "agents_sqlalchemy", "OpenAI Agents' SQLAlchemySession"),
 )
 
 
@@ -102,6 +111,7 @@ def rows(peer_python: Path) -> list[Row]:
                 target=_times("≥", number),
                 beside="the peer, cold",
                 run=partial(full_read, count=count, peer_python=peer_python),
+                peer=True,
             )
             for count, number in ((100, 3), (1000, 2))
         ),
@@ -111,6 +121,7 @@ def rows(peer_python: Path) -> list[Row]:
             target=_times("≥", 50),
             beside="the peer, object ready",
             run=partial(warm_read, count=1000, peer_python=peer_python),
+            peer=True,
         ),
         *(
             Row(
@@ -150,6 +161,7 @@ def rows(peer_python: Path) -> list[Row]:
                 target=_times("≥", 1),
                 beside="the peer's add_items",
                 run=partial(add_message, engine=engine, peer_python=peer_python),
+                peer=True,
             )
             for engine in _ENGINES
         ),
@@ -162,9 +174,46 @@ def rows(peer_python: Path) -> list[Row]:
                 run=partial(
                     get_history, engine=engine, count=count, cold=cold, peer_python=peer_python
                 ),
+                peer=True,
             )
             for engine, cold in _HISTORIES
             for count in (100, 1000)
+        ),
+        *(
+            Row(
+                name=f"pg-append-{clients}",
+                what=f"PostgreSQL: durable appends, {many}",
+                target=_times("≥", 0.7),
+                beside="bare INSERT",
+                run=partial(postgres_append, clients=clients),
+            )
+            for clients, many in _CLIENTS
+        ),
+        *(
+            Row(
+                name=f"pg-{name}-{clients}",
+                what=f"PostgreSQL: durable appends, {many}: times faster",
+                target=_times("≥", 1),
+                beside=beside,
+                run=partial(postgres_peer, peer=peer, clients=clients, peer_python=peer_python),
+                peer=True,
+            )
+            for name, peer, beside in _POSTGRES_PEERS
+            for clients, many in _CLIENTS
+        ),
+        *(
+            Row(
+                name=f"copy-{engine}",
+                what=f"copy of 50,000 messages, JSONL to {name}, compared by digest",
+                # A copy also reads the source, and reads all of it back for its digest.
+                target=_times("≥", 0.2),
+                beside=beside,
+                run=run,
+            )
+            for engine, name, beside, run in (
+                ("postgres", "PostgreSQL", "bare COPY", to_postgres),
+                ("sqlite", "SQLite", "bare executemany", to_sqlite),
+            )
         ),
         *(
             Row(

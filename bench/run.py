@@ -17,8 +17,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from machine import commit, load, machine, peer_environment
+from machine import commit, load, machine, peer_environment, peer_versions
 from measure import NotRun, Place
+from postgres import about as about_postgres
 from reads import Peer
 from rows import Row, rows
 from tables import LATEST, text_table
@@ -54,7 +55,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="about a minute; once, and rougher")
+    parser.add_argument("--quick", action="store_true", help="a few minutes; once, and rougher")
     parser.add_argument("--only", metavar="ROW", help="one row by its name")
     parser.add_argument(
         "--without",
@@ -80,6 +81,8 @@ def _measure_all(
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=asked.folder))
     try:
         (folder / ".gitignore").write_text("*\n")
+        # A PostgreSQL server, which does not run as root, has its files below.
+        folder.chmod(0o711)
         # All rows once, then all again: what disturbs the machine for a minute spoils one
         # repetition of a few rows, not all of one.
         for repetition in range(1 if asked.quick else 3):
@@ -87,7 +90,7 @@ def _measure_all(
                 if repetition >= row.times or row.name in refusals:
                     continue
                 _tell(f"{repetition + 1} {row.name}")
-                if peer_refusal is not None and row.beside.startswith("the peer"):
+                if peer_refusal is not None and row.peer:
                     refusals[row.name] = peer_refusal
                     continue
                 answer = _in_child(row.name, folder, quick=asked.quick)
@@ -96,9 +99,10 @@ def _measure_all(
                 else:
                     repetitions[row.name].append(answer)
         peer = {"not_run": peer_refusal} if peer_refusal else _about_peer(folder, peer_python)
-        described = machine(folder)
+        described = {**machine(folder), "postgres": about_postgres()}
     finally:
-        shutil.rmtree(folder)
+        # Of a run that is stopped, the servers' own keeper removes their files at the same time.
+        shutil.rmtree(folder, ignore_errors=True)
         _tell("")
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -121,7 +125,7 @@ def _tell(what: str) -> None:
 def _about_peer(folder: Path, python: Path) -> dict[str, str]:
     with Peer(Place(folder=folder, quick=True), python, []) as peer:
         about: dict[str, str] = peer.ask("about")
-        return about
+        return {**about, "others": peer_versions(python)}
 
 
 def _in_child(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:

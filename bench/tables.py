@@ -119,6 +119,9 @@ def _middle(row: dict[str, Any]) -> dict[str, Any]:
 def _conditions(results: dict[str, Any]) -> str:
     machine, peer = results["machine"], results["peer"]
     beside = peer.get("not_run") or f"{peer['name']} {peer['version']}, SQLite {peer['sqlite']}"
+    if others := peer.get("others"):
+        beside += f"; {others}"
+    database = f"{machine['postgres']}, " if machine.get("postgres") else ""
     before, after = results["load"]["before"][0], results["load"]["after"][0]
     length = "three repetitions, the middle one shown"
     if results["quick"]:
@@ -129,7 +132,8 @@ def _conditions(results: dict[str, Any]) -> str:
         busy = " **The machine was busy with other work: run it again.**"
     return (
         f"Commit {results['commit']}; {results['when']}; {length}, {results['seconds']:.0f} s. "
-        f"Python {machine['python']}, msgspec {machine['msgspec']}, Linux {machine['kernel']}, "
+        f"Python {machine['python']}, msgspec {machine['msgspec']}, {database}"
+        f"Linux {machine['kernel']}, "
         f"{machine['file_system']}, {machine['cpus']} CPUs ({machine['architecture']}), "
         f"load {before} before and {after} after. Peer: {beside}.{busy}"
     )
