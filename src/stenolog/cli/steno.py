@@ -19,8 +19,10 @@ from stenolog.errors import StenologError
 
 COMMANDS: Final = {
     "ask": "stenolog.cli.ask",
+    "backup": "stenolog.cli.backup",
     "chat": "stenolog.cli.chat",
     "config": "stenolog.cli.config",
+    "copy": "stenolog.cli.copying",
     "doctor": "stenolog.cli.doctor",
     "export": "stenolog.cli.sessions",
     "import": "stenolog.cli.importing",

@@ -497,8 +497,8 @@ class InMemoryStore:
         """The life as it is now, while nobody else does anything."""
         with self._open():
             found = self._life(mark.uid)
-            if found is None or (found[0], found[2] is None) != (mark.key, mark.deleted is None):
-                raise errors.NoSuchSession(mark.key, "it was deleted, restored or purged")
+            if found is None:
+                raise errors.NoSuchSession(mark.key, "it was purged")
             key, session, trashed = found
             yield Reading(
                 life=_life(key, session, trashed),

@@ -128,7 +128,9 @@ def past(prefix: str) -> str | None:
 def info(session: Session, met: list[Span]) -> SessionInfo:
     """What is known of the session, of which these seqs were met damaged. Raises DamagedStore."""
     end = session.last_seq
-    state = session.state if not met else msgspec.structs.replace(session.state, lost=met)
+    # What a copy says was lost elsewhere, and what was met here.
+    lost = spans.union(session.state.lost, met)
+    state = session.state if not met else msgspec.structs.replace(session.state, lost=lost)
     try:
         stored = moment(state.created), moment(session.updated)
     except ValueError as error:
@@ -148,7 +150,7 @@ def info(session: Session, met: list[Span]) -> SessionInfo:
         floor=state.floor,
         visible=spans.size(sight),
         count=count(state, end),
-        lost=spans.size(met),
+        lost=spans.size(lost),
         damaged=spans.size(met),
         void_bytes=0,
         archived=states.archived_upto(state),

@@ -113,9 +113,11 @@ class WholeStore(Protocol):
     def read_life(self, mark: LifeMark, *, after: int = 0) -> AbstractContextManager[Reading]:
         """A look at it, with the messages past `after`; nobody is kept waiting.
 
-        What is read is on the disk to stay: a power cut must not take back what was passed on.
-        Raises NoSuchSession where that life is gone, or was deleted or restored since; StoreBusy
-        where it is replaced all the time; DamagedStore where its state cannot be read.
+        It may have been deleted or restored since it was listed: the life says where it is. What
+        is read is on the disk to stay: a power cut must not take back what was passed on. Raises
+        NoSuchSession where that life is gone, StoreBusy where it is replaced all the time,
+        DamagedStore where its state cannot be read. A store that does not look everywhere may
+        also raise NoSuchSession where it was deleted, restored or renamed since.
         """
         ...
 

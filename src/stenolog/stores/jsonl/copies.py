@@ -18,13 +18,14 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from stenolog.codec import control_line, digest, message_line, plain_line
 from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
-from stenolog.records import Archive, Change, Message, State, Token, Void
+from stenolog.records import Archive, Change, Message, State, Token, Void, timestamp
 from stenolog.stores import state as states
-from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.disk import replace_file, sync_file, sync_folder, write_all
 from stenolog.stores.jsonl import archive, names, remains, trash, whole
 from stenolog.stores.jsonl.directory import Directory, create_anew
 from stenolog.stores.jsonl.lives import Lives, check_vacant, failure
@@ -45,6 +46,7 @@ _LEVEL: Final = 1
 """A copy is to be quick; whoever compacts later has more time."""
 Check = Callable[[Log], None]
 """Looks at what is to be replaced, under its lock."""
+_NOTE: Final = re.compile(r"\.[0-9a-f]{1,64}-archives\.copy")
 _TEMPORARY: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
 
 
@@ -62,6 +64,7 @@ class Copies:
         self._busy_timeout = busy_timeout
         self._waiting: list[tuple[Life, _Made]] = []
         """New lives that are written, and not yet synced nor under their names."""
+        self._deleted: set[str] = set()
 
     @contextmanager
     def writing(self) -> Iterator["Copies"]:
@@ -69,6 +72,8 @@ class Copies:
         try:
             self._directory.settle()
             _sweep(self._directory)
+            self._sweep_archives()
+            self._deleted = {entry.uid for entry in trash.entries(self._directory)}
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
         try:
@@ -130,10 +135,45 @@ class Copies:
         with self._written(life, messages, after, instead_of, folder) as made:
             if not instead_of:
                 self._begin(life, made)
-            else:
-                self._replace(life, made, instead_of)
+                return
+            outdated = folder is not None and made.archives is not None
+            if outdated:
+                self._note(life)
+            self._replace(life, made, instead_of)
         if folder is not None and made.archives is not None:
             remains.sweep(folder, made.archives)
+            self._forget(life.uid)
+
+    # --- archives that nothing leads to any more ---------------------------------------------
+
+    def _note(self, life: Life) -> None:
+        """Say that there will be some: what was purged must not live on in them."""
+        told = msgspec.json.encode({"key": life.key, "uid": life.uid})
+        replace_file(self._directory.descriptor, _note_name(life.uid), told)
+
+    def _forget(self, uid: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
+
+    def _sweep_archives(self) -> None:
+        """Remove those that a copy which was killed had no more time for. Raises OSError."""
+        until = time.monotonic() + self._busy_timeout
+        for name in filter(_NOTE.fullmatch, self._directory.names()):
+            text = (self._directory.path / name).read_bytes()
+            mark = msgspec.json.decode(text, type=_Noted).mark()
+            folder = self._directory.subfolder(archive.FOLDER, mark.uid, create=False)
+            try:
+                if folder is not None:
+                    flock(folder, until, f"the folder of the archives of {mark.key!r}")
+                    with (
+                        suppress(NoSuchSession),
+                        whole.opened(self._directory, mark, until=until, hold=True) as log,
+                    ):
+                        remains.sweep(folder, frozenset(_archives_of(log)))
+            finally:
+                if folder is not None:
+                    os.close(folder)
+            self._forget(mark.uid)
 
     # --- what it takes the place of ----------------------------------------------------------
 
@@ -143,7 +183,7 @@ class Copies:
             if whole.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
                 raise _changed(life)
             return
-        if any(entry.uid == life.uid for entry in trash.entries(self._directory)):
+        if life.uid in self._deleted:
             raise SessionExists(life.key, f"the trash has a session with its uid, {life.uid}")
         if any(waiting.key == life.key for waiting, _ in self._waiting):
             raise SessionExists(life.key)
@@ -174,68 +214,117 @@ class Copies:
 
     def _replace(self, life: Life, made: "_Made", instead_of: str) -> None:
         """Let it take the place of an earlier copy, which is moved to its new place first."""
-        path = _path_in(instead_of)
-        deleted = path.startswith(f"{trash.FOLDER}/")
-        if life.deleted is not None:
-            self._replace_deleted(life, made, instead_of, deleted=deleted)
-            return
-        self._check_key(life)
-        if path == names.file_name(life.key):
+        if life.deleted is None:
+            self._check_key(life)
+        path = self._moved(life, instead_of)
+        stays = path == _path_in(instead_of)
 
-            def check(log: Log) -> None:
-                if whole.stamp_of(self._directory, path) != instead_of:
-                    raise _changed(life)
-                _check_uid(log, life)
-
-            self._under_lock(life, made, check)
-            return
-        if not deleted:
-            # Restored under another key: by way of the trash it gets there.
-            self._delete(life, instead_of, at=life.updated)
-        entry = whole.find_deleted(self._directory, life.uid)
-        key = next(found for one, found in trash.keys(self._directory) if one == entry)
-        self._lives.restore(key, life.uid, life.key)
-        self._under_lock(life, made, lambda log: _check_untouched(log, life))
-
-    def _replace_deleted(
-        self, life: Life, made: "_Made", instead_of: str, *, deleted: bool
-    ) -> None:
-        at = life.deleted or life.updated
-        if not deleted:
-            self._delete(life, instead_of, at=at)
-        entry = whole.find_deleted(self._directory, life.uid)
-        until = time.monotonic() + self._busy_timeout
-        with trash.opened(self._directory, entry, until=until) as log:
-            if log is None:
-                raise _changed(life)
-            if deleted and whole.stamp_of(self._directory, log.name) != instead_of:
+        def check(log: Log) -> None:
+            if stays and whole.stamp_of(self._directory, path) != instead_of:
                 raise _changed(life)
             _check_uid(log, life)
-            with _trash_folder(self._directory) as folder:
-                name = _deleted_name(life)
-                if entry.name != name:
-                    os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)
-                made.rename(name, folder)
-                sync_folder(folder)
-
-    def _delete(self, life: Life, instead_of: str, *, at: str) -> None:
-        """Move a live log into the trash, as of this time."""
-        path = _path_in(instead_of)
-        key = names.key_of(path)
-        if key is None:
-            head = trash.head_at(self._directory, self._directory.descriptor, path, path)
-            if head is None:
+            if not stays and not whole.copied_to(log):
                 raise _changed(life)
-            key = head.key
+
+        if life.deleted is None:
+            self._under_lock(life, made, check)
+            return
+        with self._open(life, path, hold=True) as log, _trash_folder(self._directory) as folder:
+            check(log)
+            made.rename(_deleted_name(life), folder)
+            sync_folder(folder)
+
+    def _moved(self, life: Life, instead_of: str) -> str:
+        """Have the earlier copy where the life is to be; its path then.
+
+        By way of the trash, if it has another key. Whoever is killed in between leaves a copy that
+        says where it may be, and is known by that.
+        """
+        path = _path_in(instead_of)
+        target = _path_of(life)
+        if path == target:
+            return path
+        key, deleted = self._announce(life, instead_of)
+        if deleted is None:
+            deleted = life.deleted or life.updated
+            self._delete(life, key, at=deleted)
+        if life.deleted is None:
+            self._lives.restore(key, life.uid, life.key)
+        elif life.deleted != deleted:
+            with _trash_folder(self._directory) as folder:
+                entry = whole.find_deleted(self._directory, life.uid)
+                if entry is None:
+                    raise _changed(life)
+                name = _deleted_name(life)
+                os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        return target
+
+    def _announce(self, life: Life, instead_of: str) -> tuple[str, str | None]:
+        """Say in the earlier copy where it is going to be; which key it has, and when deleted."""
+        path = _path_in(instead_of)
+        key, entry = self._key_at(path), trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
+        deleted = None if entry is None else timestamp(entry.deleted)
+        places = [
+            whole.place_of(key, deleted),
+            whole.place_of(life.key, life.deleted),
+            # On its way there.
+            whole.place_of(key, life.deleted or life.updated),
+        ]
+        with self._open(life, path, hold=True) as log:
+            if whole.stamp_of(self._directory, path) != instead_of:
+                raise _changed(life)
+            _check_uid(log, life)
+            state, end = log.settled()
+            told = _copied(state, places)
+            line = control_line("change", end + 1, log.updated or state.created, told)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(path, flags, dir_fd=self._directory.descriptor)
+            try:
+                write_all(descriptor, line)
+                sync_file(descriptor)
+            finally:
+                os.close(descriptor)
+        return key, deleted
+
+    @contextmanager
+    def _open(self, life: Life, path: str, *, hold: bool) -> Iterator[Log]:
+        """An earlier copy; with `hold`, with its lock."""
+        until = time.monotonic() + self._busy_timeout
+        entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
+        deleted = None if entry is None else timestamp(entry.deleted)
+        mark = LifeMark(key=self._key_at(path), uid=life.uid, deleted=deleted, stamp="")
+        try:
+            with whole.opened(self._directory, mark, until=until, hold=hold) as log:
+                if log.name != path:
+                    raise _changed(life)
+                yield log
+        except NoSuchSession as error:
+            raise _changed(life) from error
+
+    def _key_at(self, path: str) -> str:
+        """The key of the life in a file."""
+        if path.startswith(f"{trash.FOLDER}/"):
+            for entry, key in trash.keys(self._directory):
+                if path == whole.trash_path(entry):
+                    return key
+            return ""
+        spelled = names.key_of(path)
+        if spelled is not None:
+            return spelled
+        head = trash.head_at(self._directory, self._directory.descriptor, path, path)
+        return "" if head is None else head.key
+
+    def _delete(self, life: Life, key: str, *, at: str) -> None:
+        """Move a live log into the trash, as of this time."""
 
         def work() -> None:
             log = self._logs.lock(key, create=False)
             if log is None:
                 raise _changed(life)
             try:
-                if whole.stamp_of(self._directory, path) != instead_of:
-                    raise _changed(life)
                 _check_uid(log, life)
+                if not whole.copied_to(log):
+                    raise _changed(life)
                 trash.put(log, at)
             finally:
                 self._logs.discard(log)
@@ -253,6 +342,9 @@ class Copies:
                 raise _changed(life)
             try:
                 check(log)
+                # Under its lock nobody is at it: somebody was killed there.
+                with suppress(FileNotFoundError):
+                    os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
                 made.rename(log.name, self._directory.descriptor)
             except OSError as error:
                 raise failure(error, log, f"copying {life.key!r}") from error
@@ -304,27 +396,8 @@ class Copies:
         if not instead_of:
             yield None
             return
-        path = _path_in(instead_of)
-        until = time.monotonic() + self._busy_timeout
-        if path.startswith(f"{trash.FOLDER}/"):
-            entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
-            if entry is None:
-                raise _changed(life)
-            with trash.opened(self._directory, entry) as deleted:
-                if deleted is None:
-                    raise _changed(life)
-                yield deleted
-            return
-        key = names.key_of(path)
-        if key is None:
-            head = trash.head_at(self._directory, self._directory.descriptor, path, path)
-            key = "" if head is None else head.key
-        mark = LifeMark(key=key, uid=life.uid, stamp=instead_of)
-        try:
-            with whole.opened(self._directory, mark, until=until, hold=False) as log:
-                yield log
-        except NoSuchSession as error:
-            raise _changed(life) from error
+        with self._open(life, _path_in(instead_of), hold=False) as log:
+            yield log
 
 
 class _Made:
@@ -364,6 +437,31 @@ class _Made:
         # By name, because a child forked meanwhile has the same descriptor.
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)
+
+
+class _Noted(Struct, frozen=True):
+    """Whose archives are to be looked through."""
+
+    key: str
+    uid: str
+
+    def mark(self) -> LifeMark:
+        return LifeMark(key=self.key, uid=self.uid, stamp="")
+
+
+def _note_name(uid: str) -> str:
+    return f".{uid}-archives.copy"
+
+
+def _archives_of(log: Log) -> Iterator[str]:
+    """The names of the archives that a log leads to."""
+    with log.mutex:
+        state = states.copy(log.known_state())
+    named = state.archive
+    for opened in archive.chain(log.directory, state, 1):
+        if named is not None:
+            yield named.name
+        named = opened.before
 
 
 def _sweep(directory: Directory) -> None:
@@ -515,13 +613,19 @@ def _write_log(
             was=change.was,
         )
         lines.append(control_line("change", first, at, told, joined=True))
-    copied = Change(op=whole.COPIED, number=0, floor=state.floor, hidden=state.hidden)
+    copied = _copied(state, [whole.place_of(life.key, life.deleted)])
     last = [
         control_line("state", end, life.updated, state),
         control_line("change", end, life.updated, copied, joined=True),
     ]
     for block in _blocks(chain(lines, _lines(stream.rest()), last)):
         write_all(descriptor, block)
+
+
+def _copied(state: State, places: Iterable[str]) -> Change:
+    """What a copy ends with: a change that changes nothing."""
+    op = " ".join([whole.COPIED, *places])
+    return Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -586,6 +690,13 @@ def _path_in(stamp: str) -> str:
     return stamp.rsplit(":", 3)[0]
 
 
+def _path_of(life: Life) -> str:
+    """Where a life is to stand, seen from the folder."""
+    if life.deleted is None:
+        return names.file_name(life.key)
+    return f"{trash.FOLDER}/{_deleted_name(life)}"
+
+
 def _deleted_name(life: Life) -> str:
     stamp = (life.deleted or "").replace("-", "").replace(":", "")
     return f"{life.uid}.{stamp}{names.SUFFIX}"
@@ -608,10 +719,4 @@ def _changed(life: Life) -> StoreBusy:
 
 def _check_uid(log: Log, life: Life) -> None:
     if log.state is None or log.state.uid != life.uid:
-        raise _changed(life)
-
-
-def _check_untouched(log: Log, life: Life) -> None:
-    _check_uid(log, life)
-    if not whole.is_untouched(log):
         raise _changed(life)

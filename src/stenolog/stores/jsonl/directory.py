@@ -147,7 +147,9 @@ class Directory:
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
         it = "it" if name else "them"
         command = f"steno import {log} -w {workspace}"
-        return f"if another program wrote {it}, `{command}` takes {it} in, where it knows the layout"
+        return (
+            f"if another program wrote {it}, `{command}` takes {it} in, where it knows the layout"
+        )
 
     def names(self) -> list[str]:
         """Everything that is here, unsorted."""

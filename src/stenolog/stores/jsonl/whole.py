@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from stenolog.codec import parse_line
@@ -34,8 +34,11 @@ from stenolog.stores.jsonl.table import flock
 from stenolog.stores.whole import LifeMark, Reading, life_of
 
 COPIED: Final = "copied"
-"""The operation of a change that changes nothing: what stands before it was written by a copy."""
+"""The operation of a change that changes nothing: what stands before it was written by a copy.
+Behind it are the places that the copy may be found in: elsewhere somebody else has put it."""
 
+_MOVES: Final = 100
+"""How often a life is looked for again that is deleted and restored all the time."""
 _BLOCK: Final = 4 * 1024 * 1024
 _TAIL: Final = 64 * 1024
 _CHANGE: Final = re.compile(rb'(?m)^\{"kind":"change",.*$')
@@ -145,61 +148,68 @@ def read(
     with opened(directory, mark, until=until, hold=hold) as log:
         try:
             _sync(log, memory)
-            yield look(log, mark, after=after, settled=hold or directory.read_only)
+            yield look(log, after=after, settled=hold or directory.read_only)
         except OSError as error:
             raise explained(error, f"reading {mark.key!r}") from error
 
 
 @contextmanager
 def opened(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Iterator[Log]:
-    """The log of a life, read up to its end; with `hold`, locked."""
-    if mark.deleted is not None:
-        entry = find_deleted(directory, mark.uid)
-        with trash.opened(directory, entry, until=until if hold else None) as deleted:
-            if deleted is None or (deleted.key, timestamp(entry.deleted)) != (
-                mark.key,
-                mark.deleted,
-            ):
-                raise gone(mark)
-            yield deleted
-        return
-    log = _open_live(directory, mark, until=until, hold=hold)
-    try:
+    """The log of a life, read up to its end; with `hold`, locked.
+
+    Under its key or in the trash, wherever it is by now. Raises NoSuchSession.
+    """
+    with ExitStack() as stack:
+        for _ in range(_MOVES):
+            log = _open_live(directory, mark, until=until, hold=hold)
+            if log is not None:
+                stack.callback(_let_go, log, held=hold)
+                break
+            entry = find_deleted(directory, mark.uid)
+            if entry is not None:
+                deleted = trash.opened(directory, entry, until=until if hold else None)
+                log = stack.enter_context(deleted)
+                if log is not None:
+                    break
+        if log is None:
+            raise NoSuchSession(mark.key, "it was purged, or restored under another key")
         yield log
-    finally:
-        if hold:
-            # By name, because a child forked meanwhile has the same descriptor.
-            with suppress(OSError):
-                fcntl.flock(log.descriptor, fcntl.LOCK_UN)
-        log.close()
 
 
-def find_deleted(directory: Directory, uid: str) -> trash.Entry:
-    """The entry of the trash with this uid. Raises NoSuchSession."""
+def _let_go(log: Log, *, held: bool) -> None:
+    if held:
+        # By name, because a child forked meanwhile has the same descriptor.
+        with suppress(OSError):
+            fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+    log.close()
+
+
+def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
+    """The entry of the trash with this uid."""
     for entry in trash.entries(directory):
         if entry.uid == uid:
             return entry
-    raise NoSuchSession(uid, "the trash has no such session")
+    return None
 
 
-def gone(mark: LifeMark) -> NoSuchSession:
-    """What is said of a life that is not where it was listed."""
-    return NoSuchSession(mark.key, "it was deleted, restored or purged")
-
-
-def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Log:
+def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Log | None:
+    """The log under the key, if that is this life."""
     name = names.file_name(mark.key)
     while True:
         descriptor = directory.open(name)
         if descriptor is None:
-            raise gone(mark)
+            return None
         log = Log(directory, name, mark.key, descriptor)
         try:
             if hold:
                 flock(descriptor, until, f"the log of {mark.key!r}")
             if log.is_at(directory.stat(name)):
-                _load(log, mark)
-                return log
+                with log.mutex:
+                    log.load(os.fstat(descriptor).st_size)
+                if log.exists and log.known_state().uid == mark.uid:
+                    return log
+                log.close()
+                return None
         except OSError as error:
             log.close()
             raise explained(error, f"reading {mark.key!r}") from error
@@ -211,14 +221,6 @@ def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool
             raise StoreBusy(f"the log of {mark.key!r} is replaced all the time; try again")
 
 
-def _load(log: Log, mark: LifeMark) -> None:
-    """Read it. Raises NoSuchSession where it is another life, OSError."""
-    with log.mutex:
-        log.load(os.fstat(log.descriptor).st_size)
-    if not log.exists or log.known_state().uid != mark.uid:
-        raise gone(mark)
-
-
 def _sync(log: Log, memory: Memory) -> None:
     """What a power cut may take back is not passed on. Raises OSError."""
     stood = stamp(log.name, os.fstat(log.descriptor))
@@ -227,7 +229,7 @@ def _sync(log: Log, memory: Memory) -> None:
         memory.synced.add(stood)
 
 
-def look(log: Log, mark: LifeMark, *, after: int, settled: bool) -> Reading:
+def look(log: Log, *, after: int, settled: bool) -> Reading:
     """What there is to say of a life whose log is open. Raises OSError, DamagedStore."""
     at = os.fstat(log.descriptor)
     with log.mutex:
@@ -243,24 +245,34 @@ def look(log: Log, mark: LifeMark, *, after: int, settled: bool) -> Reading:
             if spans.contains(state.lost, token.first)
         ]
         updated = max(log.updated, state.created)
-    state.key = mark.key
+    state.key = log.key
+    entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
+    deleted = None if entry is None else timestamp(entry.deleted)
     return Reading(
         life=life_of(
             state,
             last_seq=end,
             updated=updated,
             undo=_steps(log, state),
-            deleted=mark.deleted,
+            deleted=deleted,
             tokens=strays,
         ),
         messages=messages(log, state, end, after),
         stamp=stamp(log.name, at) if whole else "",
-        untouched=is_untouched(log),
+        untouched=place_of(log.key, deleted) in copied_to(log),
     )
 
 
-def is_untouched(log: Log) -> bool:
-    """Whether nothing was written behind the end of a copy, but for states."""
+def place_of(key: str, deleted: str | None) -> str:
+    """A short name for a place that a life may be in: under a key, or in the trash."""
+    # Only who copies waits for it.
+    from hashlib import sha256
+
+    return sha256(f"{deleted}\n{key}".encode()).hexdigest()[:16]
+
+
+def copied_to(log: Log) -> list[str]:
+    """Where a copy put this life; empty where something was written behind it, but for states."""
     length = _TAIL
     while log.tail is None:
         start = max(0, log.end - length)
@@ -269,11 +281,12 @@ def is_untouched(log: Log) -> bool:
         for line in reversed(lines):
             record = parse_line(line.removesuffix(b"\n"))
             if not isinstance(record, StateRecord):
-                return isinstance(record, ChangeRecord) and record.body.op == COPIED
+                words = record.body.op.split() if isinstance(record, ChangeRecord) else []
+                return words[1:] if words[:1] == [COPIED] else []
         if start == 0:
-            return False
+            break
         length *= 4
-    return False
+    return []
 
 
 def _steps(log: Log, state: State) -> list[Undo]:

@@ -212,11 +212,17 @@ SELECT count(*) FROM message WHERE session = ?1 AND (seq > ?2 OR seq < 1);
 
 -- --- carried whole -----------------------------------------------------------------------------
 
--- name: list_lives
+-- name: deleted_lives
 SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB), version
 FROM session
-WHERE namespace = ?1
-ORDER BY deleted IS NULL, key, id;
+WHERE namespace = ?1 AND deleted IS NOT NULL
+ORDER BY key, id;
+
+-- name: living_lives
+SELECT CAST(key AS BLOB), CAST(uid AS BLOB), NULL, version
+FROM session
+WHERE namespace = ?1 AND deleted IS NULL
+ORDER BY key;
 
 -- name: find_uid
 SELECT session.id, session.key, session.created, session.updated, session.last_seq, session.bytes,

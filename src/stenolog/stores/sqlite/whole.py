@@ -1,6 +1,7 @@
 """Lives of sessions as they are carried to another store and back: rows ↔ stores/whole.py."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import Raw
@@ -30,7 +31,10 @@ class _Found(Session):
 def lives(transaction: "Transaction", namespace: str) -> list[LifeMark]:
     """Every life in a namespace, the deleted ones first."""
     found = []
-    for key, uid, deleted, version in transaction.execute(SQL["list_lives"], (namespace,)):
+    every = chain.from_iterable(
+        transaction.execute(SQL[name], (namespace,)) for name in ("deleted_lives", "living_lives")
+    )
+    for key, uid, deleted, version in every:
         try:
             texts = key.decode(), uid.decode(), None if deleted is None else deleted.decode()
         except UnicodeDecodeError:
@@ -44,8 +48,8 @@ def lives(transaction: "Transaction", namespace: str) -> list[LifeMark]:
 def read(transaction: "Transaction", namespace: str, mark: LifeMark, *, after: int) -> Reading:
     """A look at one life, for as long as the transaction lasts. Raises NoSuchSession."""
     session = _find(transaction, mark)
-    if session is None or not _is_at(session, namespace, mark):
-        raise NoSuchSession(mark.key, "it was deleted, restored or purged")
+    if session is None or session.namespace != namespace:
+        raise NoSuchSession(mark.key, "it was purged")
     begun = {
         first: (_text(token), count)
         for token, first, count in transaction.execute(SQL["tokens"], (session.id,))
@@ -84,11 +88,6 @@ def _find(transaction: "Transaction", mark: LifeMark) -> _Found | None:
     if not mark.uid:
         raise damaged(mark.key, ValueError("its row is damaged"))
     return None
-
-
-def _is_at(session: _Found, namespace: str, mark: LifeMark) -> bool:
-    found = session.namespace, session.state.key, session.deleted is None
-    return found == (namespace, mark.key, mark.deleted is None)
 
 
 def _stamp(session: _Found) -> str:

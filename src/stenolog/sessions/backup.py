@@ -1,0 +1,350 @@
+"""Backups: a copy in plain text in a folder, with a manifest by which damage to it is told.
+
+The folder is a workspace like any other, whatever engine the sessions came from. The manifest says
+of each life its digest, and the stamp that it had in the store: what has not changed since is not
+read again. It is written before the first session and after the last one.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.errors import DamagedStore, StenologError, UsageError
+from stenolog.records import timestamp
+from stenolog.sessions.digests import digest_of
+from stenolog.sessions.folders import log_folders
+from stenolog.sessions.places import (
+    Copied,
+    Watch,
+    alias_looks,
+    check_apart,
+    namespaces_of,
+    opened,
+    opened_to_read,
+)
+from stenolog.sessions.transfer import Carried, Known, Progress, Step, Transferred, copy_lives
+from stenolog.stores.disk import make_private, release_lock, replace_file, wait_for_lock
+from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.opening import address
+
+MANIFEST: Final = "backup.json"
+_LOCK: Final = ".backup.lock"
+_OURS: Final = (_LOCK, f".{MANIFEST}.new")
+"""What a first backup that was killed may leave before its manifest stands."""
+_FORMAT: Final = 1
+_PATIENCE: Final = 5.0
+
+
+class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One life in a backup."""
+
+    key: str
+    last_seq: int
+    messages: int
+    digest: str
+    stamp: str = ""
+    """In the store that it was taken from."""
+    deleted: str | None = None
+    taken: str
+    """When it was."""
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What a backup should hold."""
+
+    format: int = _FORMAT
+    source: str
+    """A digest of the place that it was taken from: its name may hold a password."""
+    begun: str
+    finished: str | None = None
+    """None: it was cut short, and some sessions may be newer than is said here."""
+    namespaces: dict[str, dict[str, Entry]] = {}
+    """By namespace and uid."""
+    digest: str = ""
+    """Of all of it."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What is wrong with a backup."""
+
+    namespace: str
+    key: str
+    uid: str
+    reason: str
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """A backup that was read from its first byte to its last."""
+
+    sessions: int
+    messages: int
+    taken: str
+    """When it was finished; empty where it was not."""
+    findings: tuple[Finding, ...]
+
+
+class BackedUp(Copied, frozen=True, kw_only=True):
+    """What became of a backup."""
+
+    kept: int
+    """How many lives are in the backup that the store does not have any more."""
+
+
+def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
+    """Take a backup of all that is in a place, or bring an earlier one up to date.
+
+    Raises UsageError where the folder holds anything else, and as copy_lives.
+    """
+    target, begun = _place(folder), time.monotonic()
+    check_apart(where, target)
+    with _locked(Path(folder)):
+        before = _manifest_to_extend(Path(folder), where)
+        names = namespaces_of(where)
+        _write_manifest(Path(folder), replace(before, begun=_now(), finished=None))
+        found: dict[str, Transferred] = {}
+        entries = dict(before.namespaces)
+        for name in names:
+            known = entries.get(name, {})
+            with (
+                opened(where, name, source=True) as here,
+                opened(target, name) as there,
+                alias_looks(here, there),
+            ):
+                found[name] = copy_lives(
+                    here, there, known=_known(known), progress=_for(watch, name)
+                )
+            entries[name] = known | _entries(found[name], known)
+        _write_manifest(
+            Path(folder), replace(before, begun=_now(), finished=_now(), namespaces=entries)
+        )
+    here_now = {one.uid for one in _carried(found)} | {
+        problem.uid for one in found.values() for problem in one.problems
+    }
+    kept = sum(uid not in here_now for lives in entries.values() for uid in lives)
+    return BackedUp(namespaces=found, seconds=time.monotonic() - begun, kept=kept)
+
+
+def verify(folder: str, *, watch: Watch | None = None) -> Verified:
+    """Read all of a backup and compare it with its manifest. Raises UsageError, DamagedStore."""
+    manifest = read_manifest(Path(folder))
+    findings: list[Finding] = []
+    sessions = messages = 0
+    for name, entries in manifest.namespaces.items():
+        digests = _digests(folder, name, _for(watch, name)) if entries else {}
+        for uid, entry in entries.items():
+            if digests.get(uid) == entry.digest:
+                sessions += 1
+                messages += entry.messages
+                continue
+            if uid not in digests:
+                reason = "it is missing"
+            elif manifest.finished is None:
+                reason = "it is damaged, or newer: the last backup was cut short; run it again"
+            else:
+                reason = "it is damaged: not what was taken"
+            findings.append(Finding(namespace=name, key=entry.key, uid=uid, reason=reason))
+    return Verified(
+        sessions=sessions,
+        messages=messages,
+        taken=manifest.finished or "",
+        findings=tuple(findings),
+    )
+
+
+def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Copied, Verified]:
+    """Bring the sessions of a backup back; what the store has, and has newer, stays as it is.
+
+    Sessions that are damaged in the backup are left out: the second value names them. Raises
+    UsageError, DamagedStore, and as copy_lives.
+    """
+    source, begun = _place(folder), time.monotonic()
+    check_apart(source, where)
+    checked = verify(folder, watch=watch)
+    damaged = {finding.uid for finding in checked.findings}
+    found = {}
+    for name, entries in read_manifest(Path(folder)).namespaces.items():
+        if not entries or name not in namespaces_of(source):
+            continue
+        with (
+            opened_to_read(source, name) as here,
+            opened(where, name) as there,
+            alias_looks(here, there),
+        ):
+            found[name] = copy_lives(here, there, left_out=damaged, progress=_for(watch, name))
+    return Copied(namespaces=found, seconds=time.monotonic() - begun), checked
+
+
+def _digests(folder: str, name: str, progress: Progress | None) -> dict[str, str]:
+    """The digest of each life as it stands; empty where it cannot be read."""
+    if name not in namespaces_of(_place(folder)):
+        return {}
+    found: dict[str, str] = {}
+    with opened_to_read(_place(folder), name) as store:
+        marks = store.lives()
+        for number, mark in enumerate(marks, 1):
+            try:
+                with store.read_life(mark) as reading:
+                    found[mark.uid] = digest_of(reading)
+            except StenologError:
+                found[mark.uid] = ""
+            if progress is not None:
+                step = Step(phase="comparing", number=1, done=number, total=len(marks), messages=0)
+                progress(step)
+    return found
+
+
+# --- the manifest ----------------------------------------------------------------------------
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a backup should hold. Raises UsageError where it is none, DamagedStore."""
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"there is no backup in {folder}: it has no {MANIFEST}") from None
+    except OSError as error:
+        raise explained(error, f"reading {path}") from error
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from error
+    if manifest.format > _FORMAT:
+        raise DamagedStore(f"{path} was written by a newer stenolog; upgrade this one")
+    if manifest.digest != _digest(manifest):
+        raise _damaged(path, "its digest is another one")
+    return manifest
+
+
+def _damaged(path: Path, reason: str) -> DamagedStore:
+    return DamagedStore(
+        f"{path} is damaged ({reason}); remove it if the sessions beside it are well "
+        "(`steno doctor` says), copy them with `steno copy`, and take another backup"
+    )
+
+
+def _digest(manifest: Manifest) -> str:
+    plain = msgspec.json.encode(replace(manifest, digest=""))
+    return sha256(plain).hexdigest()
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    whole = replace(manifest, digest=_digest(manifest))
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            text = msgspec.json.format(msgspec.json.encode(whole), indent=1)
+            replace_file(descriptor, MANIFEST, text + b"\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise explained(error, f"writing {folder / MANIFEST}") from error
+
+
+def _manifest_to_extend(folder: Path, where: str) -> Manifest:
+    """The one that is there, or a new one. Raises UsageError where the folder is something else."""
+    source = _name_of(where)
+    if (folder / MANIFEST).exists():
+        found = read_manifest(folder)
+        # Stamps mean something in the store they come from alone.
+        return found if found.source == source else _without_stamps(replace(found, source=source))
+    try:
+        others = [entry.name for entry in folder.iterdir() if entry.name not in _OURS]
+    except OSError as error:
+        raise explained(error, f"looking into {folder}") from error
+    if others:
+        what = "a workspace" if log_folders(folder) else "something else"
+        raise UsageError(
+            f"{folder} holds {what} and no backup; name an empty folder, or that of an earlier "
+            "backup"
+        )
+    return Manifest(source=source, begun=_now())
+
+
+def _without_stamps(manifest: Manifest) -> Manifest:
+    plain = {
+        name: {uid: replace(entry, stamp="") for uid, entry in entries.items()}
+        for name, entries in manifest.namespaces.items()
+    }
+    return replace(manifest, namespaces=plain)
+
+
+def _name_of(where: str) -> str:
+    found = address(where)
+    if found.engine in ("jsonl", "sqlite"):
+        where = f"{found.engine}:{Path(found.path).resolve()}"
+    return sha256(where.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _known(entries: dict[str, Entry]) -> dict[str, Known]:
+    return {
+        uid: Known(
+            stamp=entry.stamp,
+            digest=entry.digest,
+            last_seq=entry.last_seq,
+            messages=entry.messages,
+        )
+        for uid, entry in entries.items()
+        if entry.stamp
+    }
+
+
+def _entries(found: Transferred, before: dict[str, Entry]) -> dict[str, Entry]:
+    now = _now()
+    entries = {}
+    for one in found.carried:
+        old = before.get(one.uid)
+        same = old is not None and old.digest == one.digest
+        entries[one.uid] = Entry(
+            key=one.key,
+            last_seq=one.last_seq,
+            messages=one.messages,
+            digest=one.digest,
+            stamp=one.stamp,
+            deleted=one.deleted,
+            taken=old.taken if old is not None and same else now,
+        )
+    return entries
+
+
+def _carried(found: dict[str, Transferred]) -> Iterator[Carried]:
+    for one in found.values():
+        yield from one.carried
+
+
+def _place(folder: str) -> str:
+    return f"jsonl:{folder}"
+
+
+def _now() -> str:
+    return timestamp(datetime.now(UTC))
+
+
+def _for(watch: Watch | None, name: str) -> Progress | None:
+    return None if watch is None else lambda step: watch(name, step)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """While nobody else takes a backup into the same folder. Raises StoreBusy."""
+    try:
+        make_private(folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(folder / _LOCK, flags, 0o600)
+    except OSError as error:
+        raise explained(error, f"opening {folder}") from error
+    try:
+        wait_for_lock(descriptor, seconds=_PATIENCE, what=f"another backup into {folder}")
+        yield
+    finally:
+        release_lock(descriptor)
+        os.close(descriptor)

@@ -1,0 +1,249 @@
+"""All sessions of a place, namespace by namespace: what is copied when a place is copied.
+
+The sessions of an agent that has a name are `agents/NAME/sessions` in a folder and the namespace
+`agents.NAME` in a database; here both are called by the latter.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.errors import ReadOnly, StoreUnavailable, UsageError
+from stenolog.sessions import alias_marks
+from stenolog.sessions.digests import of_many
+from stenolog.sessions.folders import (
+    AGENTS,
+    NAMESPACE,
+    agents_namespace,
+    check_workspace,
+    find_place,
+    log_folders,
+)
+from stenolog.sessions.transfer import Carried, Step, Transferred, copy_lives, preview_lives
+from stenolog.stores.base import Store
+from stenolog.stores.disk import refusal
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.names import unescaped
+from stenolog.stores.opening import address, open_store
+from stenolog.stores.whole import NamespacedStore, WholeStore
+
+Watch = Callable[[str, Step], None]
+"""Is told of each step, and in which namespace it is."""
+
+_EMPTY: Final = "memory:"
+
+
+class Copied(Struct, frozen=True, kw_only=True):
+    """What became of a copy of a whole place."""
+
+    namespaces: dict[str, Transferred]
+    seconds: float
+    dry_run: bool = False
+
+    @property
+    def sessions(self) -> int:
+        """How many living sessions stand in the destination as in the source."""
+        return sum(one.deleted is None for one in self._carried())
+
+    @property
+    def deleted(self) -> int:
+        """How many deleted ones do, in the trash."""
+        return sum(one.deleted is not None for one in self._carried())
+
+    @property
+    def written(self) -> int:
+        """For how many anything was written."""
+        return sum(one.written for one in self._carried())
+
+    @property
+    def messages(self) -> int:
+        """How many messages were written."""
+        return sum(found.messages for found in self.namespaces.values())
+
+    @property
+    def digest(self) -> str:
+        """One digest of all that stands there."""
+        return of_many(
+            (namespace, one.uid, one.digest)
+            for namespace, found in self.namespaces.items()
+            for one in found.carried
+        )
+
+    @property
+    def problems(self) -> int:
+        """How many sessions could not be copied."""
+        return sum(len(found.problems) for found in self.namespaces.values())
+
+    def _carried(self) -> Iterator[Carried]:
+        for found in self.namespaces.values():
+            yield from found.carried
+
+
+def copy_place(
+    source: str, target: str, *, dry_run: bool = False, watch: Watch | None = None
+) -> Copied:
+    """Copy all namespaces of one place to another. Raises as copy_lives, and UsageError."""
+    check_apart(source, target)
+    begun = time.monotonic()
+    found = {}
+    for name in namespaces_of(source):
+        with opened(source, name, source=True) as here:
+            if dry_run:
+                with _opened_to_look(target, name) as there:
+                    found[name] = preview_lives(here, there)
+            else:
+                with opened(target, name) as there:
+                    found[name] = copy_namespace(here, there, name, watch)
+    return Copied(namespaces=found, seconds=time.monotonic() - begun, dry_run=dry_run)
+
+
+def copy_namespace(
+    here: WholeStore, there: WholeStore, name: str, watch: Watch | None = None
+) -> Transferred:
+    """Copy one namespace, and have who looks for aliases in the destination look anew."""
+    with alias_looks(here, there):
+        return copy_lives(
+            here, there, progress=None if watch is None else lambda step: watch(name, step)
+        )
+
+
+@contextmanager
+def alias_looks(here: WholeStore, there: WholeStore) -> Iterator[None]:
+    """While sessions with aliases may be written: processes that know of none look again."""
+    given = isinstance(here, Store) and alias_marks.current(here) != alias_marks.NONE_YET
+    if not given or not isinstance(there, Store):
+        yield
+        return
+    alias_marks.prepare(there)
+    try:
+        yield
+    finally:
+        alias_marks.change(there)
+
+
+# --- which there are -------------------------------------------------------------------------
+
+
+def namespaces_of(where: str) -> list[str]:
+    """The namespaces of a place that have sessions. Raises UsageError, StoreUnavailable."""
+    found = address(where)
+    if found.engine == "jsonl":
+        check_workspace(Path(found.path))
+        return [_name_of(where, folder) for folder in log_folders(Path(found.path))]
+    with open_store(where, read_only=found.engine != "memory") as store:
+        return store.namespaces() if isinstance(store, NamespacedStore) else [NAMESPACE]
+
+
+def _name_of(where: str, folder: str) -> str:
+    *above, name = folder.split("/")
+    if not above:
+        return name
+    agent = unescaped(above[-1])
+    if agent is None or name != NAMESPACE:
+        raise UsageError(
+            f"{where}: {folder} is in no place that a database has; move it to a folder of its own"
+        )
+    return agents_namespace(agent)
+
+
+def check_apart(source: str, target: str) -> None:
+    """Raise UsageError where both are the same place, or one that is gone with this process."""
+    if _EMPTY in (source, target):
+        raise UsageError("memory: is empty at first and forgotten at the end; name another place")
+    here, there = address(source), address(target)
+    if here.engine != there.engine:
+        return
+    same = source == target
+    if here.engine in ("jsonl", "sqlite"):
+        same = Path(here.path).resolve() == Path(there.path).resolve()
+    if same:
+        raise UsageError(f"both are the same place, {target}; name another one")
+
+
+# --- opening ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(where: str, namespace: str, *, source: bool = False) -> Iterator[WholeStore]:
+    """The store of one namespace, to be copied to, or, as a source, from.
+
+    A source that can only be read is read, without its locks. Raises as open_store.
+    """
+    try:
+        store = _open(where, namespace, read_only=source and _is_shut(where))
+    except (StoreUnavailable, ReadOnly):
+        if not source:
+            raise
+        store = _open(where, namespace, read_only=True)
+    with store:
+        yield _whole(store, where)
+
+
+@contextmanager
+def opened_to_read(where: str, namespace: str) -> Iterator[WholeStore]:
+    """The same, so that nothing is written."""
+    with _open(where, namespace, read_only=True) as store:
+        yield _whole(store, where)
+
+
+@contextmanager
+def _opened_to_look(where: str, namespace: str) -> Iterator[WholeStore]:
+    """A destination as it is, or an empty one where there is none."""
+    try:
+        store = _open(where, namespace, read_only=True)
+    except StoreUnavailable:
+        if _stands(where, namespace):
+            raise
+        store = InMemoryStore()
+    with store:
+        yield _whole(store, where)
+
+
+def _stands(where: str, namespace: str) -> bool:
+    found = address(where)
+    path = Path(found.path)
+    match found.engine:
+        case "jsonl":
+            place = find_place(where, _agent(namespace))
+            return Path(place.where, _folder(namespace)).exists()
+        case "sqlite":
+            return path.exists()
+        case _:
+            return True
+
+
+def _open(where: str, namespace: str, *, read_only: bool) -> Store:
+    if address(where).engine != "jsonl":
+        return open_store(where, namespace=namespace, read_only=read_only)
+    place = find_place(where, _agent(namespace))
+    return open_store(place.where, namespace=_folder(namespace), read_only=read_only)
+
+
+def _agent(namespace: str) -> str | None:
+    agent = unescaped(namespace.removeprefix(f"{AGENTS}."))
+    return agent if agent is not None and agents_namespace(agent) == namespace else None
+
+
+def _folder(namespace: str) -> str:
+    return namespace if _agent(namespace) is None else NAMESPACE
+
+
+def _is_shut(where: str) -> bool:
+    """Whether a folder can only be read."""
+    found = address(where)
+    if found.engine != "jsonl":
+        return False
+    try:
+        return refusal(Path(found.path)) is not None
+    except OSError:
+        return False
+
+
+def _whole(store: Store, where: str) -> WholeStore:
+    if not isinstance(store, WholeStore):
+        raise UsageError(f"{where}: this engine can be neither copied from nor to")
+    return store

@@ -1,0 +1,530 @@
+"""Copying sessions from one store to another, whole, while the source goes on being written to.
+
+A first pass copies every life, further ones what changed since, and the last one, under the lock of
+each session that still changes, what is left of it. What a copy that was cut short has done is
+found in the destination itself: by uid, seqs and content. What is not a copy is never overwritten.
+Last of all everything is read back and compared by digest.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.errors import DamagedStore, NoSuchSession, SessionExists, StoreBusy
+from stenolog.records import Span
+from stenolog.sessions.comparing import compare
+from stenolog.sessions.digests import MessagesDigest, NewlyLost, digest_of, missing, of_many
+from stenolog.stores import spans
+from stenolog.stores.whole import Life, LifeMark, LifeWriter, Reading, WholeStore
+
+GROUP_LIVES: Final = 256
+GROUP_MESSAGES: Final = 20_000
+GROUP_BYTES: Final = 32 * 1024 * 1024
+"""When so much was written, it is made durable before more is."""
+PASSES: Final = 3
+"""How often what changed is copied before the last pass; most copies need two."""
+ROUNDS: Final = 5
+"""How often the last pass begins anew where sessions are deleted and restored under it."""
+
+_KEY_TAKEN: Final = (
+    "The destination is left as it is: delete or rename that session there, or copy to another "
+    "place"
+)
+_NO_REST: Final = (
+    "others hold it, or delete, restore or rename it all the time; copy again when they do not"
+)
+_NOT_EQUAL: Final = (
+    "what was written is not what was read, or somebody wrote to it since; look at the disk, "
+    "purge the session there, and copy again"
+)
+
+Phase = Literal["copying", "last pass", "comparing"]
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """How far a copy is."""
+
+    phase: Phase
+    number: int
+    """Which pass it is; they begin with 1."""
+    done: int
+    """How many sessions of this pass are done."""
+    total: int
+    messages: int
+    """How many messages were copied in all passes."""
+
+
+Progress = Callable[[Step], None]
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """A session that could not be copied."""
+
+    key: str
+    uid: str
+    reason: str
+    """In words, with what to do."""
+    newer: bool = False
+    """Nothing is missing in the destination: it has all of it, and more."""
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """What an earlier copy left, as who keeps a record of it knows."""
+
+    stamp: str
+    """Of the source, as it was copied."""
+    digest: str
+    last_seq: int
+    messages: int
+
+
+class Carried(Struct, frozen=True, kw_only=True):
+    """One life that stands in the destination as it did in the source."""
+
+    key: str
+    uid: str
+    deleted: str | None
+    last_seq: int
+    messages: int
+    stamp: str
+    """Of the source, when it was read; empty where it may have changed meanwhile."""
+    digest: str
+    written: bool
+    """Whether anything had to be written for it."""
+
+
+class Transferred(Struct, frozen=True, kw_only=True):
+    """What became of a copy of one namespace."""
+
+    carried: tuple[Carried, ...]
+    problems: tuple[Problem, ...] = ()
+    only_there: tuple[str, ...] = ()
+    """Keys of sessions that the destination has and the source has not, or no more."""
+    messages: int = 0
+    """How many messages were written."""
+    bytes: int = 0
+    """How long these were."""
+    passes: int = 0
+    """How many passes there were, the last one included."""
+
+    def digest(self, namespace: str) -> str:
+        """One digest of all that was carried."""
+        return of_many((namespace, one.uid, one.digest) for one in self.carried)
+
+
+class _Done(Struct, frozen=True):
+    """How much of a life is known to be in the destination."""
+
+    life: Life
+    """As it stands there, or, without a stamp, as far as it does."""
+    digest: MessagesDigest
+    """Of its messages up to the last seq."""
+    stamp: str = ""
+    """Of the source as it was copied; empty where there is more to do."""
+    checked: bool = False
+    """Whether what is in the destination was read and compared."""
+    written: bool = False
+
+
+def copy_lives(
+    source: WholeStore,
+    target: WholeStore,
+    *,
+    known: Mapping[str, Known] | None = None,
+    left_out: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Transferred:
+    """Copy every life of one store to another; what is there already stays as it is.
+
+    `known`: by uid, lives that an earlier copy left there; they are not looked at again where the
+    source has not changed. `left_out`: uids that are not copied. Raises what writing raises
+    (NotStored where there is no room …); made again, the call goes on where it was. Sessions that
+    could not be copied are among `problems`.
+    """
+    copy = _Copy(source, target, known or {}, progress or _nobody)
+    copy.left_out = frozenset(left_out)
+    return copy.run()
+
+
+def preview_lives(source: WholeStore, target: WholeStore) -> Transferred:
+    """What `copy_lives` would do, as far as that can be told without doing it."""
+    return _Copy(source, target, {}, _nobody).preview()
+
+
+def _nobody(_: Step) -> None:
+    """Nobody looks on."""
+
+
+class _Copy:
+    """One run."""
+
+    def __init__(
+        self,
+        source: WholeStore,
+        target: WholeStore,
+        known: Mapping[str, Known],
+        progress: Progress,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._known = known
+        self._progress = progress
+        self._done: dict[str, _Done] = {}
+        self._taken: dict[str, Carried] = {}
+        """Those that are known, and need not be looked at."""
+        self._problems: dict[str, Problem] = {}
+        self._reasons: dict[str, str] = {}
+        """Why a life could not be written when that was tried last."""
+        self._lost: dict[str, list[Span]] = {}
+        """Messages that were found to be damaged on the way."""
+        self._anew: set[str] = set()
+        """Lives whose beginning is not what it was: all of it is written again."""
+        self._here: set[str] = set()
+        self._there: dict[str, LifeMark] = {}
+        self._messages = self._bytes = self._passes = 0
+        self.left_out: frozenset[str] = frozenset()
+
+    def run(self) -> Transferred:
+        """All of it."""
+        with self._target.writing_lives():
+            pass  # what a copy that was killed has left is cleared away
+        for _ in range(PASSES):
+            marks = self._changed()
+            if self._passes and not marks:
+                break
+            self._passes += 1
+            self._pass(marks)
+        self._last_pass()
+        self._compare()
+        return self._transferred()
+
+    def preview(self) -> Transferred:
+        """What there is to do."""
+        for mark in self._changed():
+            if mark.uid in self._there:
+                self._recognise(mark)
+            if mark.uid in self._problems or self._is_done(mark):
+                continue
+            before = self._done.get(mark.uid)
+            with self._reading(mark) as reading:
+                if reading is not None:
+                    there = 0 if before is None else before.digest.messages
+                    self._messages += _count(reading.life) - there
+                    self._done[mark.uid] = _Done(
+                        reading.life, MessagesDigest(), reading.stamp, written=True
+                    )
+        return self._transferred()
+
+    # --- passes ------------------------------------------------------------------------------
+
+    def _changed(self) -> list[LifeMark]:
+        """The lives of the source that the destination has not, or not as they are now."""
+        self._there = {mark.uid: mark for mark in self._target.lives()}
+        for uid in self._done.keys() - self._there.keys():
+            del self._done[uid]
+        marks = self._source.lives()
+        self._here = {mark.uid for mark in marks}
+        for mark in marks:
+            if not mark.uid:
+                self._fail(mark, "it is too damaged to be read; `steno doctor` says more")
+        return [
+            mark
+            for mark in marks
+            if mark.uid
+            and mark.uid not in self.left_out
+            and mark.uid not in self._problems
+            and not self._is_done(mark)
+        ]
+
+    def _is_done(self, mark: LifeMark) -> bool:
+        done, known = self._done.get(mark.uid), self._known.get(mark.uid)
+        if done is not None:
+            stood = done.stamp, done.life.key, done.life.deleted
+            return bool(done.stamp) and stood == (mark.stamp, mark.key, mark.deleted)
+        if known is None or known.stamp != mark.stamp or mark.uid not in self._there:
+            return False
+        self._taken[mark.uid] = Carried(
+            key=mark.key,
+            uid=mark.uid,
+            deleted=mark.deleted,
+            last_seq=known.last_seq,
+            messages=known.messages,
+            stamp=mark.stamp,
+            digest=known.digest,
+            written=False,
+        )
+        return True
+
+    def _pass(self, marks: Sequence[LifeMark]) -> None:
+        """Copy these, in groups, while the source goes on."""
+        waiting = iter(marks)
+        left = len(marks)
+        self._tell("copying", 0, len(marks))
+        while group := self._recognised(waiting):
+            self._write_group(group)
+            left -= len(group)
+            self._tell("copying", len(marks) - left, len(marks))
+
+    def _recognised(self, marks: Iterator[LifeMark]) -> list[LifeMark]:
+        """The next few that there is something to be written for."""
+        group: list[LifeMark] = []
+        for mark in marks:
+            if self._is_wanting(mark):
+                group.append(mark)
+            if len(group) >= GROUP_LIVES:
+                break
+        return group
+
+    def _is_wanting(self, mark: LifeMark) -> bool:
+        """Whether there is something to be written, now that the destination was looked at."""
+        self._taken.pop(mark.uid, None)
+        if mark.uid in self._there:
+            if mark.uid in self._done and not self._is_untouched(mark):
+                del self._done[mark.uid]
+            if mark.uid not in self._done:
+                self._recognise(mark)
+        return mark.uid not in self._problems and not self._is_done(mark)
+
+    def _is_untouched(self, mark: LifeMark) -> bool:
+        """Whether the copy stands as it was left."""
+        done = self._done[mark.uid]
+        with self._reading_target(mark, after=done.life.last_seq) as found:
+            return found is not None and found.untouched
+
+    def _write_group(self, group: Sequence[LifeMark]) -> None:
+        """Write them, in one go where that is not too much."""
+        waiting = list(reversed(group))
+        while waiting:
+            pending: list[_Done] = []
+            before = self._messages, self._bytes
+            left = len(waiting)
+            try:
+                with self._target.writing_lives() as writer:
+                    while waiting and not self._is_much(before):
+                        mark = waiting.pop()
+                        with self._reading(mark) as reading:
+                            if reading is not None:
+                                pending += self._write(writer, mark, reading)
+            except (SessionExists, StoreBusy):
+                if len(waiting) == left:
+                    raise
+                continue  # somebody was faster: the next pass finds out
+            for done in pending:
+                self._done[done.life.uid] = done
+
+    def _is_much(self, before: tuple[int, int]) -> bool:
+        messages, size = self._messages - before[0], self._bytes - before[1]
+        return messages >= GROUP_MESSAGES or size >= GROUP_BYTES
+
+    def _last_pass(self) -> None:
+        """What still changes, one by one, while nobody else can write to it."""
+        self._passes += 1
+        left: list[LifeMark] = []
+        for _ in range(ROUNDS):
+            marks = self._changed()
+            self._tell("last pass", 0, len(marks))
+            left = []
+            for number, mark in enumerate(marks, 1):
+                # What changes again after its lock was let go of is consistent, if older.
+                if not self._copy_held(mark):
+                    left.append(mark)
+                self._tell("last pass", number, len(marks))
+            if not left:
+                return
+        for mark in left:
+            self._fail(mark, self._reasons.get(mark.uid, _NO_REST))
+
+    def _copy_held(self, mark: LifeMark) -> bool:
+        """Copy what is left of it; False where that has to be tried again."""
+        if not self._is_wanting(mark):
+            return True
+        with self._reading(mark, hold=True) as reading:
+            if reading is None:
+                return mark.uid in self._problems
+            with self._target.writing_lives() as writer:
+                pending = self._write(writer, mark, reading)
+        for done in pending:
+            self._done[mark.uid] = done
+        return bool(pending) or mark.uid in self._problems
+
+    # --- one life ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(
+        self, mark: LifeMark, *, hold: bool = False, all_of_it: bool = False
+    ) -> Iterator[Reading | None]:
+        """A look at the source, past what is there already; None where there is none to be had."""
+        done = None if all_of_it or mark.uid in self._anew else self._done.get(mark.uid)
+        after = 0 if done is None else done.life.last_seq
+        look = self._source.hold_life if hold else self._source.read_life
+        with ExitStack() as stack:
+            reading = None
+            try:
+                reading = stack.enter_context(look(mark, after=after))
+            except (NoSuchSession, StoreBusy):
+                pass  # the next pass sees what became of it
+            except DamagedStore as error:
+                self._fail(mark, str(error))
+            yield reading
+
+    @contextmanager
+    def _reading_target(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading | None]:
+        with ExitStack() as stack:
+            reading = None
+            with suppress(NoSuchSession, StoreBusy):
+                there = self._there[mark.uid]
+                reading = stack.enter_context(self._target.read_life(there, after=after))
+            yield reading
+
+    def _write(self, writer: LifeWriter, mark: LifeMark, reading: Reading) -> list[_Done]:
+        """Put into the destination what it lacks; empty where that has to be tried again."""
+        done = None if mark.uid in self._anew else self._done.get(mark.uid)
+        there = self._there.get(mark.uid)
+        self._reasons.pop(mark.uid, None)
+        life = self._with_all_lost(reading.life, done)
+        after = 0 if done is None else done.life.last_seq
+        if done is not None and not _begins_like(life, done.life, after):
+            self._anew.add(mark.uid)  # purged, or mended
+            return []
+        digest = MessagesDigest() if done is None else done.digest.copy()
+        before = digest.messages, digest.bytes
+        try:
+            writer.write(
+                life,
+                digest.passing(life, reading.messages, after=after),
+                after=after,
+                instead_of="" if there is None else there.stamp,
+            )
+        except NewlyLost as met:
+            self._lost[mark.uid] = spans.union(self._lost.get(mark.uid, []), met.seqs)
+            return []
+        except SessionExists as error:
+            # Who has the key may have come from here, and have left it here since.
+            self._reasons[mark.uid] = f"{error}. {_KEY_TAKEN}"
+            return []
+        except StoreBusy:
+            return []
+        except DamagedStore as error:
+            self._fail(mark, str(error))
+            return []
+        self._anew.discard(mark.uid)
+        self._messages += digest.messages - before[0]
+        self._bytes += digest.bytes - before[1]
+        return [_Done(life, digest, reading.stamp, written=True)]
+
+    def _with_all_lost(self, life: Life, done: _Done | None) -> Life:
+        lost = spans.union(life.lost, self._lost.get(life.uid, []))
+        if done is not None:
+            lost = spans.union(lost, spans.clipped(done.life.lost, 1, done.life.last_seq))
+        return replace(life, lost=spans.minus(lost, spans.union(life.void, life.purged)))
+
+    # --- what is there already ---------------------------------------------------------------
+
+    def _recognise(self, mark: LifeMark) -> None:
+        """Find out how much of a life is in the destination; it is a problem if it is no copy."""
+        for _ in range(ROUNDS):
+            with (
+                self._reading(mark, all_of_it=True) as here,
+                self._reading_target(mark) as there,
+            ):
+                if here is None or there is None:
+                    return
+                life = self._with_all_lost(here.life, None)
+                try:
+                    found = compare(replace(here, life=life), there)
+                except NewlyLost as met:
+                    self._lost[mark.uid] = spans.union(self._lost.get(mark.uid, []), met.seqs)
+                    continue
+                except StoreBusy:
+                    return
+                except DamagedStore as error:
+                    self._fail(mark, str(error))
+                    return
+            if found.reason:
+                self._fail(mark, found.reason, newer=found.newer)
+            elif found.equal:
+                self._done[mark.uid] = _Done(life, found.digest, here.stamp, checked=True)
+            elif found.begins_like:
+                upto = there.life.last_seq
+                self._done[mark.uid] = _Done(replace(life, last_seq=upto), found.digest)
+            else:
+                self._anew.add(mark.uid)
+            return
+
+    def _compare(self) -> None:
+        """Read back what was written."""
+        self._there = {mark.uid: mark for mark in self._target.lives()}
+        waiting = [uid for uid, done in self._done.items() if not done.checked]
+        for number, uid in enumerate(waiting):
+            self._tell("comparing", number, len(waiting))
+            done = self._done[uid]
+            mark = LifeMark(key=done.life.key, uid=uid, deleted=done.life.deleted, stamp="")
+            if uid in self._problems:
+                continue
+            if uid not in self._there or self._digest_there(mark) != done.digest.with_life(
+                done.life
+            ):
+                self._fail(mark, _NOT_EQUAL)
+        self._tell("comparing", len(waiting), len(waiting))
+
+    def _digest_there(self, mark: LifeMark) -> str:
+        with self._reading_target(mark) as found:
+            return "" if found is None else digest_of(found)
+
+    # --- what became of it -------------------------------------------------------------------
+
+    def _fail(self, mark: LifeMark, reason: str, *, newer: bool = False) -> None:
+        self._done.pop(mark.uid, None)
+        self._taken.pop(mark.uid, None)
+        problem = Problem(key=mark.key, uid=mark.uid, reason=reason, newer=newer)
+        self._problems[mark.uid or mark.key] = problem
+
+    def _tell(self, phase: Phase, done: int, total: int) -> None:
+        self._progress(
+            Step(phase=phase, number=self._passes, done=done, total=total, messages=self._messages)
+        )
+
+    def _transferred(self) -> Transferred:
+        carried = [
+            Carried(
+                key=done.life.key,
+                uid=uid,
+                deleted=done.life.deleted,
+                last_seq=done.life.last_seq,
+                messages=_count(done.life),
+                stamp=done.stamp,
+                digest=done.digest.with_life(done.life),
+                written=done.written,
+            )
+            for uid, done in self._done.items()
+        ]
+        carried += [one for one in self._taken.values() if one.uid not in self._done]
+        only_there = [mark.key for uid, mark in self._there.items() if uid not in self._here]
+        return Transferred(
+            carried=tuple(sorted(carried, key=lambda one: (one.key, one.uid))),
+            problems=tuple(self._problems.values()),
+            only_there=tuple(only_there),
+            messages=self._messages,
+            bytes=self._bytes,
+            passes=self._passes,
+        )
+
+
+def _begins_like(life: Life, before: Life, upto: int) -> bool:
+    """Whether the same messages are there up to a seq as there were before."""
+    return upto <= life.last_seq and all(
+        spans.clipped(now, 1, upto) == spans.clipped(then, 1, upto)
+        for now, then in (
+            (life.lost, before.lost),
+            (life.void, before.void),
+            (life.purged, before.purged),
+        )
+    )
+
+
+def _count(life: Life) -> int:
+    """How many messages it has."""
+    return spans.size(spans.minus([(1, life.last_seq)], missing(life))) if life.last_seq else 0

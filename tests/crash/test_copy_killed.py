@@ -1,0 +1,292 @@
+"""Copies and backups killed between any two steps, and made while others write."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from crash.conftest import Say
+from crash.migrating import TESTS, Runner
+from stenolog import Message
+from stenolog.sessions import backup
+from stenolog.sessions.damage import Kind
+from stenolog.sessions.places import copy_place
+from stenolog.sessions.verify import examine
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+from stenolog.stores.whole import LifeMark
+from unit.sessions.carried import digests, everything, fill, go_on, whole
+
+WHERE: Final = {"jsonl": "jsonl:{}/store", "sqlite": "sqlite:{}/store.db"}
+PAIRS: Final = [*product(WHERE, repeat=2)]
+PROGRAMS: Final = {"copy": WHERE["jsonl"], "back_up": "{}/store"}
+
+
+def _told(where: str) -> dict[str, tuple[str, str | None, str]]:
+    with open_store(where) as store:
+        return digests(store)
+
+
+Doing = Callable[[Store], None]
+
+
+def _two_lives(store: Store) -> None:
+    for text in ("one", "two"):
+        store.add_message("a", "user", text)
+        store.delete("a")
+    store.add_message("b", "user", "three")
+    store.add_message("c", "user", "four")
+
+
+def _moved(store: Store) -> None:
+    store.restore("a", as_key="d")
+    store.restore("a")
+    store.delete("b")
+    store.delete("c")
+    store.restore("c", as_key="e")
+    for key in ("d", "a", "e"):
+        store.add_message(key, "user", "after it moved")
+
+
+class _Trial:
+    """A copy of one engine to another: a first one, and one after the source went on."""
+
+    def __init__(
+        self, runner: Runner, place: Path, source: str, target: str, begin: Doing = fill
+    ) -> None:
+        self._runner = runner
+        self._place = place
+        self._source = WHERE[source].format(place / "source")
+        self._target = target.format(place / "target")
+        self.folder = place / "target"
+        with open_store(self._source) as store:
+            begin(store)
+
+    def prepare(self, program: str, *, again: bool) -> None:
+        """Have the source as it is at first, or as it is after a first copy."""
+        self.folder.mkdir()
+        if again:
+            self.run(program)
+        shutil.copytree(self.folder, self._place / "before")
+
+    def go_on(self, doing: Doing = go_on) -> None:
+        with open_store(self._source) as store:
+            doing(store)
+
+    def run(self, program: str, *, kill_at: int = 0) -> int:
+        return self._runner.run(program, f"{self._source}|{self._target}", kill_at=kill_at)
+
+    def watch(self, program: str) -> list[int]:
+        """The steps before which the destination is not as before the last one."""
+        return self._runner.watch(program, f"{self._source}|{self._target}", self.folder)
+
+    def reset(self) -> None:
+        shutil.rmtree(self.folder)
+        shutil.copytree(self._place / "before", self.folder)
+
+    def check(self, words: str) -> None:
+        """Whatever happened before: now both are the same."""
+        where = self._target if ":" in self._target else f"jsonl:{self._target}"
+        assert _told(where) == _told(self._source), words
+        with open_store(self._source) as source, open_store(where) as target:
+            assert everything(target) == everything(source), words
+        if where.startswith("jsonl"):
+            # What a killed restore leaves is in nobody's way.
+            found = [one for one in examine(where).findings if one.kind is not Kind.LEFTOVER]
+            assert found == [], words
+
+
+def _kill(
+    place: Path, pair: tuple[str, str], program: str, *, again: bool, stride: int, seed: int
+) -> tuple[int, int]:
+    """How many steps a copy has, and how often one was killed."""
+    chance = random.Random(seed)
+    source, target = pair
+    with Runner("crash.copying") as runner:
+        where = WHERE[target] if program == "copy" else PROGRAMS[program]
+        trial = _Trial(runner, place, source, where)
+        trial.prepare(program, again=again)
+        if again:
+            trial.go_on()
+        steps = trial.run(program)
+        trial.check("undisturbed")
+        runs = 0
+        for first in range(1 + chance.randrange(stride), steps + 1, stride):
+            trial.reset()
+            second = chance.randint(1, steps)
+            assert trial.run(program, kill_at=first) == 0
+            trial.run(program, kill_at=second)
+            trial.run(program)
+            trial.check(f"killed at {first} and {second} of {steps}")
+            if program == "back_up":
+                assert backup.verify(str(trial.folder / "store")).findings == ()
+            runs += 1
+    return steps, runs
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_p2_a_copy_killed_at_a_sample_of_steps_and_made_again_is_equal(
+    quick_disk: Path, say: Say, seed: int, pair: tuple[str, str], again: bool
+) -> None:
+    steps, runs = _kill(quick_disk, pair, "copy", again=again, stride=67, seed=seed)
+    say(f"{'-'.join(pair)}: seed {seed}, {steps} steps, killed twice in {runs} runs")
+
+
+def test_p2_a_backup_killed_at_a_sample_of_steps_and_made_again_is_equal(
+    quick_disk: Path, say: Say, seed: int
+) -> None:
+    steps, runs = _kill(
+        quick_disk, ("sqlite", "jsonl"), "back_up", again=True, stride=67, seed=seed
+    )
+    say(f"backup: seed {seed}, {steps} steps, killed twice in {runs} runs")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_p2_a_copy_killed_between_every_two_steps_and_made_again_is_equal(
+    quick_disk: Path, say: Say, seed: int, pair: tuple[str, str], program: str, again: bool
+) -> None:
+    if program == "back_up" and pair[1] != "jsonl":
+        return  # a backup is always plain text
+    steps, runs = _kill(quick_disk, pair, program, again=again, stride=1, seed=seed)
+    say(f"{program} {'-'.join(pair)}: seed {seed}, {steps} steps, killed twice in {runs} runs")
+
+
+def test_p2_a_copy_that_follows_moved_sessions_may_be_killed_at_any_step(
+    quick_disk: Path, say: Say
+) -> None:
+    with Runner("crash.copying") as runner:
+        trial = _Trial(runner, quick_disk, "jsonl", WHERE["jsonl"], _two_lives)
+        trial.prepare("copy", again=True)
+        trial.go_on(_moved)
+        steps = trial.run("copy")
+        trial.check("undisturbed")
+        # Only those are told apart that leave something else behind.
+        trial.reset()
+        telling = trial.watch("copy")
+        for step in telling:
+            trial.reset()
+            assert trial.run("copy", kill_at=step) == 0
+            trial.run("copy")
+            trial.check(f"killed at {step} of {steps}")
+    say(f"{steps} steps, killed at {len(telling)} of them")
+
+
+# --- beside writers --------------------------------------------------------------------------
+
+
+@contextmanager
+def _writers(where: str, count: int) -> Iterator[None]:
+    """Processes that write until this is left."""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "crash.copying", where, f"w{number}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        for number in range(count)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"writing\n"
+        yield
+    finally:
+        for process in processes:
+            process.communicate()
+    assert [process.returncode for process in processes] == [0] * count
+
+
+def _check_prefixes(source: str, target: str) -> int:
+    """Each session that was copied is how one in the source begins, as each writer said it."""
+    found = 0
+    with open_store(source) as here, open_store(target) as there:
+        for mark in whole(there).lives():
+            messages = _messages(there, mark)
+            assert [m.seq for m in messages] == list(range(1, len(messages) + 1))
+            numbers = defaultdict(list)
+            for message in messages:
+                numbers[message.by].append(message.n)
+            assert all(said == sorted(set(said)) for said in numbers.values())
+            # It may be deleted and restored all the time, and is the same session wherever it is.
+            now = _messages(here, mark)
+            assert [m.to_json() for m in messages] == [m.to_json() for m in now][: len(messages)]
+            found += len(messages)
+    return found
+
+
+def _messages(store: Store, mark: LifeMark) -> list[Message]:
+    with whole(store).read_life(mark) as reading:
+        return list(reading.messages)
+
+
+def _copy_beside_writers(
+    place: Path, pair: tuple[str, str], *, writers: int, rounds: int
+) -> tuple[int, int]:
+    source, target = (WHERE[one].format(place / name) for one, name in zip(pair, "st", strict=True))
+    open_store(source).close()
+    with _writers(source, writers):
+        messages = 0
+        for _ in range(rounds):
+            copied = copy_place(source, target)
+            assert [found.problems for found in copied.namespaces.values() if found.problems] == []
+            messages = _check_prefixes(source, target)
+    copied = copy_place(source, target)
+    assert copied.problems == 0
+    assert _told(target) == _told(source)
+    return messages, copied.sessions
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_p7_a_copy_beside_writers_is_consistent_and_ends_equal(
+    quick_disk: Path, say: Say, pair: tuple[str, str]
+) -> None:
+    messages, sessions = _copy_beside_writers(quick_disk, pair, writers=2, rounds=3)
+    assert messages > 0
+    say(f"{'-'.join(pair)}: {messages:,} messages beside writers, {sessions} sessions")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_p7_many_copies_beside_many_writers_are_consistent_and_end_equal(
+    quick_disk: Path, say: Say, pair: tuple[str, str]
+) -> None:
+    messages, sessions = _copy_beside_writers(quick_disk, pair, writers=6, rounds=30)
+    say(f"{'-'.join(pair)}: {messages:,} messages beside writers, {sessions} sessions")
+
+
+@pytest.mark.parametrize("engine", WHERE)
+def test_p2_a_backup_under_load_is_verified_and_restored(
+    quick_disk: Path, say: Say, engine: str
+) -> None:
+    source, folder = WHERE[engine].format(quick_disk / "s"), str(quick_disk / "backup")
+    restored = WHERE[engine].format(quick_disk / "r")
+    open_store(source).close()
+    with _writers(source, 2):
+        for _ in range(3):
+            assert backup.back_up(source, folder).problems == 0
+        found = backup.verify(folder)
+        assert found.findings == ()
+        copied, _ = backup.restore(folder, restored)
+        assert copied.problems == 0
+        # What went on since is newer, and stays.
+        copied, _ = backup.restore(folder, source)
+        assert all(one.newer for one in copied.namespaces["sessions"].problems)
+        messages = _check_prefixes(source, restored)
+    assert messages > 0
+    assert _told(restored) == _told(f"jsonl:{folder}")
+    say(f"{engine}: a backup of {found.messages:,} messages taken beside writers, and restored")
