@@ -108,16 +108,23 @@ def postgres(postgres_installation: Installation) -> Server:
         needs.lacking(str(error))
 
 
+@pytest.fixture(scope="session")
+def own_databases(postgres: Server) -> Iterator[Databases]:
+    """New databases on the server of this run."""
+    databases = Databases(postgres.url())
+    yield databases
+    databases.close()
+
+
 @pytest.fixture(
     scope="session", params=["own", *(["given"] if os.environ.get(_GIVEN_SERVER) else [])]
 )
 def postgres_databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
-    """New databases on the server of this run, and on the one that the environment names."""
-    if request.param == "given":
-        databases = Databases(os.environ[_GIVEN_SERVER])
-    else:
-        server: Server = request.getfixturevalue("postgres")
-        databases = Databases(server.url())
+    """The same, and then those on the server that the environment names."""
+    if request.param == "own":
+        yield request.getfixturevalue("own_databases")
+        return
+    databases = Databases(os.environ[_GIVEN_SERVER])
     yield databases
     databases.close()
 
@@ -134,6 +141,14 @@ def postgres_places(postgres_databases: Databases) -> Iterator[Places]:
 def postgres_url(postgres_places: Places) -> str:
     """A new, empty database."""
     return postgres_places.new()
+
+
+@pytest.fixture
+def own_url(own_databases: Databases) -> Iterator[str]:
+    """A new, empty database on the server of this run, for what stands before that server."""
+    url = own_databases.new()
+    yield url
+    own_databases.leave(url)
 
 
 @pytest.fixture(scope="session")

@@ -110,14 +110,21 @@ def carried_programs() -> Path:
 class Installation:
     """Programs that can be run, and a folder in which they have their files."""
 
-    def __init__(self, programs: Path | None = None) -> None:
-        """Make the folder; the programs are copied if the account cannot reach them."""
+    def __init__(
+        self, programs: Path | None = None, *, places: Sequence[Path] | None = None
+    ) -> None:
+        """Make the folder; the programs are copied if the account cannot reach them.
+
+        `places`: where the folder may be made, the best one first; in memory unless said.
+        """
         programs = carried_programs() if programs is None else programs
+        if not (programs / "bin" / "postgres").exists():
+            raise Unavailable(f"there is no PostgreSQL in {programs}")
         self.account = unprivileged()
         self._keeper = _Keeper()
         self._running: list[_Process] = []
         try:
-            self.folder = self._own_folder(_places_for_data())
+            self.folder = self._own_folder(_places_for_data() if places is None else places)
             self.programs = programs if self._can_run(programs) else self._copied(programs)
             self.password = secrets.token_hex(8)
             self._template: Path | None = None
@@ -589,12 +596,12 @@ class Places:
         return self._urls[folder]
 
     def leave(self, url: str) -> None:
-        """This one is not needed any more."""
+        """Give up one of them."""
         folder = next(folder for folder, known in self._urls.items() if known == url)
         self._databases.leave(self._urls.pop(folder))
 
     def close(self) -> None:
-        """None of them is."""
+        """Give up all of them."""
         for url in self._urls.values():
             self._databases.leave(url)
         self._urls.clear()

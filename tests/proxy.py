@@ -6,6 +6,7 @@ to a Sync (or one simple query) and all that is answered to it is one exchange.
 """
 
 import contextlib
+import itertools
 import re
 import socket
 import struct
@@ -25,6 +26,7 @@ _NO_ENCRYPTION: Final = {80877103, 80877104}
 _CANCEL: Final = 80877102
 _WRITES: Final = re.compile(r"\b(insert|update|delete|merge|commit)\b", re.IGNORECASE)
 _PATIENCE: Final = 30.0
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class Exchange:
     status: str = ""
     """`I` when the server is in no transaction afterwards: what there was has been committed."""
     cut: Moment | None = None
+    line: int = 0
+    """Which connection it was on."""
 
     @property
     def text(self) -> str:
@@ -197,6 +201,7 @@ class _Link:
         self._proxy = proxy
         self._client = client
         self._server = server
+        self._number = next(_numbers)
         self._asked: deque[Exchange] = deque()
         self._prepared: dict[bytes, str] = {}
         self._portals: dict[bytes, str] = {}
@@ -222,7 +227,7 @@ class _Link:
     def _ask(self) -> None:
         self._greet()
         waiting = bytearray()
-        exchange = Exchange()
+        exchange = Exchange(line=self._number)
         for kind, body in _messages(self._client):
             waiting += kind + _length(body) + body
             statement = self._statement(kind, body)
@@ -238,7 +243,7 @@ class _Link:
                     self._proxy.note(exchange)
                     return
                 self._asked.append(exchange)
-                exchange = Exchange()
+                exchange = Exchange(line=self._number)
             if kind not in b"PBDEC":
                 self._server.sendall(waiting)
                 waiting.clear()

@@ -155,10 +155,8 @@ def test_each_database_is_new_and_is_dropped(postgres: Server) -> None:
     left.close()
 
 
-def test_pgbouncer_gives_each_transaction_any_connection(
-    bouncer: Bouncer, postgres_url: str
-) -> None:
-    url = bouncer.url(postgres_url)
+def test_pgbouncer_gives_each_transaction_any_connection(bouncer: Bouncer, own_url: str) -> None:
+    url = bouncer.url(own_url)
     with (
         psycopg.connect(url, autocommit=True) as one,
         psycopg.connect(url, autocommit=True) as other,
@@ -171,9 +169,9 @@ def test_pgbouncer_gives_each_transaction_any_connection(
 
 
 @pytest.fixture
-def table(postgres_url: str) -> str:
-    execute(postgres_url, "create table t (n int)")
-    return postgres_url
+def table(own_url: str) -> str:
+    execute(own_url, "create table t (n int)")
+    return own_url
 
 
 def _through(url: str, proxy: Proxy) -> str:

@@ -1,0 +1,105 @@
+"""Three agents as processes on one PostgreSQL database: one is killed, one is stopped politely.
+
+Any of them takes a turn, the lease decides, and the turn of the killed one is gone on with. In the
+end every message is answered once in the log; see test_agent_killed for all that must hold.
+"""
+
+import select
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from crash import test_agent_killed as killed
+from crash.agent_process import Agent
+from crash.agent_script import WISHES
+from crash.conftest import Say
+
+ENGINE: Final = "postgresql"
+ACKNOWLEDGED: Final = ("ack", "answer")
+"""What an agent says of a message that it has taken, and of one that it has answered."""
+
+
+@pytest.fixture
+def engine(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(killed.WHERE, ENGINE, postgres_url)
+    return ENGINE
+
+
+class _Trial(killed.Trial):
+    """Several agents at once."""
+
+    def run_together(self, number: int, *, load: int) -> None:
+        """Three agents under load: one is killed, one is stopped, and one goes on."""
+        agents = [self._agent() for _ in range(3)]
+        for agent in agents:
+            agent.until("open", 1)
+        self._load(number, agents, load)
+        # Whoever has the turn: the others may have nothing to do.
+        struck = _first_to_say(killed.MOMENTS[number % len(killed.MOMENTS)], agents)
+        second, third = (agent for agent in agents if agent is not struck)
+        said = struck.kill()
+        self._heard(said)
+        taken, answered = ({line[1] for line in said if line[0] == word} for word in ACKNOWLEDGED)
+        self.struck["killed with messages unanswered"] += bool(taken - answered)
+        # Whoever heard of no answer says it again, to somebody else.
+        self._load(number, [second, third], load, again=load)
+        self._heard(second.end())
+        self._load(number, [third], load // 2, again=load)
+        third.send(do="resume")
+        self._heard(third.end())
+        self._look()
+
+    def _load(self, number: int, agents: list[Agent], count: int, *, again: int = 0) -> None:
+        work = self._again(most=again)
+        work += [self._new(number, self._chance.choice(WISHES)) for _ in range(count)]
+        self._chance.shuffle(work)
+        for wanted in work:
+            # Some arrive twice, at two agents at once.
+            times = min(len(agents), self._chance.choice((1, 1, 2)))
+            for agent in self._chance.sample(agents, times):
+                agent.send(**wanted)
+
+
+def _first_to_say(word: str, agents: list[Agent]) -> Agent:
+    """Listen to all of them until one has said this."""
+    while True:
+        for agent in agents:
+            if any(line[0] == word for line in agent.lines()):
+                return agent
+        ready, _, _ = select.select([agent._stdout for agent in agents], [], [], 60)
+        assert ready, f"nobody says {word!r}"
+        for agent in agents:
+            if agent._stdout in ready:
+                assert agent._listen(), f"it ended: {agent.lines()[-3:]}"
+
+
+def _run(place: Path, engine: str, say: Say, *, rounds: int, load: int, seed: int) -> None:
+    trial = _Trial(place, engine, seed)
+    try:
+        for number in range(rounds):
+            trial.run_together(number, load=load)
+        trial.end()
+    finally:
+        trial.close()
+    assert trial.struck["killed with messages unanswered"] > 0
+    say(f"three agents on one database: seed {seed}, {rounds} rounds: {dict(trial.struck)}")
+
+
+def test_three_agents_on_one_database_answer_every_message_once(
+    quick_disk: Path, engine: str, say: Say, seed: int
+) -> None:
+    _run(quick_disk, engine, say, rounds=1, load=8, seed=seed)
+
+
+@pytest.mark.full
+def test_three_agents_on_one_database_answer_every_message_once_again_and_again(
+    quick_disk: Path, engine: str, say: Say, seed: int
+) -> None:
+    _run(quick_disk, engine, say, rounds=14, load=12, seed=seed)
+
+
+def test_an_agent_killed_three_times_answers_every_message_once(
+    quick_disk: Path, engine: str, say: Say, seed: int
+) -> None:
+    killed._kill(quick_disk, engine, say, rounds=3, seed=seed)

@@ -1,0 +1,364 @@
+"""A connection to PostgreSQL that is cut in the middle of a call, before and after the commit.
+
+A small proxy does it. What was stored is there exactly once, and what an error says is true.
+"""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, Final
+
+import pytest
+
+import stenolog
+from crash.conftest import Say
+from postgres_server import Server
+from proxy import Exchange, Moment, Proxy, writes
+from stenolog import MaybeStored, NotStored, StoreUnavailable
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.postgres import PostgresStore
+from stenolog.testing.calls import pictures, trash
+from stenolog.testing.contract.opened import shown, user
+from stenolog.testing.crash import KEY, SCRIPT
+
+MOMENTS: Final[tuple[Moment, ...]] = ("before", "during", "after")
+
+
+@pytest.fixture
+def proxy(postgres: Server) -> Iterator[Proxy]:
+    with Proxy(postgres.port) as standing:
+        yield standing
+
+
+@pytest.fixture
+def store(own_url: str, postgres: Server, proxy: Proxy) -> Iterator[Store]:
+    """Through the proxy."""
+    with stenolog.open_store(_through(own_url, postgres, proxy)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def beside(own_url: str) -> Iterator[Store]:
+    """The same database, by the direct way."""
+    with stenolog.open_store(own_url) as opened:
+        yield opened
+
+
+def _through(url: str, postgres: Server, proxy: Proxy) -> str:
+    return url.replace(f":{postgres.port}/", f":{proxy.port}/")
+
+
+def stores(exchange: Exchange) -> bool:
+    """Whether messages are stored in it."""
+    return "insert" in exchange.text.lower() and "message" in exchange.text.lower()
+
+
+# --- one append ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("first", [True, False], ids=["a new session", "an old one"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_p12_an_append_with_a_token_is_there_once_wherever_it_is_cut(
+    store: Store, beside: Store, proxy: Proxy, moment: Moment, first: bool, size: int
+) -> None:
+    before = [] if first else ["before"]
+    if not first:
+        store.add_message("a", "user", "before")
+    batch = [user(f"x{n}") for n in range(size)]
+    proxy.cut(moment, stores)
+    # The token decides: the store asks again by itself.
+    seqs = store.add_messages("a", batch, once="t1")
+    assert proxy.cuts() == 1
+    assert seqs == list(range(len(before) + 1, len(before) + size + 1))
+    assert store.add_messages("a", batch, once="t1") == seqs
+    assert shown(beside, "a") == [*before, *(f"x{n}" for n in range(size))]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("first", [True, False], ids=["a new session", "an old one"])
+def test_p8_without_a_token_nobody_is_told_what_nobody_knows(
+    store: Store, beside: Store, proxy: Proxy, moment: Moment, first: bool
+) -> None:
+    before = [] if first else ["before"]
+    if not first:
+        store.add_message("a", "user", "before")
+    proxy.cut(moment, stores)
+    try:
+        store.add_message("a", "user", "x")
+    except NotStored:
+        possible = [before]
+    except MaybeStored:
+        # The one thing that is not allowed is to store it again on a guess.
+        possible = [before, [*before, "x"]]
+    else:
+        possible = [[*before, "x"]]
+    assert proxy.cuts() == 1
+    there = shown(beside, "a")
+    assert there in possible
+    assert store.add_message("a", "user", "next") == len(there) + 1
+
+
+def test_p8_an_append_that_the_server_answered_and_nobody_heard_is_told_as_unknown(
+    store: Store, beside: Store, proxy: Proxy
+) -> None:
+    store.add_message("a", "user", "before")
+    proxy.cut("after", stores)
+    with pytest.raises(MaybeStored):
+        store.add_message("a", "user", "x")
+    assert shown(beside, "a") == ["before", "x"]
+
+
+def test_p8_what_nobody_knows_stays_unknown_when_the_server_is_gone_afterwards(
+    own_url: str, postgres: Server, proxy: Proxy, beside: Store
+) -> None:
+    def stores_last(exchange: Exchange) -> bool:
+        """Behind this one nobody gets through any more."""
+        if stores(exchange):
+            proxy.refuse()
+        return stores(exchange)
+
+    with PostgresStore(_through(own_url, postgres, proxy), busy_timeout=0.5) as store:
+        store.add_message("a", "user", "before")
+        proxy.cut("after", stores_last)
+        # Asked again because of the token, and then there is no answer at all.
+        with pytest.raises(MaybeStored):
+            store.add_message("a", "user", "x", once="t1")
+        assert shown(beside, "a") == ["before", "x"]
+        proxy.refuse(False)
+        assert store.add_message("a", "user", "x", once="t1") == 2
+    assert shown(beside, "a") == ["before", "x"]
+
+
+def test_p8_nothing_is_stored_where_the_server_cannot_be_reached(
+    own_url: str, postgres: Server, proxy: Proxy, beside: Store
+) -> None:
+    with PostgresStore(_through(own_url, postgres, proxy), busy_timeout=0.5) as store:
+        store.add_message("a", "user", "1")
+        proxy.refuse()
+        proxy.cut_all()
+        _until_cut(store)
+        with pytest.raises(NotStored):
+            store.add_message("a", "user", "2")
+        with pytest.raises(NotStored):
+            store.add_message("a", "user", "2", once="t2")
+        with pytest.raises(StoreUnavailable):
+            store.get_history("a")
+        assert shown(beside, "a") == ["1"]
+        proxy.refuse(False)
+        assert store.add_message("a", "user", "2", once="t2") == 2
+    assert shown(beside, "a") == ["1", "2"]
+
+
+def _until_cut(store: Store) -> None:
+    """Look once, so that the store has seen that its connections are gone."""
+    with pytest.raises(StoreUnavailable):
+        store.get_history("a")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_p8_a_look_that_is_cut_is_taken_again(store: Store, proxy: Proxy, moment: Moment) -> None:
+    store.add_message("a", "user", "1")
+    looks: list[Callable[[], object]] = [
+        lambda: shown(store, "a"),
+        lambda: store.info("a").count,
+        store.list_sessions,
+        lambda: [message.seq for message in store.follow("a", timeout=0)],
+    ]
+    for number, look in enumerate(looks, 1):
+        expected = look()
+        proxy.cut(moment, lambda exchange: "pg_notify" not in exchange.text)
+        assert look() == expected
+        assert proxy.cuts() == number
+
+
+# --- every call, in every place -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_p2_p8_a_call_is_whole_or_absent_in_whichever_exchange_it_is_cut(
+    own_url: str, postgres: Server, proxy: Proxy, moment: Moment, seed: int, say: Say
+) -> None:
+    chosen = random.Random(seed).sample(range(len(SCRIPT)), 6)
+    _cut_everywhere(own_url, _through(own_url, postgres, proxy), proxy, moment, chosen, say)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_p2_p8_every_call_is_whole_or_absent_in_whichever_exchange_it_is_cut(
+    own_url: str, postgres: Server, proxy: Proxy, moment: Moment, say: Say
+) -> None:
+    every = list(range(len(SCRIPT)))
+    _cut_everywhere(own_url, _through(own_url, postgres, proxy), proxy, moment, every, say)
+
+
+def _cut_everywhere(
+    url: str, through: str, proxy: Proxy, moment: Moment, chosen: Sequence[int], say: Say
+) -> None:
+    told: Counter[str] = Counter()
+    for which in chosen:
+        for number in count():
+            # The sessions of each attempt are apart from all others.
+            namespace = f"n{which}-{number}"
+            with (
+                stenolog.open_store(url, namespace=namespace) as beside,
+                stenolog.open_store(through, namespace=namespace) as store,
+            ):
+                if not _cut_in(store, beside, proxy, (which, moment, number), told):
+                    break
+    say(f"{len(chosen)} calls, each exchange cut {moment}: {dict(told)}")
+    assert told["cut"] > 2 * len(chosen)
+
+
+def _cut_in(
+    store: Store,
+    beside: Store,
+    proxy: Proxy,
+    where: tuple[int, Moment, int],
+    told: Counter[str],
+) -> bool:
+    """Make a call of the script and cut one exchange of it; whether there was such a one."""
+    which, moment, number = where
+    call, model, left = SCRIPT[which], InMemoryStore(), number
+
+    def is_meant(exchange: Exchange) -> bool:
+        nonlocal left
+        if "pg_notify" in exchange.text:
+            return False
+        left -= 1
+        return left == -1
+
+    for earlier in SCRIPT[:which]:
+        earlier.make(model, KEY)
+        earlier.make(beside, KEY)
+    before = _shown(beside)
+    assert before == _shown(model)
+    call.make(model, KEY)
+    after, cuts = _shown(model), proxy.cuts()
+    proxy.cut(moment, is_meant)
+    try:
+        call.make(store, KEY)
+    except NotStored:
+        assert _shown(beside) == before, (call, where)
+        told["not stored"] += 1
+    except (MaybeStored, StoreUnavailable):
+        assert _shown(beside) in (before, after), (call, where)
+        told["unknown"] += 1
+    else:
+        assert _shown(beside) == after, (call, where)
+        told["went on"] += 1
+    proxy.forget_cuts()
+    told["cut"] += proxy.cuts() - cuts
+    return proxy.cuts() > cuts
+
+
+def _shown(store: Store) -> tuple[Any, Any]:
+    return pictures(store), trash(store)
+
+
+# --- many at once -------------------------------------------------------------------------------
+
+
+def test_p7_p12_many_threads_through_a_bad_line_store_everything_once(
+    own_url: str, postgres: Server, proxy: Proxy, beside: Store, seed: int, say: Say
+) -> None:
+    _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=40)
+
+
+@pytest.mark.full
+def test_p7_p12_many_threads_through_a_bad_line_for_longer(
+    own_url: str, postgres: Server, proxy: Proxy, beside: Store, seed: int, say: Say
+) -> None:
+    _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=2_000)
+
+
+def _bad_line(where: str, proxy: Proxy, beside: Store, seed: int, say: Say, *, each: int) -> None:
+    chance = random.Random(seed)
+    mutex = threading.Lock()
+    unlucky = 0.15
+
+    def is_meant(exchange: Exchange) -> bool:
+        with mutex:
+            return writes(exchange) and chance.random() < unlucky
+
+    told: Counter[str] = Counter()
+    acknowledged: dict[str, int] = {}
+    unknown: set[str] = set()
+
+    def write(store: Store, name: str, *, tokens: bool) -> None:
+        for number in range(each):
+            text = f"{name}.{number}"
+            while True:
+                try:
+                    seq = store.add_message("a", "user", text, once=text if tokens else None)
+                except NotStored:
+                    told["not stored"] += 1
+                except MaybeStored:
+                    told["unknown"] += 1
+                    if not tokens:
+                        unknown.add(text)
+                        break
+                else:
+                    acknowledged[text] = seq
+                    break
+
+    with stenolog.open_store(where) as store:
+        store.add_message("a", "user", "first")
+        for moment in MOMENTS:
+            proxy.cut(moment, is_meant, times=1_000_000)
+        threads = [
+            threading.Thread(target=write, args=(store, f"t{n}"), kwargs={"tokens": n % 2 == 0})
+            for n in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        proxy.forget_cuts()
+    found = [(str(message.content), message.seq) for message in beside.get_history("a")][1:]
+    texts = Counter(text for text, _ in found)
+    assert {text: times for text, times in texts.items() if times > 1} == {}
+    assert acknowledged.items() <= dict(found).items()
+    assert set(texts) <= acknowledged.keys() | unknown
+    say(
+        f"bad line: seed {seed}, {proxy.cuts()} cuts, {len(acknowledged)} acknowledged, "
+        f"{len(unknown)} of unknown fate, of which {len(unknown & texts.keys())} are there; "
+        f"{dict(told)}"
+    )
+    assert proxy.cuts() > each // 4
+
+
+# --- leases -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_p7_a_lease_whose_answer_was_lost_keeps_nobody_out(
+    store: Store, beside: Store, proxy: Proxy, moment: Moment
+) -> None:
+    store.add_message("a", "user", "1")
+
+    def takes(exchange: Exchange) -> bool:
+        return "insert into" in exchange.text.lower() and "lease" in exchange.text.lower()
+
+    proxy.cut(moment, takes)
+    with store.lease("a", ttl=60, wait=1) as lease:
+        assert proxy.cuts() == 1
+        with pytest.raises(stenolog.StoreBusy):
+            beside.lease("a", ttl=60, wait=0)
+        assert lease.store.add_message("a", "user", "2") == 2
+    beside.lease("a", ttl=60, wait=0).release()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_p7_p12_what_is_written_through_a_lease_is_there_once_wherever_it_is_cut(
+    store: Store, beside: Store, proxy: Proxy, moment: Moment
+) -> None:
+    store.add_message("a", "user", "1")
+    with store.lease("a", ttl=60) as lease:
+        proxy.cut(moment, stores)
+        assert lease.store.add_message("a", "user", "2", once="t2") == 2
+        assert proxy.cuts() == 1
+    assert shown(beside, "a") == ["1", "2"]

@@ -1,0 +1,149 @@
+"""kill -9 of a primary while processes write, and its synchronous standby takes over.
+
+No acknowledged message is missing or doubled, the writers go on by themselves, and so does whoever
+follows.
+"""
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
+
+import stenolog
+from crash.conftest import Say
+from crash.postgres_processes import Writer, judge, store_more
+from postgres_server import Installation, Server, two_hosts
+from stenolog.stores.postgres import PostgresStore
+
+END: Final = "end.0"
+WRITERS: Final = 4
+ENOUGH: Final = 25
+"""How many messages of each writer are acknowledged before the kill, and after it."""
+
+
+def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_a_failover(
+    postgres_installation: Installation, say: Say
+) -> None:
+    _fail_over(postgres_installation, say, enough=ENOUGH)
+
+
+@pytest.mark.full
+def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_twenty_failovers(
+    postgres_installation: Installation, say: Say
+) -> None:
+    for _ in range(20):
+        _fail_over(postgres_installation, say, enough=300)
+
+
+def _fail_over(installation: Installation, say: Say, *, enough: int) -> None:
+    primary = installation.server().start()
+    standby = primary.standby()
+    primary.execute("create database talks")
+    where = two_hosts(primary, standby, "talks")
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(Writer("tokens" if n % 2 else "plain", where, f"w{n}"))
+            for n in range(WRITERS)
+        ]
+        following = _Following(where)
+        store_more(writers, enough)
+        killed = primary.kill9()
+        began = time.monotonic()
+        standby.promote()
+        promoted = time.monotonic() - began
+        store_more(writers, enough)
+        gap = time.monotonic() - began
+        for writer in writers:
+            writer.stop()
+        with stenolog.open_store(where) as store:
+            told = judge(store, writers)
+            store.add_message("everybody", "user", END)
+            expected = [(m.seq, m.content) for m in store.get_history("everybody")]
+            assert following.heard() == expected
+    say(
+        f"failover: {killed} processes killed, promoted in {promoted:.2f} s, all writers went on "
+        f"within {gap:.2f} s; told: {dict(told)}"
+    )
+    standby.stop("immediate")
+
+
+class _Following(threading.Thread):
+    """Follows the session of everybody, through whatever happens, up to its end."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(daemon=True)
+        self._where = where
+        self._heard: list[tuple[int, Any]] = []
+        self._failure: stenolog.StenologError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with stenolog.open_store(self._where) as store:
+                for message in store.follow("everybody", timeout=100):
+                    self._heard.append((message.seq, message.content))
+                    if message.content == END:
+                        return
+        except stenolog.StenologError as error:
+            self._failure = error
+
+    def heard(self) -> list[tuple[int, Any]]:
+        """All that it got. Raises what it met."""
+        self.join(30)
+        if self._failure is not None:
+            raise self._failure
+        return self._heard
+
+
+@pytest.fixture
+def pair(postgres_installation: Installation) -> tuple[Server, Server]:
+    primary = postgres_installation.server().start()
+    return primary, primary.standby()
+
+
+def test_p8_a_standby_alone_is_read_and_refuses_writes(pair: tuple[Server, Server]) -> None:
+    primary, standby = pair
+    with stenolog.open_store(primary.url()) as store:
+        store.add_message("a", "user", "1")
+    with PostgresStore(standby.url(), busy_timeout=0.3) as store:
+        assert [message.content for message in store.get_history("a")] == ["1"]
+        with pytest.raises(stenolog.NotStored, match="standby"):
+            store.add_message("a", "user", "2")
+        with pytest.raises(stenolog.StoreUnavailable, match="standby"):
+            store.lease("a", ttl=60, wait=0)
+    for server in pair:
+        server.stop("immediate")
+
+
+def test_of_several_servers_the_one_that_takes_writes_is_found(pair: tuple[Server, Server]) -> None:
+    primary, standby = pair
+    where = two_hosts(standby, primary, "postgres").partition("?")[0]
+    with stenolog.open_store(where) as store:
+        assert store.add_message("a", "user", "1") == 1
+    for server in pair:
+        server.stop("immediate")
+
+
+def test_p8_a_server_that_is_gone_is_told_in_words_and_without_the_password(
+    pair: tuple[Server, Server],
+) -> None:
+    primary, standby = pair
+    standby.stop("immediate")
+    primary.configure(synchronous_standby_names="")
+    with PostgresStore(primary.url(), busy_timeout=1) as store:
+        store.add_message("a", "user", "1")
+        primary.kill9()
+        # A connection that was used a moment ago is taken for whole, and then nobody knows.
+        time.sleep(0.3)
+        with pytest.raises(stenolog.NotStored) as refused:
+            store.add_message("a", "user", "2")
+        with pytest.raises(stenolog.StoreUnavailable) as unread:
+            store.get_history("a")
+        for words in (str(refused.value), str(unread.value)):
+            assert str(primary.port) in words
+            assert primary.password not in words
+        primary.start()
+        assert store.add_message("a", "user", "2") == 2
+    primary.stop("immediate")

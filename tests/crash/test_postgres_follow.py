@@ -1,0 +1,261 @@
+"""Who follows a session of a PostgreSQL database gets each message once, whatever befalls the line.
+
+And many processes that come at once to an empty database all come up.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+import stenolog
+from bouncer import Bouncer
+from crash.postgres_processes import Writer, until
+from postgres_server import Installation, Server, attempts, execute
+from proxy import Exchange, Proxy, writes
+from stenolog.stores.base import Store
+from stenolog.stores.postgres import PostgresStore, news
+
+_LISTENERS = (
+    "select pid from pg_stat_activity where datname = current_database() "
+    "and query ilike 'listen%' and state = 'idle'"
+)
+_WAITING = (
+    "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+)
+
+
+class _Follower(threading.Thread):
+    """Follows a session and keeps what it gets."""
+
+    def __init__(self, store: Store, key: str, *, after: int = 0) -> None:
+        super().__init__(daemon=True)
+        self._messages = store.follow(key, after=after, timeout=60)
+        self._more = threading.Condition()
+        self._got: list[tuple[int, Any]] = []
+        self._failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for message in self._messages:
+                with self._more:
+                    self._got.append((message.seq, message.content))
+                    self._more.notify()
+        except Exception as error:  # noqa: BLE001 - told to whoever waits
+            with self._more:
+                self._failure = error
+                self._more.notify()
+
+    def until(self, count: int) -> list[tuple[int, Any]]:
+        """All that it got, once it is so many. Raises what it met."""
+        with self._more:
+            self._more.wait_for(lambda: len(self._got) >= count or self._failure is not None, 30)
+            if self._failure is not None:
+                raise self._failure
+            return list(self._got)
+
+
+@contextmanager
+def _following(reading: str, writing: str) -> Iterator[tuple[Store, _Follower]]:
+    """A store to write with, and another one's follower."""
+    with (
+        stenolog.open_store(reading) as read,
+        stenolog.open_store(f"{writing}?application_name=writes") as write,
+    ):
+        yield write, _Follower(read, "a")
+
+
+def _say(store: Store, first: int, last: int) -> list[tuple[int, Any]]:
+    return [
+        (store.add_message("a", "user", f"{n}", once=f"{n}"), f"{n}")
+        for n in range(first, last + 1)
+    ]
+
+
+def _listener(url: str) -> int:
+    """The server's process behind the one connection that listens."""
+    for _ in attempts():
+        found = execute(url, _LISTENERS)
+        if found:
+            [(pid,)] = found
+            return int(pid)
+    raise AssertionError("nobody listens")
+
+
+def test_p7_nothing_is_lost_when_the_listening_connection_ends(postgres_url: str) -> None:
+    with _following(postgres_url, postgres_url) as (store, follower):
+        said = _say(store, 1, 3)
+        assert follower.until(3) == said
+        for turn in range(3):
+            pid = _listener(postgres_url)
+            said += _say(store, 10 * turn + 10, 10 * turn + 12)
+            execute(postgres_url, f"select pg_terminate_backend({pid})")
+            said += _say(store, 10 * turn + 13, 10 * turn + 15)
+            assert follower.until(len(said)) == said
+        assert _listener(postgres_url)
+
+
+def test_p7_nothing_is_lost_across_a_restart_of_the_server(
+    postgres_installation: Installation,
+) -> None:
+    server = postgres_installation.server().start()
+    with _following(server.url(), server.url()) as (store, follower):
+        said = _say(store, 1, 3)
+        assert follower.until(3) == said
+        server.restart()
+        said += _say(store, 4, 6)
+        assert follower.until(6) == said
+        server.kill9()
+        server.start()
+        said += _say(store, 7, 9)
+        assert follower.until(9) == said
+    server.stop("immediate")
+
+
+@pytest.fixture
+def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is not told waits for longer than any test."""
+    monkeypatch.setattr(news, "LOOK_AGAIN", 1000.0)
+    monkeypatch.setattr(news.News, "longest", 1000.0)
+
+
+@pytest.mark.usefixtures("never_looks")
+def test_p7_whoever_follows_is_told(postgres_url: str) -> None:
+    with _following(postgres_url, postgres_url) as (store, follower):
+        said = _say(store, 1, 1)
+        assert follower.until(1) == said
+        assert _listener(postgres_url)
+        for number in range(2, 12):
+            said += _say(store, number, number)
+            assert follower.until(len(said)) == said
+            said.append((store.add_message("a", "user", f"{number}!"), f"{number}!"))
+            assert follower.until(len(said)) == said
+
+
+def test_p7_what_is_told_is_there_by_then(postgres_url: str) -> None:
+    with (
+        PostgresStore(postgres_url) as store,
+        psycopg.connect(postgres_url, autocommit=True) as listening,
+        psycopg.connect(postgres_url) as locking,
+    ):
+        store.add_message("a", "user", "1")
+        listening.execute(f'listen "{store.database.news.channel}"'.encode())
+        list(listening.notifies(timeout=1))
+        locking.execute("select from stenolog.session for update")
+        writing = threading.Thread(target=store.add_message, args=("a", "user", "2"))
+        writing.start()
+        assert any(execute(postgres_url, _WAITING) for _ in attempts())
+        # Nothing is stored yet, and nobody is woken for it in vain.
+        assert list(listening.notifies(timeout=0.3)) == []
+        locking.rollback()
+        writing.join()
+        assert list(listening.notifies(timeout=10, stop_after=1)) != []
+
+
+def test_p7_nobody_is_told_inside_a_transaction_that_stores(postgres: Server, own_url: str) -> None:
+    """Commits with a notification in them wait for each other, in the whole database."""
+    with Proxy(postgres.port) as proxy:
+        through = own_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        with stenolog.open_store(through) as store:
+            for number in range(3):
+                store.add_message("a", "user", f"{number}")
+                store.add_messages("a", [{"role": "user"}, {"role": "user"}], once=f"{number}")
+                store.set_summary("a", f"{number}")
+                store.truncate_history("a", 1)
+                assert proxy.wait_until(_told(number + 1))
+        before: dict[int, str] = {}
+        for exchange in proxy.seen:
+            if "pg_notify" in exchange.text:
+                assert before.get(exchange.line, "I") == "I", "in a transaction"
+                assert exchange.status == "I"
+                assert not writes(exchange)
+            before[exchange.line] = exchange.status
+
+
+def _told(times: int) -> Callable[[list[Exchange]], bool]:
+    def holds(seen: list[Exchange]) -> bool:
+        return sum("pg_notify" in exchange.text for exchange in seen) >= times
+
+    return holds
+
+
+def test_p7_one_connection_of_a_process_listens_for_all_followers(postgres_url: str) -> None:
+    with (
+        stenolog.open_store(postgres_url) as one,
+        stenolog.open_store(postgres_url) as two,
+    ):
+        followers = [_Follower(store, "a") for store in (one, two, one)]
+        said = _say(two, 1, 2)
+        for follower in followers:
+            assert follower.until(2) == said
+        assert _listener(postgres_url)
+
+
+# --- through PgBouncer --------------------------------------------------------------------------
+
+
+def test_p7_through_pgbouncer_whoever_follows_looks_by_itself(
+    bouncer: Bouncer, own_url: str
+) -> None:
+    through = bouncer.url(own_url)
+    with _following(through, own_url) as (store, follower):
+        said = _say(store, 1, 5)
+        assert follower.until(5) == said
+        assert execute(own_url, _LISTENERS) == []
+        said += _say(store, 6, 8)
+        assert follower.until(8) == said
+
+
+def test_p7_through_pgbouncer_many_writers_share_few_connections(
+    bouncer: Bouncer, own_url: str
+) -> None:
+    through = bouncer.url(own_url)
+
+    failed: list[Exception] = []
+
+    def write(name: str) -> None:
+        try:
+            write_all(name)
+        except Exception as error:  # noqa: BLE001 - told by whoever waits
+            failed.append(error)
+
+    def write_all(name: str) -> None:
+        with stenolog.open_store(f"{through}?connections=2") as store:
+            for number in range(20):
+                text = f"{name}.{number}"
+                store.add_message("a", "user", text, once=text if number % 2 else None)
+
+    threads = [threading.Thread(target=write, args=(f"t{n}",)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    with stenolog.open_store(own_url) as store:
+        found = [message.content for message in store.get_history("a")]
+    assert len(found) == len(set(found)) == 240
+
+
+# --- all at once --------------------------------------------------------------------------------
+
+
+def test_ten_processes_that_start_at_once_on_an_empty_database_all_come_up(
+    postgres_url: str,
+) -> None:
+    with ExitStack() as stack:
+        openers = [
+            stack.enter_context(Writer("open", postgres_url, f"w{number}")) for number in range(10)
+        ]
+        until(openers, lambda opener: opener.count("ready") == 1)
+        for opener in openers:
+            opener.go()
+        for opener in openers:
+            opener.stop()
+        assert [opener.count("stored") for opener in openers] == [1] * 10
+    with stenolog.open_store(postgres_url) as store:
+        found = {message.content for message in store.get_history("everybody")}
+    assert found == {opener.name for opener in openers}

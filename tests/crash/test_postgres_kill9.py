@@ -1,0 +1,65 @@
+"""kill -9 of the one PostgreSQL server there is, under writers: what was acknowledged is there.
+
+Also where the database is set up not to wait for its disk.
+"""
+
+from contextlib import ExitStack
+
+import pytest
+
+import needs
+import stenolog
+from bouncer import Bouncer
+from crash.conftest import Say
+from crash.postgres_processes import Writer, judge, store_more
+from postgres_server import Installation
+from stenolog.testing.contract.opened import shown
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.full)])
+def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_when_the_server_is_killed(
+    postgres_installation: Installation, say: Say, kills: int
+) -> None:
+    server = postgres_installation.server().start()
+    where = server.url()
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(Writer("tokens" if n % 2 else "plain", where, f"w{n}"))
+            for n in range(3)
+        ]
+        for _ in range(kills):
+            store_more(writers, 20)
+            server.kill9()
+            server.start()
+        store_more(writers, 20)
+        for writer in writers:
+            writer.stop()
+        with stenolog.open_store(where) as store:
+            told = judge(store, writers)
+    say(f"server killed {kills} times under 3 writers; told: {dict(told)}")
+    server.stop("immediate")
+
+
+@pytest.mark.parametrize("way", ["directly", "through PgBouncer"])
+def test_p1_a_database_that_does_not_wait_for_its_disk_is_made_to(
+    postgres_installation: Installation, way: str
+) -> None:
+    # What is not waited for stays in memory for ten seconds.
+    server = postgres_installation.server(wal_writer_delay="10000").start()
+    server.execute("create database hasty")
+    server.execute("alter database hasty set synchronous_commit = off")
+    where = server.url("hasty")
+    if way != "directly":
+        needs.tool("pgbouncer")
+        where = Bouncer(postgres_installation, server).url(where)
+    with stenolog.open_store(where) as store:
+        store.add_message("a", "user", "1")
+        store.add_message("a", "user", "2")
+        store.add_message("a", "user", "3", once="t3")
+        store.set_summary("a", "so far")
+        server.kill9()
+    server.start()
+    with stenolog.open_store(server.url("hasty")) as store:
+        assert shown(store, "a") == ["1", "2", "3"]
+        assert store.get_summary("a") == "so far"
+    server.stop("immediate")

@@ -1,0 +1,109 @@
+"""Processes that contend for the turn in many sessions of a PostgreSQL database; see test_leases.
+
+They are killed and stalled meanwhile. Never are two of them at once in a turn, and whoever lost the
+turn while it stalled is refused.
+"""
+
+import json
+import os
+import random
+import signal
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import stenolog
+from crash import test_leases as leases
+from crash.conftest import Say
+from crash.test_leases import HOLD_TTL, LONG, MOST_MORE_BLOWS, SESSIONS, SLACK, TTL
+
+
+def test_p7_eight_processes_contend_for_fifty_leases(
+    tmp_path: Path, postgres_url: str, say: Say, seed: int
+) -> None:
+    _contend(tmp_path, postgres_url, say, seed, blows=10)
+
+
+@pytest.mark.full
+def test_p7_eight_processes_contend_for_fifty_leases_for_longer(
+    tmp_path: Path, postgres_url: str, say: Say, seed: int
+) -> None:
+    _contend(tmp_path, postgres_url, say, seed, blows=300)
+
+
+def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> None:
+    chance = random.Random(seed)
+    keys = [f"session {number}" for number in range(SESSIONS)]
+    with stenolog.open_store(where) as store:
+        for key in keys:
+            store.add_message(key, "user", "before begin")
+        with leases._Workers(where, place) as workers:
+            for blow in count(1):
+                time.sleep(chance.random() * 0.1)
+                if chance.random() < 0.4:
+                    workers.stall(chance)
+                else:
+                    workers.kill(chance)
+                found = leases._found(store, keys, workers)
+                # Blows that hit nobody in a turn prove nothing.
+                if blow >= blows and found.taken_over > 0 and found.refused > 0:
+                    break
+                assert blow < blows + MOST_MORE_BLOWS, f"no holder was hit: {workers.said()}"
+        found = leases._found(store, keys, workers)
+        for key in keys:
+            store.lease(key, ttl=TTL, wait=TTL + SLACK).release()
+    workers.check_ends()
+    said = workers.said()
+    say(
+        f"postgres leases: seed {seed}, {workers.killed} killed, {found.hit} of them in a turn, "
+        f"{found.taken_over} such turns followed by another's, {workers.stalled} stalled, "
+        f"{found.refused} refused when they went on, {found.turns} turns begun, {said['done']} "
+        f"ended, {said['lost']} lost to others"
+    )
+    assert found.taken_over > 0
+    assert found.refused > 0
+    assert found.turns >= said["done"] > 0
+
+
+def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(postgres_url: str) -> None:
+    with stenolog.open_store(postgres_url) as store:
+        store.add_message("a", "user", "1")
+        with leases._holding(postgres_url, "a", HOLD_TTL) as holder:
+            os.kill(holder.pid, signal.SIGSTOP)
+            with store.lease("a", ttl=60, wait=HOLD_TTL + SLACK) as lease:
+                lease.store.add_message("a", "user", "2")
+                os.kill(holder.pid, signal.SIGCONT)
+                said, _ = holder.communicate("write\n")
+                word, _, _, epoch = json.loads(said)
+                assert (word, epoch < lease.epoch) == ("lost", True)
+                lease.store.add_message("a", "user", "3")
+        assert [message.content for message in store.get_history("a")] == ["1", "2", "3"]
+
+
+def test_p7_the_turn_of_a_killed_holder_is_free_when_its_time_is_over(postgres_url: str) -> None:
+    with stenolog.open_store(postgres_url) as store:
+        store.add_message("a", "user", "1")
+        with leases._holding(postgres_url, "a", HOLD_TTL) as holder:
+            with pytest.raises(stenolog.StoreBusy, match=str(holder.pid)):
+                store.lease("a", ttl=60, wait=0)
+            holder.kill()
+            with store.lease("a", ttl=60, wait=HOLD_TTL + SLACK) as lease:
+                assert lease.store.add_message("a", "user", "2") == 2
+
+
+@pytest.mark.parametrize("stalled", [True, False], ids=["stalled", "at work"])
+def test_p8_a_holder_that_lives_keeps_the_turn_until_its_time_is_over(
+    postgres_url: str, stalled: bool
+) -> None:
+    with stenolog.open_store(postgres_url) as store:
+        store.add_message("a", "user", "1")
+        with leases._holding(postgres_url, "a", LONG) as holder:
+            if stalled:
+                os.kill(holder.pid, signal.SIGSTOP)
+            with pytest.raises(stenolog.StoreBusy, match=str(holder.pid)):
+                store.lease("a", ttl=60, wait=0.2)
+            os.kill(holder.pid, signal.SIGCONT)
+            said, _ = holder.communicate("write\n")
+            assert json.loads(said)[0] == "stored"
