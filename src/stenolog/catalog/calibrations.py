@@ -6,7 +6,6 @@ from contextlib import suppress
 from stenolog.catalog.connections import is_calibration
 from stenolog.catalog.database import Broken, Database, Row, Unusable
 from stenolog.catalog.filters import clean
-from stenolog.catalog.statements import statements
 from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.tokens import Calibration
 
@@ -50,12 +49,12 @@ class Calibrations:
     def _read(self, name: str) -> Calibration | None:
         database = self._database()
         with database.read() as transaction:
-            rows = list(transaction.execute(statements(database.prefix)["calibration"], (name,)))
+            rows = list(transaction.execute(database.sql["calibration"], (name,)))
         return _calibration(rows)
 
     def _write(self, name: str, estimated: int, reported: int) -> Calibration:
         database = self._database()
-        sql = statements(database.prefix)
+        sql = database.sql
         with database.write() as transaction:
             rows = list(transaction.execute(sql["calibration"], (name,)))
             known = _calibration(rows) or self._own.get(name)

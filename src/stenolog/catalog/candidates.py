@@ -11,15 +11,16 @@ is not, nor is it after a compaction has passed over it.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.database import Transaction
+from stenolog.catalog.database import Database, Transaction
 from stenolog.catalog.entries import Candidate, Candidates
+from stenolog.catalog.language import Values
 from stenolog.catalog.query import owner_mark, session_mark, stem_mark
 from stenolog.catalog.statements import BLOCK
 from stenolog.catalog.times import moment
@@ -70,21 +71,25 @@ class _Session(Struct, frozen=True):
     withdrawn: str
 
 
-Newest = Callable[[str, int], list[int]]
-"""So many of the newest messages that match."""
+Marks = Sequence[Sequence[str]]
+"""Of every one of these groups a message must have any."""
+
+Newest = Callable[[Marks, int], list[int]]
+"""So many of the newest messages that have these marks."""
 
 
-def candidates(transaction: Transaction, sql: Mapping[str, str], asked: Asked) -> Candidates:
+def candidates(transaction: Transaction, database: Database, asked: Asked) -> Candidates:
     """What one look at the index finds."""
-    return _Gathering(transaction, sql, asked).candidates()
+    return _Gathering(transaction, database, asked).candidates()
 
 
 class _Gathering:
     """One question in one look at the index."""
 
-    def __init__(self, transaction: Transaction, sql: Mapping[str, str], asked: Asked) -> None:
+    def __init__(self, transaction: Transaction, database: Database, asked: Asked) -> None:
         self._transaction = transaction
-        self._sql = sql
+        self._sql = sql = database.sql
+        self._language = database.language
         self._asked = asked
         self._stems = list(dict.fromkeys(asked.stems))[:_MOST_WORDS]
         rows = transaction.execute(sql["owned" if asked.threads else "own"], (asked.owner,))
@@ -95,8 +100,8 @@ class _Gathering:
         barred = [one.id for one in self._sessions.values() if not self._may_tell(one)]
         self._none = len(barred) == len(self._sessions)
         marks = [owner_mark(asked.owner)] if asked.threads else map(session_mark, self._sessions)
-        self._where = _any(marks)
-        self._but = f" NOT ({_any(map(session_mark, barred))})" if barred else ""
+        self._where = list(marks)
+        self._but = list(map(session_mark, barred))
         self._sights: dict[int, _Sight] = {}
         self._seen = self._seen_ids()
         self._containing: dict[str, int] = {}
@@ -145,11 +150,11 @@ class _Gathering:
 
     # --- which -------------------------------------------------------------------------------
 
-    def _newest(self, words: str, limit: int) -> list[int]:
+    def _newest(self, words: Marks, limit: int) -> list[int]:
         """So many of those that match, the newest first."""
-        return self._unseen("newest_with", (self._in(words),), limit)
+        return self._unseen("newest_with", self._in(words), limit)
 
-    def _newest_in_time(self, words: str, limit: int) -> list[int]:
+    def _newest_in_time(self, words: Marks, limit: int) -> list[int]:
         """The same, of the time that is asked for."""
         since = self._asked.since if self._asked.since is not None else -(2**62)
         until = self._asked.until if self._asked.until is not None else 2**62
@@ -161,7 +166,7 @@ class _Gathering:
         if not blocks:
             return []
         ids = (min(blocks) * BLOCK, (max(blocks) + 1) * BLOCK - 1)
-        return self._unseen("newest_with_in", (self._in(words), *ids, since, until), limit)
+        return self._unseen("newest_with_in", (*self._in(words), *ids, since, until), limit)
 
     def _unseen(self, name: str, values: Sequence[object], limit: int) -> list[int]:
         # Those in sight are mostly the newest of all, and must not take the place of others.
@@ -170,22 +175,21 @@ class _Gathering:
         found = [id_ for (id_,) in rows if id_ not in self._seen]
         return found if limit == _ALL else found[:limit]
 
-    def _in(self, words: str) -> str:
-        """The words, and that it is the owner's, in the language of FTS5."""
-        asked = f"({words}) AND {self._where}" if words else self._where
-        return f"({asked}){self._but}" if self._but else asked
+    def _in(self, words: Marks) -> Values:
+        """The words, and that it is the owner's, as the index is asked."""
+        return self._language.marked([*words, self._where], but=self._but)
 
     def _best(self, newest: Newest) -> Iterator[tuple[int, int]]:
         """Session and seq of those with the most and the rarest words, of equal ones the newest."""
         limit = self._asked.limit
         if not self._stems:
-            return self._findable(newest("", limit))
-        found = {stem: newest(_any([stem_mark(stem)]), _MOST_EACH) for stem in self._stems}
+            return self._findable(newest([], limit))
+        found = {stem: newest([[stem_mark(stem)]], _MOST_EACH) for stem in self._stems}
         rare = [stem for stem, ids in found.items() if 0 < len(ids) < _MOST_EACH]
         for stem, ids in found.items():
             if len(ids) == _MOST_EACH and rare:
                 # Which of those with a rare word have this one, too, however old they are.
-                both = f"({_any(map(stem_mark, rare))}) AND {_any([stem_mark(stem)])}"
+                both = [[stem_mark(one) for one in rare], [stem_mark(stem)]]
                 found[stem] = list(dict.fromkeys([*ids, *newest(both, _ALL)]))
         total = sum(one.count for one in self._sessions.values())
         scores: dict[int, float] = {}
@@ -225,10 +229,10 @@ class _Gathering:
             if sight.may_tell(seq) and not in_sight:
                 wanted.append((session, seq))
         values = (LONGEST_TEXT, json.dumps(wanted))
-        for key, uid, seq, role, at, text in self._transaction.execute(
-            self._sql["said_at"], values
-        ):
-            yield Candidate(key=key, uid=uid, seq=seq, role=role, at=moment(at), text=text)
+        rows = self._transaction.execute(self._sql["said_at"], values)
+        for key, uid, seq, role, at, text in rows:
+            told = text[:LONGEST_TEXT]
+            yield Candidate(key=key, uid=uid, seq=seq, role=role, at=moment(at), text=told)
 
 
 class _Sight(Struct, frozen=True):
@@ -246,7 +250,3 @@ class _Sight(Struct, frozen=True):
 
 def _spans(text: str) -> list[Span]:
     return msgspec.json.decode(text, type=list[Span])
-
-
-def _any(marks: Iterable[str]) -> str:
-    return " OR ".join(f'"{mark}"' for mark in marks)

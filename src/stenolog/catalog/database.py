@@ -1,8 +1,12 @@
 """What a catalog needs of the database that it lives in, and what may go wrong there."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    # Who only lists does not wait for it.
+    from stenolog.catalog.language import Language
 
 Row = tuple[Any, ...]
 
@@ -17,6 +21,10 @@ class Unusable(Exception):
 
 class Busy(Unusable):
     """Others held it for as long as one waits; the next time it may be free."""
+
+
+class Away(Busy):
+    """The server of the database cannot be reached; nor can the store that is kept there."""
 
 
 class Transaction(Protocol):
@@ -34,8 +42,13 @@ class Transaction(Protocol):
 class Database(Protocol):
     """Where the tables of a catalog are. Each call raises Broken and Unusable."""
 
-    prefix: str
-    """What the names of the tables begin with."""
+    sql: Mapping[str, str]
+    """The statements on its tables, by name."""
+
+    @property
+    def language(self) -> "Language":
+        """How it is asked for words."""
+        ...
 
     def read(self) -> AbstractContextManager[Transaction]:
         """A look at the tables as they are at one moment."""

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -34,7 +34,10 @@ from stenolog.catalog.connections import (
 )
 from stenolog.catalog.database import Broken, Row, Transaction, Unusable
 from stenolog.catalog.lock import WRITING, Identity, LockFile, identity, left, set_mark
-from stenolog.catalog.statements import PREFIX
+from stenolog.catalog.statements import statements
+
+if TYPE_CHECKING:
+    from stenolog.catalog.language import Language
 
 NAME: Final = "catalog.db"
 LOCK: Final = f"{NAME}.lock"
@@ -56,7 +59,7 @@ class FileDatabase:
     """The index in a file of its own."""
 
     def __init__(self, folder: Path, *, writable: bool = True, patience: float = _PATIENCE) -> None:
-        self.prefix = PREFIX
+        self.sql = statements()
         self._path = folder / NAME
         self._journal = folder / JOURNAL
         self._lock = LockFile(folder / LOCK, patience=patience)
@@ -66,6 +69,14 @@ class FileDatabase:
         """One to read ("ro"), one to write ("rw"), as far as they are made."""
         self._broken: Identity | None = None
         _databases.add(self)
+
+    @property
+    def language(self) -> "Language":
+        """That of FTS5."""
+        # Who only lists does not wait for it.
+        from stenolog.catalog.fts5 import FTS5
+
+        return FTS5()
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.database import Broken, Busy, Database, Row, Transaction, Unusable
+from stenolog.catalog.database import Away, Broken, Busy, Database, Row, Transaction, Unusable
 from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
 from stenolog.catalog.files import FileDatabase
 from stenolog.catalog.filters import MOST, clean, prefix_range
 from stenolog.catalog.memory import MemoryDatabase
 from stenolog.catalog.refresh import Progress, Refresher
-from stenolog.catalog.statements import statements
-from stenolog.catalog.tables import HasDatabase, TableDatabase
+from stenolog.catalog.tables import HasDatabase, TableDatabase, schema_of
 from stenolog.catalog.times import microseconds, moment
 from stenolog.catalog.turns import held
 from stenolog.errors import StoreUnavailable, UsageError
@@ -41,9 +40,9 @@ _STATES: Final = ("idle", "running", "interrupted")
 def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
     """The index of a store, which keeps itself up to date.
 
-    Beside a JSONL store it is the file `catalog.db`, in a SQLite store it has tables of its own,
-    else it is in memory. It can be deleted at any time. `keep`: whether it may be written to the
-    disk; where that is not said, it is, unless the store was opened to read only.
+    Beside a JSONL store it is the file `catalog.db`, in a SQLite or PostgreSQL store it has tables
+    of its own, else it is in memory. It can be deleted at any time. `keep`: whether it may be
+    written there; where that is not said, it is, unless the store was opened to read only.
     """
     return Catalog(store, keep=keep)
 
@@ -70,11 +69,11 @@ class Catalog:
 
     def _use(self, database: Database) -> None:
         refresher = Refresher(self._store, database)
-        self._current = _Current(database, refresher, statements(database.prefix))
+        self._current = _Current(database, refresher)
 
     def refresh(self, progress: Progress | None = None) -> None:
         """Take in what was stored since. Each read does so by itself."""
-        self._look(lambda _transaction, _sql: None, progress)
+        self._look(lambda _transaction, _database: None, progress)
 
     def list(
         self,
@@ -108,7 +107,7 @@ class Catalog:
             last,
             limit + 1,
         )
-        rows, tags = self._look(lambda tx, sql: _listed(tx, sql, values), progress)
+        rows, tags = self._look(lambda tx, database: _listed(tx, database, values), progress)
         page = rows[:limit]
         if busy is None:
             busy = held(self._store, [row[1] for row in page])
@@ -155,8 +154,8 @@ class Catalog:
         if parsed.empty:
             return Hits(hits=(), count=0, exact=True, after=None)
 
-        def look(transaction: Transaction, sql: Any) -> Hits:
-            search = Search(transaction, sql, parsed, wanted)
+        def look(transaction: Transaction, database: Database) -> Hits:
+            search = Search(transaction, database, parsed, wanted)
             return search.newest(limit, after) if newest else search.best(limit, after)
 
         return self._look(look, progress)
@@ -196,7 +195,7 @@ class Catalog:
             until=None if until is None else microseconds(until),
             limit=min(limit, _MOST_CANDIDATES),
         )
-        return self._look(lambda transaction, sql: candidates(transaction, sql, asked), None)
+        return self._look(lambda tx, database: candidates(tx, database, asked), None)
 
     def calibration(self, model: str) -> "Calibration":
         """What a model's reports say of our estimates; the default where nothing is known."""
@@ -230,8 +229,10 @@ class Catalog:
     # --- keeping it usable -------------------------------------------------------------------
 
     def _running(self, progress: Progress | None) -> set[str]:
-        keys = self._look(lambda tx, sql: [key for key, _ in tx.execute(sql["stamps"])], progress)
-        return held(self._store, keys)
+        def look(transaction: Transaction, database: Database) -> list[str]:
+            return [key for key, _ in transaction.execute(database.sql["stamps"])]
+
+        return held(self._store, self._look(look, progress))
 
     def _look(self, look: "Look[T]", progress: Progress | None) -> T:
         """What the index says when it is up to date, whatever state it was in before."""
@@ -239,9 +240,10 @@ class Catalog:
             self._check_open()
             current = self._current
             try:
-                current.refresher.refresh(progress)
+                made = current.refresher.refresh(progress)
                 with current.database.read() as transaction:
-                    return look(transaction, current.sql)
+                    if current.refresher.is_in(transaction, made):
+                        return look(transaction, current.database)
             except Broken as error:
                 if attempt < _MOST_BREAKS:
                     self._renew(current, error)
@@ -279,6 +281,9 @@ class Catalog:
         with self._mutex:
             if self._current is not failed:
                 return  # another thread did so
+            if isinstance(reason, Away):
+                # In memory it could not be made either, and the server will come back.
+                raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed.database, MemoryDatabase):
                 raise StoreUnavailable(f"the index cannot be made: {reason}") from reason
             memory = MemoryDatabase(failed.database)
@@ -291,7 +296,7 @@ class Catalog:
         reports.warning("%s", words)
 
 
-Look = Callable[[Transaction, Any], T]
+Look = Callable[[Transaction, Database], T]
 
 
 class _Current(Struct, frozen=True):
@@ -299,7 +304,6 @@ class _Current(Struct, frozen=True):
 
     database: Database
     refresher: Refresher
-    sql: Any
 
 
 def _may_keep(store: Store) -> bool:
@@ -310,7 +314,13 @@ def _database_of(store: Store, *, keep: bool) -> Database:
     if isinstance(store, JSONLStore):
         return FileDatabase(store.folder, writable=keep)
     if isinstance(store, HasDatabase) and keep:
-        return TableDatabase(store.database, store.namespace)
+        schema = schema_of(store)
+        if schema is None:
+            return TableDatabase(store.database, store.namespace)
+        # Who has one kind of store does not wait for the others.
+        from stenolog.catalog.postgres import SchemaDatabase
+
+        return SchemaDatabase(store.database, schema, store.namespace)
     return MemoryDatabase()
 
 
@@ -318,13 +328,13 @@ def _database_of(store: Store, *, keep: bool) -> Database:
 
 
 def _listed(
-    transaction: Transaction, sql: Any, values: Sequence[Any]
+    transaction: Transaction, database: Database, values: Sequence[Any]
 ) -> tuple[list[Row], dict[int, list[str]]]:
     """The rows of a page, and the tags of each."""
-    rows = list(transaction.execute(sql["list"], values))
+    rows = list(transaction.execute(database.sql["list"], values))
     tags: dict[int, list[str]] = {}
     ids = msgspec.json.encode([row[0] for row in rows]).decode()
-    for session, tag in transaction.execute(sql["tags"], (ids,)):
+    for session, tag in transaction.execute(database.sql["tags"], (ids,)):
         tags.setdefault(session, []).append(tag)
     return rows, tags
 

@@ -9,7 +9,6 @@ from msgspec import Struct
 from stenolog.catalog import steps, texts
 from stenolog.catalog.database import Database
 from stenolog.catalog.entries import State
-from stenolog.catalog.statements import statements
 from stenolog.catalog.steps import Row, Seen, Settled
 from stenolog.catalog.writing import Writer
 from stenolog.errors import (
@@ -55,7 +54,7 @@ class Intake:
         self._known = known
         self._store = store
         self._database = database
-        self._sql = statements(database.prefix)
+        self._sql = database.sql
         self._reading = reading
         self._writer = Writer(database, made)
 
@@ -87,7 +86,8 @@ class Intake:
     def _row(self, key: str) -> Row | None:
         with self._database.read() as transaction:
             for found in list(transaction.execute(self._sql["row"], (key,))):
-                return Row(*found)
+                # What is no such row is met here, where that means that the index is broken.
+                return steps.row_of(found)
         return None
 
     def _take_in(self, key: str, stamp: str) -> None:

@@ -4,11 +4,15 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from stenolog.catalog.connections import in_memory, make_tables, sorted_out
 from stenolog.catalog.database import Broken, Transaction, Unusable
 from stenolog.catalog.files import FileDatabase
-from stenolog.catalog.statements import PREFIX
+from stenolog.catalog.statements import statements
+
+if TYPE_CHECKING:
+    from stenolog.catalog.language import Language
 
 
 class MemoryDatabase:
@@ -16,7 +20,7 @@ class MemoryDatabase:
 
     def __init__(self, source: object = None) -> None:
         """Begin with what a file has, as far as that is of use, else with empty tables."""
-        self.prefix = PREFIX
+        self.sql = statements()
         self._mutex = threading.Lock()
         self._connection = in_memory()
         if isinstance(source, FileDatabase):
@@ -24,6 +28,14 @@ class MemoryDatabase:
                 source.copy_to(self._connection)
                 return
         make_tables(self._connection)
+
+    @property
+    def language(self) -> "Language":
+        """That of FTS5."""
+        # Who only lists does not wait for it.
+        from stenolog.catalog.fts5 import FTS5
+
+        return FTS5()
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:

@@ -5,7 +5,7 @@ begin so. Whatever else stands in a query is taken literally.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -40,6 +40,19 @@ class Query(Struct, frozen=True):
         """Whether nothing is asked for but what must not be there."""
         return all(term.excluded for term in self.terms)
 
+    @property
+    def told(self) -> list[Term]:
+        """What tells how well a message fits: all but what must not be there, or only begins so."""
+        return [term for term in self.terms if not term.excluded and not term.begins]
+
+
+class Run(Struct, frozen=True):
+    """Tokens that stand one behind the other."""
+
+    tokens: Sequence[str]
+    begins: bool = False
+    """Whether the last of them may go on."""
+
 
 def parse(text: str) -> Query:
     """The terms of a query: the first of the different ones, where there are very many."""
@@ -59,26 +72,18 @@ def parse(text: str) -> Query:
     return Query(found)
 
 
-def expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
-    """The query in the language of FTS5, limited to a role and to these sessions."""
-    wanted = [_term(term) for term in query.terms if not term.excluded]
-    if role is not None:
-        wanted.append(_quoted([role_mark(role)]))
-    marks = [_quoted([session_mark(session)]) for session in sessions]
-    if marks:
-        wanted.append(f"({' OR '.join(marks)})")
-    text = " AND ".join(wanted)
-    excluded = [_term(term) for term in query.terms if term.excluded]
-    return f"({text}) NOT ({' OR '.join(excluded)})" if excluded else text
+def forms(term: Term) -> list[list[Run]]:
+    """A term as it is written, and as if each of its words were written in one, if that differs.
 
-
-def rank_expression(query: Query) -> str:
-    """What of a query tells how well a message fits; empty where nothing does.
-
-    What only begins so is left out: FTS5 would gather all words that do, for every count it makes.
+    Of each form all runs must be there.
     """
-    told = [term for term in query.terms if not term.excluded and not term.begins]
-    return " AND ".join(map(_term, told))
+    written = [part for word in term.words for part in word.parts]
+    joined = [part for word in term.words for part in word.joined or word.parts]
+    singles = {single for word in term.words for single in word.singles}
+    found = [_runs(written, singles, begins=term.begins)]
+    if joined != written:
+        found.append(_runs(joined, singles, begins=term.begins))
+    return found
 
 
 def session_mark(session: int) -> str:
@@ -110,33 +115,17 @@ def stem_mark(stem: str) -> str:
     return f"=w{stem}"
 
 
-def _term(term: Term) -> str:
-    """A term as it is written, or as if each of its words were written in one."""
-    written = [part for word in term.words for part in word.parts]
-    joined = [part for word in term.words for part in word.joined or word.parts]
-    singles = {single for word in term.words for single in word.singles}
-    forms = [_run(written, singles, begins=term.begins)]
-    if joined != written:
-        forms.append(_run(joined, singles, begins=term.begins))
-    return f"({' OR '.join(forms)})" if len(forms) > 1 else forms[0]
-
-
-def _run(tokens: Sequence[str], singles: set[str], *, begins: bool) -> str:
+def _runs(tokens: Sequence[str], singles: set[str], *, begins: bool) -> list[Run]:
     """Tokens in their order. A single character of a script without spaces stands in none."""
-    found: list[str] = []
+    found: list[Run] = []
     run: list[str] = []
     for token in tokens:
         if token in singles:
-            found += [_quoted(run)] * bool(run) + [_quoted([token])]
+            found += [Run(run)] * bool(run) + [Run([token])]
             run = []
         else:
             run.append(token)
     if run:
         # A pair of characters does not go on; what begins so, begins with it anyway.
-        goes_on = begins and not (singles and set(run[-1]) <= singles)
-        found.append(_quoted(run) + (" *" if goes_on else ""))
-    return f"({' AND '.join(found)})" if len(found) > 1 else found[0]
-
-
-def _quoted(tokens: Sequence[str]) -> str:
-    return f'"{" ".join(tokens)}"'
+        found.append(Run(run, begins=begins and not (singles and set(run[-1]) <= singles)))
+    return found

@@ -14,8 +14,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from stenolog.catalog.database import Busy, Database
-from stenolog.catalog.statements import statements
+from stenolog.catalog.database import Busy, Database, Transaction
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore
 
@@ -47,11 +46,11 @@ class Refresher:
     def __init__(self, store: Store, database: Database) -> None:
         self._store = store
         self._database = database
-        self._sql = statements(database.prefix)
+        self._sql = database.sql
         self._known = _Known(None, 0, {})
 
-    def refresh(self, progress: Progress | None = None) -> None:
-        """Take in all that was stored before this call. Raises Broken, Unusable.
+    def refresh(self, progress: Progress | None = None) -> int | None:
+        """Take in all that was stored before this call; into which index. Raises Broken, Unusable.
 
         Busy: others were quicker every time, so what the index has may be older than the call.
         """
@@ -62,15 +61,20 @@ class Refresher:
             known = self._look_at_rows()
             stamps = self._store.stamps()
             if known.stamps == stamps:
-                return
+                return known.made
             if missed is not None and known.made == made:
                 # The others were taken in by a look that is not older than this call.
                 known, stamps = known.only(missed), _only(stamps, missed)
             missed, made = self._take_in(known, stamps, progress or _silent), known.made
             if not missed:
-                return
+                return made
             # Somebody else changed these rows, perhaps by an older look at the store than ours.
         raise Busy("the index is changed by others all the time")
+
+    def is_in(self, transaction: Transaction, made: int | None) -> bool:
+        """Whether this is still a look at that index: a purge may have emptied it since."""
+        [(found, _)] = transaction.execute(self._sql["about"])
+        return bool(found == made)
 
     def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> set[str]:
         """Bring the rows up to these stamps; those that somebody else changed meanwhile."""

@@ -7,17 +7,17 @@ of a word that stands everywhere has all its messages looked at.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.database import Row, Transaction
+from stenolog.catalog.database import Database, Row, Transaction
 from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.filters import MOST, prefix_range
-from stenolog.catalog.query import Query, expression, rank_expression
+from stenolog.catalog.query import Query
 from stenolog.catalog.snippets import snippet
 from stenolog.catalog.statements import BLOCK
 from stenolog.catalog.times import microseconds, moment
@@ -67,20 +67,21 @@ class Search:
     """One search in one look at the index."""
 
     def __init__(
-        self, transaction: Transaction, sql: Mapping[str, str], query: Query, wanted: Filter
+        self, transaction: Transaction, database: Database, query: Query, wanted: Filter
     ) -> None:
         self._transaction = transaction
-        self._sql = sql
+        self._sql = database.sql
+        self._language = database.language
         self._query = query
         self._filter = wanted
         self._sessions = self._wanted_sessions()
         few = self._sessions is not None and len(self._sessions) <= _MOST_MARKS
-        self._expression = expression(
+        self._matching = self._language.matching(
             query, role=wanted.role, sessions=sorted(self._sessions or ()) if few else ()
         )
         self._since = microseconds(wanted.since) if wanted.since is not None else None
         self._until = microseconds(wanted.until) if wanted.until is not None else None
-        self._unlisted = {id_ for (id_,) in transaction.execute(sql["unlisted"])}
+        self._unlisted = {id_ for (id_,) in transaction.execute(self._sql["unlisted"])}
 
     def newest(self, limit: int, after: str | None) -> Hits:
         """The newest hits first."""
@@ -132,7 +133,7 @@ class Search:
 
     def _gather(self, count: int, start: _Found | None) -> _Gathered:
         """So many of the newest hits that come after `start`."""
-        rows = list(self._transaction.execute(self._sql["matches"], (self._expression, FEW + 1)))
+        rows = list(self._transaction.execute(self._sql["matches"], (*self._matching, FEW + 1)))
         if len(rows) > FEW:
             ids = [row[0] for row in rows]
             near = (max(ids) - min(ids) + 1) / len(ids) * count / BLOCK
@@ -175,15 +176,15 @@ class Search:
 
     def _matches_in(self, blocks: Sequence[int]) -> list[Row]:
         first, last = min(blocks) * BLOCK, (max(blocks) + 1) * BLOCK - 1
-        values = (self._expression, first, last, BLOCK, json.dumps(blocks))
+        values = (*self._matching, first, last, BLOCK, json.dumps(blocks))
         return list(self._transaction.execute(self._sql["matches_in"], values))
 
     def _ranks(self, ids: Sequence[int]) -> dict[int, float]:
         """How well each of these fits, the less the better; empty where nothing tells."""
-        asked = rank_expression(self._query)
-        if not ids or not asked:
+        asked = self._language.ranking(self._query)
+        if not ids or asked is None:
             return {}
-        values = (asked, min(ids), max(ids), json.dumps(ids))
+        values = (*asked, min(ids), max(ids), json.dumps(ids))
         return dict(self._transaction.execute(self._sql["ranks"], values))
 
     # --- what is shown -----------------------------------------------------------------------

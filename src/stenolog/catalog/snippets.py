@@ -3,6 +3,7 @@
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
@@ -66,7 +67,8 @@ def _found(text: str, query: Query) -> list[_Place]:
         # One sign may stand for several, as ㌔ does: then the pairs are not where they seem to be.
         plain = unicodedata.is_normalized("NFKC", text[start:end])
         if word.singles and plain and len(word.parts) == max(1, end - start - 1):
-            found += _pairs(text, start, word, wanted)
+            # A run of these may be as long as the text.
+            found += islice(_pairs(text, start, word, wanted), _MOST_PLACES - len(found))
             continue
         tokens = word.parts + word.joined
         said = wanted.intersection(tokens)

@@ -22,29 +22,35 @@ _FOLDER: Final = Path(__file__).parent
 @cache
 def statements(prefix: str = PREFIX) -> Mapping[str, str]:
     """Every statement of queries.sql."""
-    return _named("queries.sql", prefix)
+    return named(_read("queries.sql", prefix))
 
 
 @cache
 def triggers(prefix: str) -> Mapping[str, str]:
     """The triggers of triggers.sql, by the end of their names."""
-    return _named("triggers.sql", prefix)
+    return named(_read("triggers.sql", prefix))
 
 
 @cache
 def schema(prefix: str = PREFIX) -> tuple[str, ...]:
     """The statements that make the tables; the last one takes the version."""
-    parts = re.split(r"(?m);\s*$", _read("schema.sql", prefix))
-    return tuple(part.strip() for part in parts if part.strip())
+    return in_order(_read("schema.sql", prefix))
 
 
 def _read(name: str, prefix: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8").replace(PREFIX, prefix)
 
 
-def _named(file: str, prefix: str) -> Mapping[str, str]:
-    _, *sections = re.split(r"(?m)^-- name: (\w+)\n", _read(file, prefix))
+def named(text: str) -> Mapping[str, str]:
+    """The statements of a file in which each has a name."""
+    _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
     return {
-        name: text.strip().removesuffix(";")
-        for name, text in zip(sections[::2], sections[1::2], strict=True)
+        name: part.strip().removesuffix(";")
+        for name, part in zip(sections[::2], sections[1::2], strict=True)
     }
+
+
+def in_order(text: str) -> tuple[str, ...]:
+    """The statements of a file, one after the other."""
+    parts = re.split(r"(?m);\s*$", text)
+    return tuple(part.strip() for part in parts if part.strip())

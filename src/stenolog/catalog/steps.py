@@ -37,10 +37,17 @@ class Row(Struct, frozen=True):
     count: int
     visible: int
     tokens: int
-    sight: str
+    sight: Sequence[Span]
     prompt: str
     stamp: str | None
     problem: str | None
+
+
+def row_of(columns: Sequence[Any]) -> Row:
+    """The row with these columns. Raises msgspec.DecodeError where nobody can have written it."""
+    sight = columns[Row.__struct_fields__.index("sight")]
+    seqs = msgspec.json.decode(sight, type=list[Span])
+    return msgspec.structs.replace(Row(*columns), sight=seqs)
 
 
 class Said(Struct, frozen=True):
@@ -174,7 +181,7 @@ def _withdrawn(info: SessionInfo) -> list[Span]:
 
 def _only_grew(known: Row | None, seen: Seen) -> bool:
     """Whether exactly the new messages came into sight, and none went out of it."""
-    old = msgspec.json.decode(known.sight, type=list[Span]) if known is not None else []
+    old = known.sight if known is not None else ()
     return spans.union(old, ((m.seq, m.seq) for m in seen.messages)) == list(seen.sight)
 
 

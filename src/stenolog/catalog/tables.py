@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+import msgspec
 
 from stenolog.catalog.database import Broken, Busy, Transaction, Unusable
 from stenolog.catalog.statements import PREFIX, VERSION, schema, statements, triggers
 from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
 
+if TYPE_CHECKING:
+    from stenolog.catalog.language import Language
+
 _TABLES: Final = ("words", "block", "said", "message", "tag", "session", "about")
 
 
 class StoreDatabase(Protocol):
-    """What a SQLite store lets others do in its database."""
+    """What a store lets others do in its database."""
 
     def read(self) -> AbstractContextManager[Transaction]:
         """A consistent look."""
@@ -38,14 +43,29 @@ class HasDatabase(Protocol):
         ...
 
 
+def schema_of(store: HasDatabase) -> str | None:
+    """Where in a PostgreSQL server's database the tables are; None for SQLite, which has none."""
+    settings = getattr(store.database, "settings", None)
+    schema = getattr(settings, "schema", None)
+    return schema if isinstance(schema, str) else None
+
+
 class TableDatabase:
     """The tables of one namespace in the database of a store."""
 
     def __init__(self, database: StoreDatabase, namespace: str) -> None:
         self.prefix = f"{PREFIX}{namespace.encode().hex()}_"
-        self._sql = statements(self.prefix)
+        self.sql = statements(self.prefix)
         self._database = database
         self._damaged = False
+
+    @property
+    def language(self) -> "Language":
+        """That of FTS5."""
+        # Who only lists does not wait for it.
+        from stenolog.catalog.fts5 import FTS5
+
+        return FTS5()
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -88,8 +108,8 @@ class TableDatabase:
         transaction.execute(about, (VERSION,))
 
     def _is_current(self, transaction: Transaction) -> bool:
-        [(tables,)] = transaction.execute(self._sql["has_tables"])
-        return bool(tables) and list(transaction.execute(self._sql["version"])) == [(VERSION,)]
+        [(tables,)] = transaction.execute(self.sql["has_tables"])
+        return bool(tables) and list(transaction.execute(self.sql["version"])) == [(VERSION,)]
 
     def _check(self, transaction: Transaction) -> None:
         if not self._is_current(transaction):
@@ -102,6 +122,10 @@ class TableDatabase:
         except DamagedStore as error:
             self._damaged = True
             raise Broken(str(error)) from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            # Whatever is read here was written here: what cannot be read is damaged.
+            self._damaged = True
+            raise Broken(f"the index holds what nobody wrote: {error}") from error
         except StoreBusy as error:
             raise Busy(str(error)) from error
         except (StoreUnavailable, ReadOnly) as error:

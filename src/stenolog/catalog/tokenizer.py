@@ -123,7 +123,8 @@ def lines(text: str) -> Lines:
             if not rich.isdisjoint(inside):
                 own = [_names[name] for name in inside]
                 if any(word.small for word in own):
-                    more[" ".join([word.small or word.line for word in own])] = None
+                    joined = [word.small or word.line for word in own]
+                    more[" ".join(filter(None, joined))] = None
                 for word in own:
                     more.update(dict.fromkeys(word.singles))
     return Lines(parts, " ".join(more))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from stenolog.catalog.statements import statements
-from stenolog.catalog.tables import HasDatabase
+from stenolog.catalog.tables import HasDatabase, schema_of
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.leases import FOLDER, lock_name
@@ -20,6 +20,12 @@ def held(store: Store, keys: Collection[str]) -> set[str]:
     if isinstance(store, JSONLStore):
         return _locked(store, keys)
     # Who has one kind of store does not wait for the others.
+    if isinstance(store, HasDatabase) and (schema := schema_of(store)) is not None:
+        from stenolog.catalog.postgres.statements import statements as of_schema
+
+        with store.database.read() as transaction:
+            names = transaction.execute(of_schema(schema)["held"], (store.namespace,))
+            return {name.decode() for (name,) in names}.intersection(keys)
     if isinstance(store, HasDatabase):
         from stenolog.stores.sqlite.lease import is_held
 

@@ -9,9 +9,10 @@ import msgspec
 from stenolog.catalog import steps as sizes
 from stenolog.catalog import texts, tokenizer
 from stenolog.catalog.database import Database, Transaction
+from stenolog.catalog.language import Indexed
 from stenolog.catalog.owners import owner_of
 from stenolog.catalog.query import owner_mark, role_mark, session_mark
-from stenolog.catalog.statements import BLOCK, statements
+from stenolog.catalog.statements import BLOCK
 from stenolog.catalog.steps import Step, stem_marks
 from stenolog.stores import spans
 
@@ -24,7 +25,8 @@ class Writer:
 
     def __init__(self, database: Database, made: int | None) -> None:
         self._database = database
-        self._sql = statements(database.prefix)
+        self._sql = database.sql
+        self._language = database.language
         self._made = made
         self._steps: list[Step] = []
         self._messages = self._bytes = 0
@@ -109,14 +111,9 @@ class Writer:
             [(id_, session, one.seq, one.role, one.at, one.tokens) for id_, one in numbered],
         )
         transaction.executemany(sql["add_said"], [(id_, one.text) for id_, one in numbered])
-        transaction.executemany(
-            sql["add_words"],
-            _words(
-                session,
-                step.key,
-                [(id_, one.role, one.lines, one.stems) for id_, one in numbered],
-            ),
-        )
+        words = [(id_, one.role, one.lines, one.stems) for id_, one in numbered]
+        added = self._language.added(_words(session, step.key, words))
+        transaction.executemany(sql["add_words"], added)
         blocks: dict[int, tuple[int, int]] = {}
         for id_, one in numbered:
             oldest, newest = blocks.get(id_ // BLOCK, (one.at, one.at))
@@ -128,16 +125,14 @@ class Writer:
     def _remove(self, transaction: Transaction, session: int, step: Step) -> None:
         sql = self._sql
         found = list(transaction.execute(sql["some_messages"], (session, step.remove)))
-        # Words can only be taken out of an index by naming them again.
-        named = [(id_, role, tokenizer.lines(text)) for id_, role, text in found]
-        transaction.executemany(
-            sql["remove_words"],
-            _words(
-                session,
-                step.key,
-                [(id_, role, lines, stem_marks(lines)) for id_, role, lines in named],
-            ),
-        )
+
+        def again() -> list[Indexed]:
+            named = [(id_, role, tokenizer.lines(text)) for id_, role, text in found]
+            words = [(id_, role, lines, stem_marks(lines)) for id_, role, lines in named]
+            return _words(session, step.key, words)
+
+        removed = self._language.removed([id_ for id_, _, _ in found], again)
+        transaction.executemany(sql["remove_words"], removed)
         ids = [(id_,) for id_, _, _ in found]
         transaction.executemany(sql["remove_said"], ids)
         transaction.executemany(sql["remove_message"], ids)
@@ -191,10 +186,10 @@ class Writer:
 
 def _words(
     session: int, key: str, said: Sequence[tuple[int, str, tokenizer.Lines, str]]
-) -> list[tuple[int, str, str, str]]:
-    """The rows of the full-text index, of id, role, tokens and stems of each message."""
+) -> list[Indexed]:
+    """What the full-text index is told, of id, role, tokens and stems of each message."""
     marks = f"{session_mark(session)} {owner_mark(owner_of(key))}"
     return [
-        (id_, lines.parts, lines.more, f"{marks} {role_mark(role)} {stems}")
+        Indexed(id_, lines.parts, lines.more, f"{marks} {role_mark(role)} {stems}")
         for id_, role, lines, stems in said
     ]

@@ -9,7 +9,6 @@ import pytest
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.files import NAME
-from stenolog.catalog.statements import statements
 from stenolog.catalog.tables import HasDatabase, TableDatabase
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
@@ -118,7 +117,7 @@ def test_what_makes_no_sense_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         catalog.refresh()
         assert isinstance(store, HasDatabase)
-        sql = statements(catalog._current.database.prefix)["calibrate"]
+        sql = catalog._current.database.sql["calibrate"]
         for model, ratio in (("zero", 0.0), ("huge", 1e300), ("text", "x")):
             with store.database.write() as transaction:
                 transaction.execute(sql, (model, ratio, 3.0))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.catalog.query import expression, parse
+from stenolog.catalog.fts5 import expression
+from stenolog.catalog.query import parse
 from stenolog.catalog.statements import schema
 from stenolog.testing.strategies import texts
 

@@ -4,7 +4,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 import stenolog
 from stenolog.catalog import Catalog, open_catalog, steps, times, writing
+from stenolog.catalog.database import Transaction
 from stenolog.catalog.intake import Intake, Reading
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
@@ -438,6 +439,28 @@ def test_what_was_hidden_beside_an_append_is_known_to_be(store: Store, catalog: 
     store.add_message("k", "user", "allmessages again")
     _agree(store, catalog)
     store.checkpoint("k", summary="s", upto=5)
+    _agree(store, catalog)
+
+
+def test_an_index_that_is_emptied_before_it_is_looked_at_is_filled_again(
+    store: Store, catalog: Catalog
+) -> None:
+    fill(store)
+    catalog.refresh()
+    database = catalog._current.database
+    read, looks = database.read, 0
+
+    def purge_before_the_look() -> AbstractContextManager[Transaction]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            store.purge("telegram:1")
+        return read()
+
+    database.read = purge_before_the_look  # type: ignore[method-assign]
+    assert [entry.key for entry in catalog.list().entries][:2] == ["cli:default", "telegram:2"]
+    assert looks >= 2
+    database.read = read  # type: ignore[method-assign]
     _agree(store, catalog)
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stenolog.catalog import snippets
 from stenolog.catalog.query import parse
 from stenolog.catalog.snippets import WIDTH, snippet
 from stenolog.testing.strategies import texts
@@ -51,6 +52,11 @@ def test_a_long_text_is_cut_around_the_words_at_spaces() -> None:
 def test_the_part_with_most_different_words_is_shown() -> None:
     text = "one " * 50 + "x " * 300 + "one and two " + "y " * 300
     assert "[one] and [two]" in _shown(text, "one two")
+
+
+def test_no_more_places_are_gathered_than_a_window_is_chosen_from() -> None:
+    for text in ("東京" * 30_000, "one " * 30_000, "東京 " * 30_000):
+        assert len(snippets._found(text, parse("東京 one"))) == snippets._MOST_PLACES
 
 
 @given(st.one_of(texts(), st.text(max_size=600)), st.one_of(texts(), st.text(max_size=20)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stenolog.catalog import open_catalog
-from stenolog.catalog.tables import HasDatabase
+from stenolog.catalog.tables import HasDatabase, TableDatabase
 from stenolog.errors import DamagedStore
 from stenolog.stores.opening import open_store
 from stenolog.stores.sqlite import processes
@@ -62,14 +62,15 @@ def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
         "DELETE FROM {0}words_data",
         "DELETE FROM {0}words_idx",
         "UPDATE {0}words_data SET block = zeroblob(40)",
+        "UPDATE {0}session SET sight = 'not json'",
     ],
 )
 def test_tables_that_are_old_or_damaged_are_made_anew(where: str, harm: str) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         fill(store)
         catalog.refresh()
-        prefix = catalog._current.database.prefix
         assert isinstance(store, HasDatabase)
+        prefix = TableDatabase(store.database, store.namespace).prefix
         with store.database.write() as transaction:
             # What others cannot do, as these tables are part of another.
             transaction.execute("PRAGMA writable_schema = ON")

@@ -5,11 +5,12 @@ import sqlite3
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.query import expression, parse
+from stenolog.catalog.fts5 import expression
+from stenolog.catalog.query import parse
 from stenolog.catalog.tokenizer import LONGEST, lines
 from stenolog.testing.strategies import texts
 
@@ -51,6 +52,7 @@ def test_a_text_becomes_these_tokens(text: str, parts: str, more: str) -> None:
 
 
 @given(SOME)
+@example("a:_:bB")
 def test_fts5_splits_nothing_again_and_changes_nothing(text: str) -> None:
     found = lines(text)
     index = sqlite3.connect(":memory:")

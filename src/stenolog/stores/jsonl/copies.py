@@ -13,7 +13,6 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Final
@@ -91,6 +90,9 @@ class Copies:
     def _place(self) -> None:
         """Sync what was written, many at a time, and let each have its name."""
         try:
+            # Slow to import, and only a copy needs it.
+            from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor(_SYNCS) as pool:
                 list(pool.map(sync_file, [made.descriptor for _, made in self._waiting]))
             while self._waiting:

@@ -1,0 +1,288 @@
+-- The statements of ../queries.sql as PostgreSQL knows them, and those that only it needs. Texts are
+-- sent and given as bytes.
+
+-- name: serialize
+-- Of those who make an index at the same moment, one does.
+SELECT pg_advisory_xact_lock(hashtextextended(convert_from($1, 'UTF8'), 0));
+
+-- name: has_tables
+SELECT count(to_regclass(convert_from($1, 'UTF8')));
+
+-- name: has_trigger
+SELECT count(*) FROM pg_trigger
+WHERE tgrelid = to_regclass(convert_from($1, 'UTF8')) AND tgname = 'catalog_purged';
+
+-- name: drop_tables
+DROP TABLE IF EXISTS {schema}.catalog_about, {schema}.catalog_session, {schema}.catalog_tag,
+    {schema}.catalog_message, {schema}.catalog_said, {schema}.catalog_block, {schema}.catalog_words;
+
+-- name: hold_store
+-- As CREATE TRIGGER does, but before any table of the index is held: a purge comes from there.
+LOCK TABLE {schema}.message IN SHARE ROW EXCLUSIVE MODE;
+
+-- name: hold_all
+LOCK TABLE {schema}.catalog_about IN ACCESS EXCLUSIVE MODE;
+
+-- name: hold
+-- Before the first look, which decides what is seen: whoever empties the tables waits, or is waited
+-- for.
+LOCK TABLE {schema}.catalog_about IN ACCESS SHARE MODE;
+
+-- name: look
+-- What a walk through all texts costs is more than the planner thinks.
+SELECT version, set_config('enable_seqscan', 'off', true) FROM {schema}.catalog_about;
+
+-- name: turn
+-- One at a time writes; whoever purges meanwhile waits for it, and finds what it wrote.
+SELECT version FROM {schema}.catalog_about FOR UPDATE;
+
+-- name: version
+SELECT version FROM {schema}.catalog_about;
+
+-- name: about
+SELECT made, writes FROM {schema}.catalog_about;
+
+-- name: count_write
+UPDATE {schema}.catalog_about SET writes = writes + 1;
+
+-- name: stamps
+SELECT key, stamp FROM {schema}.catalog_session;
+
+-- name: row
+SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
+       prompt, stamp, problem
+FROM {schema}.catalog_session WHERE key = $1;
+
+-- name: row_version
+SELECT id, version FROM {schema}.catalog_session WHERE key = $1;
+
+-- name: add_row
+INSERT INTO {schema}.catalog_session (key, owner, version, listed, uid, generation, archived, indexed,
+                                      count, visible, tokens, sight, state, title, prompt, created,
+                                      updated, lost, damaged)
+VALUES ($1, $2, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
+
+-- name: prompts
+SELECT role, text FROM {schema}.catalog_message JOIN {schema}.catalog_said USING (id)
+WHERE session = $1 AND role = 'user' ORDER BY seq;
+
+-- name: begin_row
+UPDATE {schema}.catalog_session
+SET version = version + 1, stamp = NULL, listed = 0, uid = $1, generation = $2, archived = $3,
+    indexed = 0, tokens = 0, sight = '[]', prompt = '', problem = NULL
+WHERE id = $4;
+
+-- name: shrink_row
+UPDATE {schema}.catalog_session SET version = version + 1, count = count - $1 WHERE id = $2;
+
+-- name: advance_row
+UPDATE {schema}.catalog_session
+SET version = version + 1, stamp = NULL, indexed = $1, count = count + $2
+WHERE id = $3;
+
+-- name: settle_row
+UPDATE {schema}.catalog_session
+SET version = version + 1, stamp = $1, listed = $2, uid = $3, generation = $4, archived = $5,
+    indexed = $6, count = count + $7, visible = $8, tokens = $9, sight = $10, withdrawn = $11,
+    state = $12, title = $13, prompt = $14, created = $15, updated = $16, agent = $17,
+    channel = $18, lost = $19, damaged = $20, problem = $21
+WHERE id = $22;
+
+-- name: remove_row
+DELETE FROM {schema}.catalog_session WHERE id = $1;
+
+-- name: remove_tags
+DELETE FROM {schema}.catalog_tag WHERE session = $1;
+
+-- name: add_tag
+INSERT INTO {schema}.catalog_tag (tag, session) VALUES ($1, $2);
+
+-- name: last_id
+SELECT coalesce(max(id), 0) FROM {schema}.catalog_message;
+
+-- name: add_message
+INSERT INTO {schema}.catalog_message (id, session, seq, role, at, tokens)
+VALUES ($1, $2, $3, $4, $5, $6);
+
+-- name: add_said
+INSERT INTO {schema}.catalog_said (id, text) VALUES ($1, $2);
+
+-- name: add_words
+INSERT INTO {schema}.catalog_words (id, words, lines)
+VALUES ($1, convert_from($2, 'UTF8')::tsvector, convert_from($3, 'UTF8'));
+
+-- name: add_block
+INSERT INTO {schema}.catalog_block AS known (block, oldest, newest) VALUES ($1, $2, $3)
+ON CONFLICT (block) DO UPDATE
+SET oldest = least(known.oldest, excluded.oldest), newest = greatest(known.newest, excluded.newest);
+
+-- name: some_messages
+SELECT id, role, text FROM {schema}.catalog_message JOIN {schema}.catalog_said USING (id)
+WHERE session = $1 ORDER BY seq DESC LIMIT $2;
+
+-- name: remove_message
+DELETE FROM {schema}.catalog_message WHERE id = $1;
+
+-- name: remove_said
+DELETE FROM {schema}.catalog_said WHERE id = $1;
+
+-- name: remove_words
+DELETE FROM {schema}.catalog_words WHERE id = $1;
+
+-- name: tokens_in
+SELECT coalesce(sum(tokens), 0)::int8 FROM {schema}.catalog_message
+WHERE session = $1 AND seq BETWEEN $2 AND $3;
+
+-- name: list
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem
+FROM {schema}.catalog_session
+WHERE listed = 1
+  AND ($1::bytea IS NULL OR key >= $1 AND key < $2::bytea)
+  AND ($3::bytea IS NULL OR id IN (
+      SELECT session FROM {schema}.catalog_tag WHERE sha256(tag) = sha256($3) AND tag = $3
+  ))
+  AND ($4::bytea IS NULL OR channel = $4)
+  AND ($5::bytea IS NULL OR agent = $5)
+  AND ($6::bytea IS NULL OR (
+      upper(encode(key, 'hex')) IN (
+          SELECT jsonb_array_elements_text(convert_from($6, 'UTF8')::jsonb)
+      )
+  ) = ($7::int8 = 1))
+  AND ($8::bytea IS NULL OR state = $8)
+  AND ($9::int8 IS NULL OR updated < $9 OR updated = $9 AND key > $10::bytea)
+ORDER BY updated DESC, key
+LIMIT $11;
+
+-- name: tags
+SELECT session, tag FROM {schema}.catalog_tag
+WHERE session = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8))
+ORDER BY tag;
+
+-- name: unlisted
+SELECT id FROM {schema}.catalog_session WHERE listed = 0;
+
+-- name: sessions_of
+SELECT id FROM {schema}.catalog_session
+WHERE listed = 1
+  AND ($1::bytea IS NULL OR key >= $1 AND key < $2::bytea)
+  AND ($3::bytea IS NULL OR id IN (
+      SELECT session FROM {schema}.catalog_tag WHERE sha256(tag) = sha256($3) AND tag = $3
+  ));
+
+-- name: blocks
+SELECT block, oldest, newest FROM {schema}.catalog_block ORDER BY newest DESC;
+
+-- name: matches
+-- In no order: where there are more than so many, they are asked for by blocks.
+-- $2 has what the words alone do not tell, as JSON: for each term whether it is excluded, and its
+-- forms; of one form all pieces of text must stand in the lines. A term that is found where it is
+-- excluded, or not found where it is not, is one too many.
+SELECT id, at, session FROM (
+    SELECT id FROM {schema}.catalog_words
+    WHERE words @@ convert_from($1, 'UTF8')::tsquery
+      AND ($2::bytea IS NULL OR NOT EXISTS (
+          SELECT FROM jsonb_array_elements(convert_from($2, 'UTF8')::jsonb) AS asked (term)
+          WHERE (term ->> 0)::boolean = (
+              SELECT bool_or((
+                  SELECT bool_and(strpos(lines, piece) > 0)
+                  FROM jsonb_array_elements_text(form) AS pieces (piece)
+              )) FROM jsonb_array_elements(term -> 1) AS forms (form)
+          )
+      ))
+    LIMIT $3
+) AS found JOIN {schema}.catalog_message USING (id);
+
+-- name: matches_in
+-- The same in some blocks, which each message is marked with: so the index leads to these alone.
+SELECT id, at, session FROM (
+    SELECT id FROM {schema}.catalog_words
+    WHERE words @@ (convert_from($1, 'UTF8')::tsquery && (
+          SELECT string_agg(format('%L', '=b' || block), ' | ')::tsquery
+          FROM jsonb_array_elements_text(convert_from($6, 'UTF8')::jsonb) AS asked (block)
+      ))
+      AND +id / $5 BETWEEN $3 / $5 AND $4 / $5
+      AND ($2::bytea IS NULL OR NOT EXISTS (
+          SELECT FROM jsonb_array_elements(convert_from($2, 'UTF8')::jsonb) AS asked (term)
+          WHERE (term ->> 0)::boolean = (
+              SELECT bool_or((
+                  SELECT bool_and(strpos(lines, piece) > 0)
+                  FROM jsonb_array_elements_text(form) AS pieces (piece)
+              )) FROM jsonb_array_elements(term -> 1) AS forms (form)
+          )
+      ))
+) AS found JOIN {schema}.catalog_message USING (id);
+
+-- name: ranks
+-- The less the better; 1: by how often the words are there, for how long the message is.
+SELECT id, -ts_rank(words, convert_from($1, 'UTF8')::tsquery, 1) FROM {schema}.catalog_words
+WHERE +id BETWEEN $2 AND $3
+  AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($4, 'UTF8')::jsonb)::int8));
+
+-- name: hit
+SELECT key, uid, title, sight, seq, role, at, text
+FROM {schema}.catalog_message AS message
+JOIN {schema}.catalog_said USING (id)
+JOIN {schema}.catalog_session AS session ON session.id = message.session
+WHERE message.id = $1 AND listed = 1;
+
+-- name: own
+SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM {schema}.catalog_session
+WHERE key = $1;
+
+-- name: owned
+SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM {schema}.catalog_session
+WHERE sha256(owner) = sha256($1) AND owner = $1;
+
+-- name: seen
+SELECT id FROM {schema}.catalog_message WHERE session = $1 AND seq BETWEEN $2 AND $3;
+
+-- name: newest_with
+-- Block by block, the newest ids first, until there are enough.
+SELECT id FROM (SELECT block FROM {schema}.catalog_block ORDER BY block DESC) AS blocks
+CROSS JOIN LATERAL (
+    SELECT id FROM {schema}.catalog_words
+    WHERE words @@ (convert_from($1, 'UTF8')::tsquery && format('%L', '=b' || block)::tsquery)
+    ORDER BY +id DESC
+) AS found
+LIMIT nullif($2, -1);
+
+-- name: newest_with_in
+-- The same from one time to another; those are known to have ids between these.
+SELECT id FROM (
+    SELECT block FROM {schema}.catalog_block WHERE newest >= $4 AND oldest < $5 ORDER BY block DESC
+) AS blocks
+CROSS JOIN LATERAL (
+    SELECT id FROM {schema}.catalog_words JOIN {schema}.catalog_message USING (id)
+    WHERE words @@ (convert_from($1, 'UTF8')::tsquery && format('%L', '=b' || block)::tsquery)
+      AND +id BETWEEN $2 AND $3 AND at >= $4 AND at < $5
+    ORDER BY +id DESC
+) AS found
+LIMIT nullif($6, -1);
+
+-- name: where_said
+SELECT id, session, seq FROM {schema}.catalog_message
+WHERE id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8))
+  AND role NOT IN ('system', 'developer');
+
+-- name: said_at
+-- No character takes more than four bytes; what is cut in the middle of one is put right by who reads.
+SELECT session.key, uid, message.seq, role, at, substr(text, 1, (4 * $1)::int4)
+FROM jsonb_array_elements(convert_from($2, 'UTF8')::jsonb) WITH ORDINALITY AS asked (place, number)
+JOIN {schema}.catalog_message AS message
+  ON message.session = (place ->> 0)::int8 AND message.seq = (place ->> 1)::int8
+JOIN {schema}.catalog_said AS said ON said.id = message.id
+JOIN {schema}.catalog_session AS session ON session.id = message.session
+WHERE role NOT IN ('system', 'developer')
+ORDER BY number;
+
+-- name: calibration
+SELECT ratio, weight FROM {schema}.catalog_calibration WHERE model = $1;
+
+-- name: calibrate
+INSERT INTO {schema}.catalog_calibration (model, ratio, weight) VALUES ($1, $2, $3)
+ON CONFLICT (model) DO UPDATE SET ratio = excluded.ratio, weight = excluded.weight;
+
+-- name: held
+-- Of the store itself: in which sessions somebody has the turn, by the clock of the server.
+SELECT key FROM {schema}.lease WHERE namespace = $1 AND expires > clock_timestamp();

@@ -1,0 +1,96 @@
+-- The tables of a catalog in a PostgreSQL store; ../schema.sql says what they hold. They begin with
+-- catalog_ and what stands for the namespace, and nothing refers to them: they can be dropped at any
+-- time. Texts are bytes in UTF-8, because no text of PostgreSQL's holds a NUL; and so they are in the
+-- order of their bytes, as on the other engines.
+
+CREATE TABLE {schema}.catalog_about (
+    version bytea NOT NULL,
+    made    int8  NOT NULL,
+    writes  int8  NOT NULL
+);
+
+CREATE TABLE {schema}.catalog_session (
+    id         int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key        bytea NOT NULL,
+    owner      bytea NOT NULL,
+    stamp      bytea,
+    version    int8  NOT NULL,
+    listed     int8  NOT NULL,
+    uid        bytea NOT NULL,
+    generation int8  NOT NULL,
+    archived   int8  NOT NULL,
+    indexed    int8  NOT NULL,
+    count      int8  NOT NULL,
+    visible    int8  NOT NULL,
+    tokens     int8  NOT NULL,
+    sight      bytea NOT NULL,
+    withdrawn  bytea NOT NULL DEFAULT '[]',
+    state      bytea NOT NULL,
+    title      bytea NOT NULL,
+    prompt     bytea NOT NULL,
+    created    int8  NOT NULL,
+    updated    int8  NOT NULL,
+    agent      bytea,
+    channel    bytea,
+    lost       int8  NOT NULL,
+    damaged    int8  NOT NULL,
+    problem    bytea
+);
+
+CREATE UNIQUE INDEX catalog_session_key ON {schema}.catalog_session (key);
+
+CREATE INDEX catalog_session_newest ON {schema}.catalog_session (updated DESC, key);
+
+-- By its digest, as those below: a row of an index holds no more than some two thousand bytes.
+CREATE INDEX catalog_session_owner ON {schema}.catalog_session (sha256(owner));
+
+CREATE TABLE {schema}.catalog_tag (
+    tag     bytea NOT NULL,
+    session int8  NOT NULL
+);
+
+CREATE INDEX catalog_tag_tag ON {schema}.catalog_tag (sha256(tag));
+
+CREATE INDEX catalog_tag_session ON {schema}.catalog_tag (session);
+
+CREATE TABLE {schema}.catalog_message (
+    id      int8 PRIMARY KEY,
+    session int8  NOT NULL,
+    seq     int8  NOT NULL,
+    role    bytea NOT NULL,
+    at      int8  NOT NULL,
+    tokens  int8  NOT NULL,
+    UNIQUE (session, seq)
+);
+
+CREATE TABLE {schema}.catalog_said (
+    id   int8 PRIMARY KEY,
+    text bytea NOT NULL
+);
+
+CREATE TABLE {schema}.catalog_block (
+    block  int8 PRIMARY KEY,
+    oldest int8 NOT NULL,
+    newest int8 NOT NULL
+);
+
+-- `words` are the tokens of tokenizer.py, the marks, and the block: which there are, and how often, up
+-- to some times. Where they stand it cannot tell of a long message (positions end at 16,383, and at 255
+-- for each word), so the tokens are in `lines` as well, in their order, with spaces between: words that
+-- stand one behind the other are looked for there, among the messages that have all of them.
+CREATE TABLE {schema}.catalog_words (
+    id    int8 PRIMARY KEY,
+    words tsvector NOT NULL,
+    lines text COLLATE "C" NOT NULL
+);
+
+CREATE INDEX catalog_words_words ON {schema}.catalog_words USING gin (words);
+
+CREATE TABLE IF NOT EXISTS {schema}.catalog_calibration (
+    model  bytea PRIMARY KEY,
+    ratio  float8 NOT NULL,
+    weight float8 NOT NULL
+);
+
+INSERT INTO {schema}.catalog_about (version, made, writes)
+VALUES ($1, ((random() - 0.5) * 1.8e19)::int8, 0);

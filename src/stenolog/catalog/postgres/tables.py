@@ -1,0 +1,156 @@
+"""The index inside a PostgreSQL store: tables of its own, one set for each namespace.
+
+Who reads sees one moment, and waits for nobody but who empties or makes the tables. Who writes has
+the row of `about`: one at a time, and no purge meanwhile.
+"""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psycopg
+
+from stenolog.catalog.database import Away, Broken, Busy, Row, Transaction, Unusable
+from stenolog.catalog.postgres.statements import prefix_of, statements, tables, triggers
+from stenolog.catalog.statements import VERSION
+from stenolog.catalog.tables import StoreDatabase
+from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
+from stenolog.stores.postgres.failures import is_lost, is_passing
+from stenolog.stores.postgres.queries import quoted
+
+if TYPE_CHECKING:
+    from stenolog.catalog.language import Language
+
+
+class SchemaDatabase:
+    """The tables of one namespace in the schema of a store."""
+
+    def __init__(self, database: StoreDatabase, schema: str, namespace: str) -> None:
+        self.schema = schema
+        self.prefix = prefix_of(namespace)
+        self.sql = statements(schema, self.prefix)
+        self._about = f"{quoted(schema)}.{self.prefix}about"
+        self._database = database
+        self._damaged = False
+
+    @property
+    def language(self) -> "Language":
+        """That of tsquery."""
+        # Who only lists does not wait for it.
+        from stenolog.catalog.postgres.language import TSQuery
+
+        return TSQuery()
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """A look at the tables as they are at one moment."""
+        with self._sorted(), self._database.read() as plain:
+            transaction = _Texts(plain)
+            transaction.execute(self.sql["hold"])
+            self._check(transaction.execute(self.sql["look"]))
+            yield transaction
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """A transaction of one's own; others read meanwhile."""
+        with self._sorted(), self._database.write() as plain:
+            transaction = _Texts(plain)
+            self._check(transaction.execute(self.sql["turn"]))
+            yield transaction
+
+    def renew(self) -> None:
+        """Drop the tables, and make empty ones, unless somebody else just did."""
+        damaged, self._damaged = self._damaged, False
+        with self._sorted(), self._database.write() as plain:
+            transaction = _Texts(plain)
+            transaction.execute(self.sql["serialize"], (self._about,))
+            if damaged or not self._is_current(transaction):
+                self._make_anew(transaction)
+
+    def close(self) -> None:
+        """The database is the store's."""
+
+    def _make_anew(self, transaction: Transaction) -> None:
+        store = f"{quoted(self.schema)}.message"
+        [(watched,)] = transaction.execute(self.sql["has_trigger"], (store,))
+        if not watched:
+            transaction.execute(self.sql["hold_store"])
+        if self._has_tables(transaction):
+            transaction.execute(self.sql["hold_all"])
+        *made, about = tables(self.schema, self.prefix)
+        on_purge = triggers(self.schema, self.prefix)
+        for statement in (self.sql["drop_tables"], *made, on_purge["purged"]):
+            transaction.execute(statement)
+        if not watched:
+            transaction.execute(on_purge["on_purge"])
+        transaction.execute(about, (VERSION,))
+
+    def _is_current(self, transaction: Transaction) -> bool:
+        return self._has_tables(transaction) and list(transaction.execute(self.sql["version"])) == [
+            (VERSION,)
+        ]
+
+    def _has_tables(self, transaction: Transaction) -> bool:
+        [(found,)] = transaction.execute(self.sql["has_tables"], (self._about,))
+        return bool(found)
+
+    def _check(self, found: Iterable[Row]) -> None:
+        if [row[0] for row in found] != [VERSION]:
+            raise Broken("the index is missing, or of another version")
+
+    @contextmanager
+    def _sorted(self) -> Iterator[None]:
+        try:
+            yield
+        except DamagedStore as error:
+            self._damaged = True
+            raise Broken(str(error)) from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            # Whatever is read here was written here: what cannot be read is damaged.
+            self._damaged = True
+            raise Broken(f"the index holds what nobody wrote: {error}") from error
+        except StoreBusy as error:
+            raise Busy(str(error)) from error
+        except (StoreUnavailable, ReadOnly) as error:
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: Exception) -> Broken | Unusable:
+        cause = error.__cause__ or error
+        if is_lost(cause):
+            return Away(str(error))
+        if isinstance(cause, psycopg.IntegrityError):
+            # Rows are left where others are gone.
+            self._damaged = True
+            return Broken(str(error))
+        return Busy(str(error)) if is_passing(cause) else Unusable(str(error))
+
+
+class _Texts:
+    """A transaction in which texts are sent, and come back, as bytes."""
+
+    def __init__(self, plain: Transaction) -> None:
+        self._plain = plain
+
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> list[Row]:
+        """Carry out one statement; its rows."""
+        rows = self._plain.execute(sql, [_sent(value) for value in values])
+        return [tuple(map(_taken, row)) for row in rows]
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> None:
+        """Carry out one statement for each row of values."""
+        sent = [[_sent(value) for value in row] for row in rows]
+        if sent:
+            self._plain.executemany(sql, sent)
+
+
+def _sent(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode()
+    return int(value) if isinstance(value, bool) else value
+
+
+def _taken(value: Any) -> Any:
+    """A text without a character that was cut at its end. Raises UnicodeDecodeError."""
+    return codecs.utf_8_decode(value)[0] if isinstance(value, bytes) else value
