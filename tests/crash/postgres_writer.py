@@ -12,6 +12,7 @@ import time
 
 import stenolog
 from stenolog import MaybeStored, StoreUnavailable
+from stenolog.stores.postgres import PostgresStore
 
 
 def write(where: str, name: str, *, tokens: bool) -> None:
@@ -38,7 +39,7 @@ def open_at_once(where: str, name: str) -> None:
     """Wait for the word, open the store, and append."""
     _say("ready", name, 0)
     sys.stdin.readline()
-    with stenolog.open_store(where) as store:
+    with PostgresStore(where) as store:
         _say("stored", name, store.add_message("everybody", "user", name))
 
 

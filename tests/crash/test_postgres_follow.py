@@ -17,7 +17,7 @@ from crash.postgres_processes import Writer, until
 from postgres_server import Installation, Server, attempts, execute
 from proxy import Exchange, Proxy, writes
 from stenolog.stores.base import Store
-from stenolog.stores.postgres import PostgresStore, news
+from stenolog.stores.postgres import PostgresStore, news, schema
 
 _LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() "
@@ -124,16 +124,16 @@ def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_looks")
-def test_p7_whoever_follows_is_told(postgres_url: str) -> None:
+@pytest.mark.parametrize("tokens", [True, False], ids=["with tokens", "without"])
+def test_p7_whoever_follows_is_told(postgres_url: str, tokens: bool) -> None:
     with _following(postgres_url, postgres_url) as (store, follower):
-        said = _say(store, 1, 1)
-        assert follower.until(1) == said
-        assert _listener(postgres_url)
-        for number in range(2, 12):
-            said += _say(store, number, number)
-            assert follower.until(len(said)) == said
-            said.append((store.add_message("a", "user", f"{number}!"), f"{number}!"))
-            assert follower.until(len(said)) == said
+        said: list[tuple[int, Any]] = []
+        for number in range(1, 11):
+            text = f"{number}"
+            said.append((store.add_message("a", "user", text, once=text if tokens else None), text))
+            assert follower.until(number) == said
+            # From now on there is no other way to hear of it.
+            assert _listener(postgres_url)
 
 
 def test_p7_what_is_told_is_there_by_then(postgres_url: str) -> None:
@@ -251,8 +251,12 @@ def test_ten_processes_that_start_at_once_on_an_empty_database_all_come_up(
             stack.enter_context(Writer("open", postgres_url, f"w{number}")) for number in range(10)
         ]
         until(openers, lambda opener: opener.count("ready") == 1)
-        for opener in openers:
-            opener.go()
+        with psycopg.connect(postgres_url) as first:
+            first.execute("select pg_advisory_xact_lock(%s)", (schema._LOCK,))
+            for opener in openers:
+                opener.go()
+            # Some of them at least stand in line, and then all go at the same moment.
+            assert any(len(execute(postgres_url, _WAITING)) >= 3 for _ in attempts())
         for opener in openers:
             opener.stop()
         assert [opener.count("stored") for opener in openers] == [1] * 10

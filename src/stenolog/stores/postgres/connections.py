@@ -20,7 +20,7 @@ from psycopg.pq import ExecStatus, Format
 from psycopg.types.numeric import Int8BinaryDumper
 
 from stenolog.errors import StoreBusy, StoreClosed, UsageError
-from stenolog.stores.postgres.failures import is_temporary
+from stenolog.stores.postgres.failures import Before, is_temporary
 from stenolog.stores.postgres.rows import Clash
 
 Row = tuple[Any, ...]
@@ -113,6 +113,7 @@ class Transaction:
         """Carry out the statement of this name with values as they are sent; the one it gives.
 
         Past the cursor, which takes as long as half a round trip: for what is done all the time.
+        Raises Before where it could not even be prepared.
         """
         if name in self._ready:
             try:
@@ -120,8 +121,11 @@ class Transaction:
             except psycopg.errors.InvalidSqlStatementName:
                 # After a rollback the driver throws away all that was prepared.
                 self._ready.clear()
-        self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
-        self._result(COMMAND_OK)
+        try:
+            self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
+            self._result(COMMAND_OK)
+        except psycopg.Error as error:
+            raise Before(error) from error
         self._ready.add(name)
         return self._send(name, values)
 

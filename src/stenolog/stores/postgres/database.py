@@ -24,6 +24,7 @@ from stenolog.stores.damage import Damage
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import Connections, Settings, Transaction, close
 from stenolog.stores.postgres.failures import (
+    Before,
     commit_failure,
     is_elsewhere,
     is_lost,
@@ -124,7 +125,7 @@ class Database:
                 done = work(transaction)
             except _TROUBLE as error:
                 # Whatever it is, it came before the commit.
-                raise _Before(error) from error
+                raise Before(error) from error
             transaction.execute(b"COMMIT")
             return done
 
@@ -142,7 +143,7 @@ class Database:
                 raise self._told(_not_stored(error), lost) from error
             try:
                 return work(transaction)
-            except _Before as error:
+            except Before as error:
                 again, cause = True, error.cause
                 failure = write_failure(cause, self._doing())
             except _TROUBLE as error:
@@ -280,13 +281,6 @@ class Database:
         self._begin()
         if closed:
             self.close()
-
-
-class _Before(Exception):
-    """Something went wrong before the commit: nothing was stored."""
-
-    def __init__(self, cause: Exception) -> None:
-        self.cause = cause
 
 
 def _not_stored(error: StoreUnavailable) -> StoreUnavailable:

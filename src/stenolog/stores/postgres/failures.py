@@ -49,6 +49,13 @@ _REFUSALS: Final[dict[str, str]] = {
 connection that was never made there is no code."""
 
 
+class Before(Exception):
+    """Something went wrong before anything could have been stored."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is gone: what it was doing may have come to its end or not."""
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):

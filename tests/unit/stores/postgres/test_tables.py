@@ -11,7 +11,7 @@ import pytest
 
 from postgres_server import Databases
 from proxy import Exchange, Proxy
-from stenolog import PostgresStore, StoreBusy
+from stenolog import PostgresStore, SessionExists, StoreBusy
 from stenolog.sessions.verify import examine
 
 TABLES = ("session", "message", "token", "change", "lease")
@@ -165,3 +165,11 @@ def test_p9_an_append_is_one_exchange_and_tells_of_itself_in_another(
                 [made] = [one for one in proxy.seen[before:] if ".message" in one.text]
                 assert made.status == "I"
                 assert "pg_notify" not in made.text
+
+
+def test_p8_what_was_prepared_is_prepared_again_after_a_rollback(postgres_url: str) -> None:
+    with PostgresStore(postgres_url, connections=1) as store:
+        for number in range(1, 4):
+            assert store.add_message("a", "user", number) == number
+            with pytest.raises(SessionExists):
+                store.fork("a", "a")
