@@ -62,7 +62,7 @@ def test_all_engines_do_what_the_model_does_for_longer(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _run(150, postgres_places, capsys, caplog)
+    _run(60, postgres_places, capsys, caplog)
 
 
 def _run(

@@ -272,7 +272,7 @@ def test_p7_p12_many_threads_through_a_bad_line_store_everything_once(
 def test_p7_p12_many_threads_through_a_bad_line_for_longer(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store, seed: int, say: Say
 ) -> None:
-    _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=2_000)
+    _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=800)
 
 
 def _bad_line(where: str, proxy: Proxy, beside: Store, seed: int, say: Say, *, each: int) -> None:

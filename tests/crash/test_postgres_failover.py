@@ -30,10 +30,10 @@ def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_a_failover(
 
 
 @pytest.mark.full
-def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_twenty_failovers(
+def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_ten_failovers(
     postgres_installation: Installation, say: Say
 ) -> None:
-    for _ in range(20):
+    for _ in range(10):
         _fail_over(postgres_installation, say, enough=300)
 
 

@@ -46,9 +46,8 @@ def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> Non
                     workers.stall(chance)
                 else:
                     workers.kill(chance)
-                found = leases._found(store, keys, workers)
                 # Blows that hit nobody in a turn prove nothing.
-                if blow >= blows and found.taken_over > 0 and found.refused > 0:
+                if blow >= blows and _proves(leases._found(store, keys, workers)):
                     break
                 assert blow < blows + MOST_MORE_BLOWS, f"no holder was hit: {workers.said()}"
         found = leases._found(store, keys, workers)
@@ -62,9 +61,13 @@ def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> Non
         f"{found.refused} refused when they went on, {found.turns} turns begun, {said['done']} "
         f"ended, {said['lost']} lost to others"
     )
-    assert found.taken_over > 0
-    assert found.refused > 0
+    assert _proves(found)
     assert found.turns >= said["done"] > 0
+
+
+def _proves(found: leases._Found) -> bool:
+    """Whether what is claimed has happened at all."""
+    return found.taken_over > 0 and found.refused > 0
 
 
 def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(postgres_url: str) -> None:

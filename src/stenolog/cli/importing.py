@@ -1,11 +1,12 @@
 """`steno import`: sessions that other programs kept, taken in, and what could not be."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -26,6 +27,9 @@ LONG: Final = 1024 * 1024
 """From so many bytes on there is a bar to look at."""
 FEW: Final = 5
 """So many keys are named where one was not found."""
+_STORE: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
+_OWN: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
+"""Folders that a store of ours has: what is imported may stand beside them."""
 NOT_ALL: Final = 3
 """The exit code where something could not be carried."""
 
@@ -43,8 +47,20 @@ FROM: Final[dict[str, frozenset[Layout]]] = {
 """What `--from` takes."""
 
 
+class _Source(click.Path):
+    """A file or a folder of another program; never the address of a store."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if _STORE.match(str(value)):
+            self.fail("that is a store of stenolog: `steno copy SRC DST` copies it.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command("import")
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source", type=_Source())
 @click.option(
     "--from",
     "program",
@@ -285,14 +301,14 @@ def _in_words(
         yield f"Already taken in: {_count(migrated.migrated, 'file')} *.migrated."
     if migrated.taken or migrated.left:
         yield _sum(migrated, dry_run=dry_run)
-    if migrated.taken or migrated.migrated:
-        return
-    if not migrated.left:
+    if not (migrated.taken or migrated.migrated or migrated.left):
         of = "of a program that is known here" if program is None else f"of {program}"
         place = one_line(str(source))
-        yield f"There is no session {of} in {place}; `steno import --help` names those."
+        yield f"There is no session {of} in {place}; `steno import --help` lists the programs."
     entries = source.iterdir() if source.is_dir() else ()
-    folders = sum(path.is_dir() and not _is_looked_into(path) for path in entries)
+    folders = sum(
+        path.is_dir() and path.name not in _OWN and not _is_looked_into(path) for path in entries
+    )
     if folders:
         them = "The folder in it was" if folders == 1 else f"The {folders:,} folders in it were"
         yield f"{them} not looked into; name {'it' if folders == 1 else 'one of them'}."

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import Place, check_workspace, find_place
-from stenolog.settings.secrets import without_password
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import address, open_store
@@ -26,7 +25,12 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def shown(workspace: str) -> str:
     """A workspace as it may be printed: without the password in the URL of a server."""
-    return without_password(workspace) if "://" in workspace else workspace
+    if "://" not in workspace and "password" not in workspace:
+        return workspace
+    # Nobody else waits for it.
+    from stenolog.settings.secrets import without_password
+
+    return without_password(workspace)
 
 
 class Where(Struct, frozen=True, kw_only=True):

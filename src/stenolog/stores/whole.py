@@ -25,7 +25,10 @@ class LifeMark(Struct, frozen=True, kw_only=True):
     deleted: str | None = None
     """When it was put into the trash, as times are written; None while it lives."""
     stamp: str
-    """Another one after every change, made anywhere. Means nothing to anybody but the store."""
+    """Another one after every change, made anywhere, and whenever a life that was purged is written
+    again. Means nothing to anybody but the store."""
+    last_seq: int | None = None
+    """As in Life; None where the listing does not tell."""
 
 
 class Life(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from postgres_server import Databases, Server
+from stenolog.cli.copying import as_object, in_words
+from stenolog.sessions.places import Copied
+from stenolog.sessions.transfer import Problem, Transferred
 from stenolog.stores.opening import open_store
 from unit.sessions.carried import digests
 
@@ -225,3 +229,38 @@ def test_a_full_disk_leaves_the_backup_before_as_it_was(steno: Steno) -> None:
     assert steno("backup", "kept", "--verify").exit_code == 0
     assert steno("backup", "kept").exit_code == 0
     assert _told("kept") == _told("workspace")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--dry-run",)])
+def test_no_password_of_a_place_is_printed(steno: Steno, options: tuple[str, ...]) -> None:
+    url = "postgresql://user:geheim@localhost:1/db"
+    result = steno("copy", url, url, *options)
+    assert (result.exit_code, "both are the same place" in result.stderr.casefold()) == (1, True)
+    assert "geheim" not in result.output
+    result = steno("copy", url, "other", *options)
+    assert (result.exit_code, "geheim" in result.output) == (1, False)
+
+
+@pytest.mark.usefixtures("place")
+def test_restoring_prints_no_password_either(steno: Steno, postgres: Server) -> None:
+    found = Databases(postgres.url())
+    try:
+        url = found.new()
+        steno("backup", "kept")
+        assert steno("backup", "kept", "--restore", "-w", url).exit_code == 0
+        with open_store(url) as store:
+            store.add_message("telegram:123", "user", "newer")
+        result = steno("backup", "kept", "--restore", "-w", url)
+        assert "1 session is newer in postgresql://" in result.stderr
+        assert postgres.password not in result.output
+    finally:
+        found.close()
+
+
+def test_a_source_that_was_not_locked_is_told() -> None:
+    problem = Problem(key="a", uid="b", reason="c")
+    for unlocked in (False, True):
+        found = Transferred(carried=(), problems=(problem,), unlocked=unlocked)
+        copied = Copied(namespaces={"sessions": found}, seconds=1.0)
+        assert as_object(copied)["unlocked"] is unlocked
+        assert ("could not be locked" in " ".join(in_words(copied, "copied"))) is unlocked

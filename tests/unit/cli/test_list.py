@@ -149,8 +149,8 @@ def test_list_says_how_files_of_other_programs_are_taken_in(place: Path, steno: 
     assert "other" not in _keys(result)
     command = "steno import workspace/sessions -w ./workspace"
     assert result.stderr == (
-        f"2 of the files there are not of stenolog; `{command}` takes in what picoclaw or "
-        "zeroclaw wrote.\n"
+        f"2 of the files there are not of stenolog; `{command}` takes in what it knows "
+        "of other programs.\n"
     )
 
     assert steno(*command.split()[1:]).exit_code == 0
@@ -309,7 +309,7 @@ def test_a_server_that_cannot_be_reached_is_one_sentence_without_the_password(
 ) -> None:
     result = steno(*command, "-w", "postgres://me:hush@127.0.0.1:1/x?busy_timeout=0")
     assert result.exit_code == (3 if command == ["doctor"] else 1)
-    assert result.stderr.startswith("Error: PostgreSQL at 127.0.0.1:1/x: connection failed")
+    assert result.stderr.startswith("Error: PostgreSQL at 127.0.0.1:1/x: Connection refused;")
     assert "check that the server runs" in result.stderr
     assert "hush" not in result.stderr
     assert len(result.stderr.splitlines()) == 1

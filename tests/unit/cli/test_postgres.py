@@ -42,3 +42,12 @@ def test_an_answer_is_kept_and_the_talk_goes_on(postgres_url: str, steno: Steno)
         assert asked.exit_code == 0, asked.stderr
     with stenolog.open_store(postgres_url) as store:
         assert [message.role for message in store.get_history("k")] == ["user", "assistant"] * 2
+
+
+def test_a_store_is_not_imported_and_its_password_not_repeated(
+    postgres_url: str, steno: Steno
+) -> None:
+    result = steno("import", postgres_url)
+    assert result.exit_code == 2
+    assert "`steno copy SRC DST` copies it" in result.stderr
+    assert str(urlsplit(postgres_url).password) not in result.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import memory_disk
+from postgres_server import Databases
 from stenolog import DamagedStore, JSONLStore, SQLiteStore, StoreBusy, UsageError
 from stenolog.sessions import backup
 from stenolog.sessions.backup import MANIFEST, back_up, restore, verify
@@ -15,6 +16,7 @@ from stenolog.sessions.places import copy_place, namespaces_of
 from stenolog.sessions.transfer import Step
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
+from stenolog.stores.whole import WholeStore
 from unit.sessions.carried import digests, everything, fill, go_on
 
 
@@ -281,3 +283,115 @@ def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
         copy_place(source, target, watch=look)
         assert found[0] == "another name"
         assert known.own_key("another name") == "a"
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["purged", "another file"])
+def test_what_is_written_after_a_restore_is_taken(place: Path, anew: bool) -> None:
+    where, folder = f"sqlite:{place}/store.db", str(place / "b")
+    with open_store(where) as store:
+        store.add_message("a", "user", "one")
+        store.set_summary("a", "first")
+    back_up(where, folder)
+    if anew:
+        for path in place.glob("store.db*"):
+            path.unlink()
+    else:
+        with open_store(where) as store:
+            store.purge("a")
+    assert restore(folder, where)[0].problems == 0
+    with open_store(where) as store:
+        store.set_summary("a", "second")
+    assert back_up(where, folder).written == 1
+    with open_store(where) as store:
+        store.purge("a")
+    restore(folder, where)
+    with open_store(where) as store:
+        store.add_message("a", "user", "two")
+    assert back_up(where, folder).messages == 1
+    assert _of(f"jsonl:{folder}") == _of(where)
+
+
+def test_a_folder_that_is_refused_stays_as_it_was(place: Path, where: str) -> None:
+    (place / "x").mkdir(mode=0o700)
+    (place / "x/letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="something else"):
+        back_up(where, str(place / "x"))
+    assert [path.name for path in (place / "x").iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("folder", ["sessions", "sessions/b", "notes/b", "agents/x", "others/b"])
+def test_a_backup_does_not_become_a_part_of_its_own_workspace(place: Path, folder: str) -> None:
+    for name in ("sessions", "others"):
+        with open_store(f"jsonl:{place}/w", namespace=name) as store:
+            store.add_message("a", "user", "one")
+    before = sorted(place.rglob("*"))
+    (place / "link").symlink_to(place / "w")
+    for root in ("w", "link"):
+        with pytest.raises(UsageError, match="part of the workspace"):
+            back_up(f"jsonl:{place}/w", str(place / root / folder))
+    (place / "link").unlink()
+    assert sorted(place.rglob("*")) == before
+    assert back_up(f"jsonl:{place}/w", str(place / "w/backup")).problems == 0
+    assert namespaces_of(f"jsonl:{place}/w") == ["sessions", "others"]
+
+
+def test_a_namespace_that_the_destination_does_not_take_stops_no_other(
+    place: Path, where: str
+) -> None:
+    long = "n" * 300
+    with open_store(where, namespace=long) as store:
+        store.add_message("a", "user", "one")
+    for found in (
+        copy_place(where, f"jsonl:{place}/w"),
+        copy_place(where, f"jsonl:{place}/w", dry_run=True),
+        back_up(where, str(place / "b")),
+        back_up(where, str(place / "b")),
+    ):
+        [problem] = found.namespaces[long].problems
+        assert (found.problems, problem.key, problem.uid) == (1, "", "")
+        assert problem.reason
+    for folder in ("w", "b"):
+        for name in ("sessions", "notes"):
+            assert _of(f"jsonl:{place}/{folder}", name) == _of(where, name)
+    assert verify(str(place / "b")).findings == ()
+
+
+def test_no_stamp_of_a_server_comes_again_after_a_restore(
+    place: Path, own_databases: Databases
+) -> None:
+    where, folder = own_databases.new(), str(place / "b")
+
+    def changed(summaries: str) -> Iterator[str]:
+        with open_store(where) as store:
+            for summary in summaries:
+                store.set_summary("a", summary)
+                assert isinstance(store, WholeStore)
+                yield from (mark.stamp for mark in store.lives())
+
+    with open_store(where) as store:
+        store.add_message("a", "user", "one")
+    before = set(changed("1234"))
+    back_up(where, folder)
+    with open_store(where) as store:
+        store.purge("a")
+    restore(folder, where)
+    assert before.isdisjoint(changed("5678"))
+    assert back_up(where, folder).written == 1
+    assert _of(f"jsonl:{folder}") == _of(where)
+
+
+def test_a_server_that_may_only_be_read_is_copied_while_others_write(
+    place: Path, own_databases: Databases
+) -> None:
+    where = own_databases.new()
+    reader = f"{where}?options=-c%20default_transaction_read_only%3Don"
+    with open_store(where) as store:
+        store.add_message("a", "user", "one")
+
+        def write(_: str, step: Step) -> None:
+            if step.phase == "copying" and step.done:
+                store.add_message("a", "user", "more")
+
+        found = copy_place(reader, f"jsonl:{place}/w", watch=write)
+    assert (found.problems, found.unlocked) == (0, True)
+    assert _of(f"jsonl:{place}/w") == _of(where)

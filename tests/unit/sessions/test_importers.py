@@ -272,8 +272,8 @@ def test_where_there_is_no_session_it_says_so(
     result = steno("import", "old")
     assert result.exit_code == 1
     none = (
-        "There is no session of a program that is known here in old; `steno import --help` names "
-        "those."
+        "There is no session of a program that is known here in old; `steno import --help` lists "
+        "the programs."
     )
     assert "left out" in result.stderr if content else result.stderr == f"{none}\n"
     for where in ("workspace", "sqlite:new/steno.db"):

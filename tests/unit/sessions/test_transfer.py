@@ -18,11 +18,13 @@ from postgres_server import Databases, Server
 from stenolog import (
     JSONLStore,
     Message,
+    NotStored,
     OnceConflict,
     ReadOnly,
     SQLiteStore,
     StenologError,
     StoreBusy,
+    StoreUnavailable,
 )
 from stenolog.sessions import transfer
 from stenolog.sessions.transfer import Problem, Step, Transferred, copy_lives, preview_lives
@@ -716,3 +718,155 @@ def test_a_session_keeps_its_times_and_its_uid(place: Path) -> None:
         _copied(source, target)
         assert json.dumps([target.info("a").uid, now_of(target, "a")]) == stood
         assert mark_of(target, "a").uid == mark_of(source, "a").uid
+
+
+# --- what is said of a store is true of it ---------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ENGINES)
+def test_a_row_that_the_source_lacks_is_no_damage_of_the_copy(place: Path, other: str) -> None:
+    with SQLiteStore(place / "x.db") as source, opened(other, place, name="target") as target:
+        source.add_messages("a", [{"n": number} for number in range(6)])
+        with source.database.write() as transaction:
+            transaction.execute("DELETE FROM message WHERE seq IN (2, 4)")
+        _copied(source, target)
+        assert _copied(source, target).messages == 0
+        source.add_message("a", "user", "later")
+        assert _copied(source, target).messages == 1
+        assert [m.seq for m in target.get_history("a")] == [1, 3, 5, 6, 7]
+
+
+def test_a_stamp_is_never_that_of_a_life_that_was_written_anew(place: Path) -> None:
+    with SQLiteStore(place / "x.db") as source, InMemoryStore() as kept:
+        source.add_message("a", "user", "one")
+        stamps = {mark.stamp for mark in source.lives()}
+        _copied(source, kept)
+        source.purge("a")
+        _copied(kept, source)
+        stamps |= {mark.stamp for mark in source.lives()}
+        assert len(stamps) == 2
+        [mark] = source.lives()
+        with source.read_life(mark) as reading:
+            assert (reading.stamp, reading.life.last_seq) == (mark.stamp, mark.last_seq)
+
+
+def test_what_is_known_is_not_believed_where_the_source_has_more(place: Path) -> None:
+    with SQLiteStore(place / "x.db") as source, InMemoryStore() as target:
+        source.add_message("a", "user", "one")
+        [carried] = _copied(source, target).carried
+        source.add_message("a", "user", "two")
+        [mark] = source.lives()
+        known = transfer.Known(
+            stamp=mark.stamp, digest=carried.digest, last_seq=carried.last_seq, messages=1
+        )
+        found = copy_lives(source, target, known={carried.uid: known})
+        assert (found.messages, found.problems) == (1, ())
+        assert digests(target) == digests(source)
+
+
+class _Around:
+    """A store as it is; tests change one thing about it."""
+
+    def __init__(self, store: WholeStore) -> None:
+        self._store = store
+        self.lives = store.lives
+        self.read_life = store.read_life
+        self.hold_life = store.hold_life
+        self.writing_lives = store.writing_lives
+
+
+class _Unlockable(_Around):
+    """Can be read, and refuses its locks."""
+
+    def __init__(self, store: WholeStore, error: StenologError) -> None:
+        super().__init__(store)
+        self._error = error
+        self.hold_life = self._refuse
+
+    def _refuse(self, *_: object, **__: object) -> AbstractContextManager[Reading]:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ReadOnly("no"), NotStored("no"), StoreUnavailable("no")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_source_that_refuses_its_locks_is_read_without_them(error: StenologError) -> None:
+    with InMemoryStore() as source, InMemoryStore() as target:
+        source.add_message("a", "user", "one")
+
+        def write(step: Step) -> None:
+            if step.phase == "copying" and step.done:
+                source.add_message("a", "user", "more")
+
+        found = copy_lives(_Unlockable(source, error), target, progress=write)
+        assert (found.problems, found.unlocked) == ((), True)
+        assert digests(target) == digests(source)
+        assert not copy_lives(source, target).unlocked
+
+
+class _OftenBusy(_Around):
+    """A destination whose writer is refused for one key, when all is written, so many times."""
+
+    def __init__(self, store: WholeStore, key: str, times: int) -> None:
+        super().__init__(store)
+        self._key = key
+        self.times = times
+        self._wanted = False
+        self.writing_lives = self._writing
+
+    @contextmanager
+    def _writing(self) -> Iterator[LifeWriter]:
+        self._wanted = False
+        with self._store.writing_lives() as writer:
+            self._writer = writer
+            yield self
+            if self._wanted and self.times:
+                self.times -= 1
+                raise StoreBusy("somebody else writes")
+
+    def write(
+        self, life: Life, messages: Iterable[Message], *, after: int = 0, instead_of: str = ""
+    ) -> None:
+        if life.key == self._key:
+            self._wanted = True
+            if self.times:
+                return
+        self._writer.write(life, messages, after=after, instead_of=instead_of)
+
+
+def test_a_destination_that_is_busy_ends_no_copy() -> None:
+    with InMemoryStore() as source:
+        for key in "abc":
+            source.add_message(key, "user", key)
+        with InMemoryStore() as target:
+            busy = _OftenBusy(target, "b", transfer.PASSES + 2)
+            assert copy_lives(source, busy).problems == ()
+            assert digests(target) == digests(source)
+        with InMemoryStore() as target:
+            [problem] = copy_lives(source, _OftenBusy(target, "b", 1_000)).problems
+            assert (problem.key, "somebody else writes" in problem.reason) == ("b", True)
+            assert target.list_sessions() == ["a", "c"]
+
+
+class _Unreadable(_Around):
+    """A destination that is too busy to be looked at."""
+
+    def __init__(self, store: WholeStore) -> None:
+        super().__init__(store)
+        self.read_life = self._refuse
+
+    def _refuse(self, *_: object, **__: object) -> AbstractContextManager[Reading]:
+        raise StoreBusy("replaced all the time")
+
+
+def test_what_could_not_be_looked_at_is_not_overwritten() -> None:
+    with InMemoryStore() as source, InMemoryStore() as target:
+        source.add_message("a", "user", "one")
+        _copied(source, target)
+        target.add_message("a", "user", "of its own")
+        source.add_message("a", "user", "two")
+        [problem] = copy_lives(source, _Unreadable(target)).problems
+        assert problem.key == "a"
+        assert [m.content for m in target.get_history("a")] == ["one", "of its own"]

@@ -10,15 +10,12 @@ SELECT count(to_regclass(convert_from($1, 'UTF8')));
 
 -- name: has_trigger
 SELECT count(*) FROM pg_trigger
-WHERE tgrelid = to_regclass(convert_from($1, 'UTF8')) AND tgname = 'catalog_purged';
+WHERE tgrelid = to_regclass(convert_from($1, 'UTF8')) AND tgname = 'catalog_purged'
+  AND tgoldtable = 'gone';
 
 -- name: drop_tables
 DROP TABLE IF EXISTS {schema}.catalog_about, {schema}.catalog_session, {schema}.catalog_tag,
     {schema}.catalog_message, {schema}.catalog_said, {schema}.catalog_block, {schema}.catalog_words;
-
--- name: hold_store
--- As CREATE TRIGGER does, but before any table of the index is held: a purge comes from there.
-LOCK TABLE {schema}.message IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: hold_all
 LOCK TABLE {schema}.catalog_about IN ACCESS EXCLUSIVE MODE;

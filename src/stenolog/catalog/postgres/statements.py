@@ -6,10 +6,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from stenolog.catalog.statements import PREFIX, in_order, named
+from stenolog.catalog.statements import PREFIX, VERSION, in_order, named
 from stenolog.stores.postgres.queries import quoted
 
 _FOLDER: Final = Path(__file__).parent
+_LAYOUT: Final = 2
+"""Another one wherever only the tables or the triggers here change."""
+
+
+def version_of(schema: str) -> str:
+    """The version of an index in this schema, whose name its triggers know."""
+    return f"{VERSION}/{_LAYOUT}/{schema}"
 
 
 def prefix_of(namespace: str) -> str:
@@ -24,9 +31,10 @@ def statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
 
 
 @cache
-def triggers(schema: str, prefix: str) -> Mapping[str, str]:
+def triggers(schema: str, namespace: str) -> Mapping[str, str]:
     """What empties the index when something is purged, and what calls that."""
-    return named(_read("triggers.sql", schema, prefix))
+    text = _read("triggers.sql", schema, prefix_of(namespace))
+    return named(text.replace("{namespace}", namespace.encode().hex()))
 
 
 @cache

@@ -13,8 +13,13 @@ import msgspec
 import psycopg
 
 from stenolog.catalog.database import Away, Broken, Busy, Row, Transaction, Unusable
-from stenolog.catalog.postgres.statements import prefix_of, statements, tables, triggers
-from stenolog.catalog.statements import VERSION
+from stenolog.catalog.postgres.statements import (
+    prefix_of,
+    statements,
+    tables,
+    triggers,
+    version_of,
+)
 from stenolog.catalog.tables import StoreDatabase
 from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
 from stenolog.stores.postgres.failures import is_lost, is_passing
@@ -32,7 +37,9 @@ class SchemaDatabase:
         self.prefix = prefix_of(namespace)
         self.sql = statements(schema, self.prefix)
         self._about = f"{quoted(schema)}.{self.prefix}about"
+        self._version = version_of(schema)
         self._database = database
+        self._namespace = namespace
         self._damaged = False
 
     @property
@@ -63,33 +70,46 @@ class SchemaDatabase:
     def renew(self) -> None:
         """Drop the tables, and make empty ones, unless somebody else just did."""
         damaged, self._damaged = self._damaged, False
-        with self._sorted(), self._database.write() as plain:
-            transaction = _Texts(plain)
-            transaction.execute(self.sql["serialize"], (self._about,))
+        # One at a time: who appends, and who purges, has both of these tables, in another order.
+        for table in ("message", "session"):
+            self._watch(table)
+        with self._alone() as transaction:
             if damaged or not self._is_current(transaction):
                 self._make_anew(transaction)
 
     def close(self) -> None:
         """The database is the store's."""
 
+    @contextmanager
+    def _alone(self) -> Iterator[Transaction]:
+        with self._sorted(), self._database.write() as plain:
+            transaction = _Texts(plain)
+            transaction.execute(self.sql["serialize"], (self._about,))
+            yield transaction
+
+    def _watch(self, table: str) -> None:
+        with self._alone() as transaction:
+            watched = f"{quoted(self.schema)}.{table}"
+            if list(transaction.execute(self.sql["has_trigger"], (watched,))) != [(1,)]:
+                self._make_function(transaction)
+                transaction.execute(triggers(self.schema, self._namespace)[f"on_{table}"])
+
+    def _make_function(self, transaction: Transaction) -> None:
+        for name in ("purged", "not_for_others"):
+            transaction.execute(triggers(self.schema, self._namespace)[name])
+
     def _make_anew(self, transaction: Transaction) -> None:
-        store = f"{quoted(self.schema)}.message"
-        [(watched,)] = transaction.execute(self.sql["has_trigger"], (store,))
-        if not watched:
-            transaction.execute(self.sql["hold_store"])
         if self._has_tables(transaction):
             transaction.execute(self.sql["hold_all"])
         *made, about = tables(self.schema, self.prefix)
-        on_purge = triggers(self.schema, self.prefix)
-        for statement in (self.sql["drop_tables"], *made, on_purge["purged"]):
+        for statement in (self.sql["drop_tables"], *made):
             transaction.execute(statement)
-        if not watched:
-            transaction.execute(on_purge["on_purge"])
-        transaction.execute(about, (VERSION,))
+        self._make_function(transaction)
+        transaction.execute(about, (self._version,))
 
     def _is_current(self, transaction: Transaction) -> bool:
         return self._has_tables(transaction) and list(transaction.execute(self.sql["version"])) == [
-            (VERSION,)
+            (self._version,)
         ]
 
     def _has_tables(self, transaction: Transaction) -> bool:
@@ -97,7 +117,7 @@ class SchemaDatabase:
         return bool(found)
 
     def _check(self, found: Iterable[Row]) -> None:
-        if [row[0] for row in found] != [VERSION]:
+        if [row[0] for row in found] != [self._version]:
             raise Broken("the index is missing, or of another version")
 
     @contextmanager

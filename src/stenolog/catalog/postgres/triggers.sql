@@ -1,26 +1,48 @@
 -- What is purged must leave no trace in the index either, at the same moment (../triggers.sql). Only a
--- purge deletes messages. The files of the index go with its rows, because an index of words never
--- forgets one; but where somebody reads the tables for long, as a dump does, the rows have to do.
+-- purge deletes messages and sessions; a copy of a session takes those away that the other store has
+-- not. The files of the index go with its rows, because an index of words never forgets one; but where
+-- somebody reads the tables for long, as a dump does, the rows have to do.
 --
 -- Who made the index empties it, whoever purges; and tables that are gone keep nobody from purging.
 -- `about` comes first here as everywhere: who would wait for another one waits there.
+--
+-- It runs with the rights of who made it: so what it empties is written here, nobody else may make a
+-- trigger of it, and one that was made on another table is refused. {namespace} is in hexadecimal.
 
 -- name: purged
 CREATE OR REPLACE FUNCTION {schema}.catalog_purged() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog SET lock_timeout = '1s'
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
 AS $$
 DECLARE
-    known text[] := ARRAY(
-        SELECT format('%I.%I', TG_TABLE_SCHEMA, TG_ARGV[0] || name)
-        FROM unnest(ARRAY['about', 'session', 'tag', 'message', 'said', 'block', 'words'])
-            WITH ORDINALITY AS every (name, number)
-        WHERE to_regclass(format('%I.%I', TG_TABLE_SCHEMA, TG_ARGV[0] || name)) IS NOT NULL
-        ORDER BY number
-    );
-    about text := format('%I.%I', TG_TABLE_SCHEMA, TG_ARGV[0] || 'about');
+    own   CONSTANT text := convert_from(decode('{namespace}', 'hex'), 'UTF8');
+    about CONSTANT text := '{schema}.catalog_about';
+    known text[];
     one   text;
     other text := format('UPDATE %s SET made = ((random() - 0.5) * 1.8e19)::int8', about);
 BEGIN
+    IF TG_RELID = to_regclass('{schema}.message') THEN
+        -- A session that is not there any more may have been one of ours.
+        PERFORM FROM (SELECT DISTINCT session FROM gone) AS lost
+        LEFT JOIN {schema}.session AS life ON life.id = lost.session
+        WHERE life.namespace IS NULL OR life.namespace = own;
+    ELSIF TG_RELID = to_regclass('{schema}.session') THEN
+        -- One without messages has a title.
+        PERFORM FROM gone WHERE namespace = own;
+    ELSE
+        RAISE insufficient_privilege USING MESSAGE = 'not for a table outside of {schema}';
+    END IF;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    known := ARRAY(
+        SELECT name
+        FROM unnest(ARRAY[
+            about, '{schema}.catalog_session', '{schema}.catalog_tag', '{schema}.catalog_message',
+            '{schema}.catalog_said', '{schema}.catalog_block', '{schema}.catalog_words'
+        ]) WITH ORDINALITY AS every (name, number)
+        WHERE to_regclass(name) IS NOT NULL
+        ORDER BY number
+    );
     IF NOT about = ANY (known) THEN
         -- Not an index that anybody would go on with.
         FOREACH one IN ARRAY known LOOP
@@ -43,6 +65,15 @@ BEGIN
 END
 $$;
 
--- name: on_purge
-CREATE TRIGGER catalog_purged AFTER DELETE ON {schema}.message
-FOR EACH STATEMENT EXECUTE FUNCTION {schema}.catalog_purged('catalog_');
+-- name: not_for_others
+REVOKE EXECUTE ON FUNCTION {schema}.catalog_purged() FROM PUBLIC;
+
+-- name: on_message
+CREATE OR REPLACE TRIGGER catalog_purged AFTER DELETE ON {schema}.message
+REFERENCING OLD TABLE AS gone
+FOR EACH STATEMENT EXECUTE FUNCTION {schema}.catalog_purged();
+
+-- name: on_session
+CREATE OR REPLACE TRIGGER catalog_purged AFTER DELETE ON {schema}.session
+REFERENCING OLD TABLE AS gone
+FOR EACH STATEMENT EXECUTE FUNCTION {schema}.catalog_purged();

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from stenolog.codec import check_once, check_times
-from stenolog.errors import LeaseLost, OnceConflict
+from stenolog.errors import DamagedStore, LeaseLost, OnceConflict
 from stenolog.records import Message, State
 from stenolog.stores.arguments import encoded
 from stenolog.stores.postgres import schema
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Transaction
 
 
+_TRIES: Final = 4
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
 _TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
 """What the places of `append_one` hold, by the server's numbers."""
@@ -55,6 +56,18 @@ def batch(
     return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Batches without tokens as one; a single one as it is."""
+    if len(batches) == 1:
+        return batches[0]
+    at = now()
+    return Batch(
+        [payload for batch in batches for payload in batch.payloads],
+        None,
+        [time for batch in batches for time in batch.times or [at] * len(batch.payloads)],
+    )
+
+
 def append_one(transaction: "Transaction", place: Place, payload: bytes) -> int:
     """One message with nothing special about it: the usual append; its seq. Raises Absent."""
     namespace, key, at, size, format = (
@@ -64,7 +77,7 @@ def append_one(transaction: "Transaction", place: Place, payload: bytes) -> int:
         len(payload),
         schema.newest(),
     )
-    if not transaction.can_prepare:
+    if transaction.peer.pooled:
         for (seq,) in transaction.run(
             "append_one", namespace, key, at, payload.decode(), size, format
         ):
@@ -114,21 +127,23 @@ def append(transaction: "Transaction", place: Place, batch: Batch) -> int:
 
 def append_anew(transaction: "Transaction", place: Place, batch: Batch) -> int:
     """The same where there may be no session yet; inside of a transaction."""
-    [(version,)] = transaction.run("format")
-    schema.check_version(version)
-    while True:
+    for _ in range(_TRIES):
         try:
             return append(transaction, place, batch)
         except Absent:
             # Whoever is quicker makes it, and this one waits for the end of that.
             state = blank(place.key, os.urandom(8).hex(), 1, now())
             create(transaction, place.namespace, state, 0, 0)
+    raise DamagedStore(f"{place.key!r}: its row is not of the version of the tables")
 
 
 def create(
     transaction: "Transaction", namespace: str, state: State, last_seq: int, size: int
 ) -> int:
-    """A new session under a key that is free; its id, or 0 where somebody was quicker."""
+    """A new session under a key that is free; its id, or 0 where somebody was quicker.
+
+    Raises NewerFormat.
+    """
     fork_of = state.forked_from
     for (session,) in transaction.run(
         "add_session",
@@ -140,9 +155,17 @@ def create(
         size,
         None if fork_of is None else fork_of.encode(),
         encode(state).decode(),
+        schema.newest(),
     ):
         return int(session)
+    check_format(transaction)
     return 0
+
+
+def check_format(transaction: "Transaction") -> None:
+    """Raise NewerFormat where the tables were changed by newer code."""
+    [(version,)] = transaction.run("format")
+    schema.check_version(version)
 
 
 def add_messages(

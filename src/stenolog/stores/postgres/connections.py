@@ -19,7 +19,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import ExecStatus, Format
 from psycopg.types.numeric import Int8BinaryDumper
 
-from stenolog.errors import StoreBusy, StoreClosed, UsageError
+from stenolog.errors import DamagedStore, NotStored, StoreBusy, StoreClosed, UsageError
 from stenolog.stores.postgres.failures import Before, is_temporary
 from stenolog.stores.postgres.rows import Clash
 
@@ -30,6 +30,9 @@ _OPEN: Final = psycopg.pq.ConnStatus.OK
 _IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 COMMAND_OK: Final = ExecStatus.COMMAND_OK
 TUPLES_OK: Final = ExecStatus.TUPLES_OK
+_MANY: Final = 100
+_FOR_ONE: Final = ("token_pkey", "session_live", "session_uid", "lease_namespace_key_key")
+"""What one of two who come at once can have: the other one asks again."""
 _FRESH: Final = 0.2
 """A connection that was not used for so many seconds is looked at before it is used again."""
 
@@ -83,11 +86,13 @@ class Transaction:
     trip. Not for two threads at once.
     """
 
-    __slots__ = ("_cursor", "_ready", "connection", "since", "sql")
+    __slots__ = ("_cursor", "_ready", "connection", "peer", "since", "sql")
 
-    def __init__(self, connection: Connection, sql: Mapping[str, bytes]) -> None:
+    def __init__(self, connection: Connection, sql: Mapping[str, bytes], peer: Peer) -> None:
         self.connection = connection
         """The driver's own, for what only that can do."""
+        self.peer = peer
+        """What is at the other end."""
         self.sql = sql
         """The statements by name."""
         self.since = 0.0
@@ -101,13 +106,12 @@ class Transaction:
         try:
             cursor.execute(self.sql[name], values)
         except psycopg.errors.UniqueViolation as error:
-            raise Clash from error
-        return cursor.fetchall() if cursor.description is not None else []
-
-    @property
-    def can_prepare(self) -> bool:
-        """Whether statements can be kept ready on the server: not where a pooler stands between."""
-        return self.connection.prepare_threshold is not None
+            raise _clash(error) from error
+        found = cursor.fetchall() if cursor.description is not None else []
+        if len(found) > _MANY:
+            # It would keep what it fetched until it is used again.
+            self._cursor = self.connection.cursor(binary=True)
+        return found
 
     def run_ready(self, name: str, types: Sequence[int], values: Sequence[bytes]) -> bytes | None:
         """Carry out the statement of this name with values as they are sent; the one it gives.
@@ -138,10 +142,27 @@ class Transaction:
         return found
 
     def _result(self, expected: ExecStatus) -> Any:
-        [result] = self.connection.wait(generators.execute(self.connection.pgconn))
-        if result.status != expected:
-            raise psycopg.errors.error_from_result(result, "utf-8")
-        return result
+        # A server that ends the connection may answer first, and then say so.
+        results = self.connection.wait(generators.execute(self.connection.pgconn))
+        for result in results:
+            if result.status != expected:
+                raise psycopg.errors.error_from_result(result, "utf-8")
+        return results[0]
+
+    def copy_in(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Store many rows by the statement of this name. Raises Clash."""
+        try:
+            with self.connection.cursor() as cursor, cursor.copy(self.sql[name]) as copying:
+                for row in rows:
+                    copying.write_row(row)
+        except psycopg.errors.UniqueViolation as error:
+            raise _clash(error) from error
+
+    def commit(self) -> None:
+        """End a transaction so that it counts. Raises NotStored after an error in it."""
+        cursor = self._cursor.execute(b"COMMIT")
+        if cursor.statusmessage != "COMMIT":
+            raise NotStored("an error within the transaction was passed over: nothing was stored")
 
     def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
         """Carry out one statement, with values for its places; its rows, if it has any."""
@@ -159,6 +180,16 @@ class Transaction:
         """Whether the next one can use it: it is open, and nothing is under way."""
         connection = self.connection.pgconn
         return connection.status == _OPEN and connection.transaction_status == _IDLE
+
+
+def _clash(error: psycopg.errors.UniqueViolation) -> Exception:
+    """What it means that something stands there already."""
+    if error.diag.constraint_name in _FOR_ONE:
+        return Clash()
+    return DamagedStore(
+        f"the tables are not as they should be ({' '.join(str(error).split())}); "
+        "`steno doctor` says what is wrong"
+    )
 
 
 def _bytes(sql: bytes | str) -> bytes:
@@ -212,10 +243,6 @@ class Connections:
             if self._closed:
                 self._let_go()
 
-    def one_more(self, deadline: float) -> Transaction:
-        """One beyond all others, for its caller to keep and to close. Raises as `take`."""
-        return Transaction(self.connect(deadline), self._sql)
-
     def _may_connect(self, deadline: float) -> bool:
         """Whether there may be one more; otherwise one was given back. Raises StoreBusy."""
         with self._freed:
@@ -227,7 +254,9 @@ class Connections:
                 # Whoever gives one back from now on sees that somebody waits.
                 while not self._idle and self._taken >= self._settings.connections:
                     left = deadline - time.monotonic()
-                    if left <= 0 or self._closed:
+                    if self._closed:
+                        return False
+                    if left <= 0:
                         raise StoreBusy(
                             f"all {self._settings.connections} connections were in use for too "
                             "long; ?connections=NUMBER allows for more"
@@ -239,7 +268,7 @@ class Connections:
 
     def _another(self, deadline: float) -> Transaction:
         try:
-            return self.one_more(deadline)
+            return self.connect(deadline)
         except BaseException:
             self._one_less()
             raise
@@ -253,10 +282,11 @@ class Connections:
             self._taken -= 1
             self._freed.notify()
 
-    def connect(self, deadline: float) -> Connection:
-        """A new one; a server that does not answer yet is asked again until then.
+    def connect(self, deadline: float) -> Transaction:
+        """A new one, beyond all others unless `take` asked for it, for its caller to keep.
 
-        Raises psycopg.Error, StoreClosed, UsageError.
+        A server that does not answer yet is asked again until then. Raises psycopg.Error,
+        StoreClosed, UsageError.
         """
         while True:
             if self._closed:
@@ -268,7 +298,7 @@ class Connections:
                     raise
             time.sleep(_RETRY)
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> Transaction:
         # A deadline for each host alone: of several, the first one may be cut off.
         connection: Connection = psycopg.connect(
             self._settings.conninfo,
@@ -276,16 +306,18 @@ class Connections:
             prepare_threshold=None,
             cursor_factory=psycopg.RawCursor,
             context=self._adapters,
+            # Whatever URL and environment say: what is sent is UTF-8.
+            client_encoding="UTF8",
             **self._defaults,  # type: ignore[arg-type]
         )
         try:
-            self._prepare(connection)
+            self.peer = peer = self._prepare(connection)
         except BaseException:
             close(connection)
             raise
-        return connection
+        return Transaction(connection, self._sql, peer)
 
-    def _prepare(self, connection: Connection) -> None:
+    def _prepare(self, connection: Connection) -> Peer:
         [(process, commit, encoding, version)] = connection.execute(_ABOUT)
         if encoding != "UTF8":
             raise UsageError(
@@ -296,14 +328,16 @@ class Connections:
             raise UsageError(f"the server's version is {version // 10000}; 14 or newer is needed")
         weak = commit == "off"
         pooled = process != connection.pgconn.backend_pid
-        self.peer = Peer(pooled=pooled, weak=weak)
+        peer = Peer(pooled=pooled, weak=weak)
         if pooled:
-            return
+            return peer
         connection.prepare_threshold = 1
         milliseconds = max(1, int(self._settings.busy_timeout * 1000))
         connection.execute(f"SET lock_timeout = {milliseconds}")
+        connection.execute("SET default_transaction_isolation = 'read committed'")
         if weak:
             connection.execute("SET synchronous_commit = on")
+        return peer
 
     def close(self) -> None:
         """Let go of them."""
@@ -321,9 +355,9 @@ class Connections:
         """Use none of those that are idle again: another server may be the right one by now."""
         self._let_go()
 
-    def abandon(self) -> None:
+    def abandon(self, others: Iterable[Transaction]) -> None:
         """In a forked child: they belong to the parent, and to close one would end it there."""
-        _PARENTS.extend(self._idle)
+        _PARENTS.extend([*self._idle, *others])
 
 
 _PARENTS: Final[list[Transaction]] = []
@@ -335,7 +369,17 @@ def defaults_for(conninfo: str, *, read_only: bool) -> dict[str, str]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
-        raise UsageError(f"postgresql: {' '.join(str(error).split())}") from error
+        # Its words hold parts of the URL, which may be the password.
+        words = " ".join(str(error).split())
+        told = (
+            words if "query parameter" in words else "the URL cannot be read; in user and password"
+        )
+        raise UsageError(
+            f"postgresql: {told}"
+            + ("" if told is words else " write %40 for @, %2F for / and %25 for %")
+        ) from None
+    if "@" in str(given.get("host") or ""):
+        raise UsageError("postgresql: there is an @ in the host; in the password write %40 for it")
     found = {name: value for name, value in _DEFAULTS.items() if given.get(name) is None}
     hosts = str(given.get("host") or given.get("hostaddr") or "")
     if "," in hosts and not read_only and given.get("target_session_attrs") is None:

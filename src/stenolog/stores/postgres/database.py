@@ -111,25 +111,28 @@ class Database:
         `safe`: it may be made again though nobody knows whether it was stored. Raises NotStored,
         MaybeStored, StoreBusy.
         """
-        if self.pooled:
-            # What a transaction is to wait for can be said inside of one only.
-            return self.change(work, safe=safe)
-        return self._repeated(work, safe=safe)
+
+        def once(transaction: Transaction) -> T:
+            if transaction.peer.pooled:
+                # What is to be waited for can be said inside of a transaction only.
+                return self._whole(transaction, work)
+            return work(transaction)
+
+        return self._repeated(once, safe=safe)
 
     def change(self, work: Callable[[Transaction], T], *, safe: bool = False) -> T:
         """What the work gives, in a transaction of its own."""
+        return self._repeated(lambda transaction: self._whole(transaction, work), safe=safe)
 
-        def whole(transaction: Transaction) -> T:
-            try:
-                self._begin_writing(transaction)
-                done = work(transaction)
-            except _TROUBLE as error:
-                # Whatever it is, it came before the commit.
-                raise Before(error) from error
-            transaction.execute(b"COMMIT")
-            return done
-
-        return self._repeated(whole, safe=safe)
+    def _whole(self, transaction: Transaction, work: Callable[[Transaction], T]) -> T:
+        try:
+            self._begin_writing(transaction)
+            done = work(transaction)
+        except _TROUBLE as error:
+            # Whatever it is, it came before the commit.
+            raise Before(error) from error
+        transaction.commit()
+        return done
 
     def _repeated(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
         self.check_writable()
@@ -139,7 +142,7 @@ class Database:
         while True:
             try:
                 transaction = self._take(deadline)
-            except StoreUnavailable as error:
+            except StenologError as error:
                 raise self._told(_not_stored(error), lost) from error
             try:
                 return work(transaction)
@@ -181,21 +184,34 @@ class Database:
             self._begin_writing(transaction)
             yield transaction
             try:
-                transaction.execute(b"COMMIT")
+                transaction.commit()
             except _TROUBLE as error:
                 raise commit_failure(error, self._doing()) from error
 
     def _begin_writing(self, transaction: Transaction) -> None:
-        transaction.execute(b"BEGIN")
-        if self.pooled:
+        transaction.execute(b"BEGIN ISOLATION LEVEL READ COMMITTED")
+        if transaction.peer.pooled:
             milliseconds = max(1, int(self.settings.busy_timeout * 1000))
             transaction.execute(f"SET LOCAL lock_timeout = {milliseconds}")
-            if self._connections.peer.weak:
+            if transaction.peer.weak:
                 transaction.execute(b"SET LOCAL synchronous_commit = on")
 
-    def clean(self) -> None:
-        """Have the rows gone that were deleted, as far as nobody looks at them."""
-        self.look(lambda transaction: transaction.run("clean"))
+    def clean(self) -> list[str]:
+        """Have the rows gone that were deleted; what the server says where it does not do so."""
+        told: list[str] = []
+
+        def work(transaction: Transaction) -> None:
+            def hear(notice: psycopg.errors.Diagnostic) -> None:
+                told.append(notice.message_primary or "")
+
+            transaction.connection.add_notice_handler(hear)
+            try:
+                transaction.run("clean")
+            finally:
+                transaction.connection.remove_notice_handler(hear)
+
+        self.look(work)
+        return told
 
     # --- the ground --------------------------------------------------------------------------
 
@@ -219,7 +235,8 @@ class Database:
     def _sorted(self, failure: Callable[[Exception, str], StenologError]) -> Iterator[None]:
         try:
             yield
-        except _TROUBLE as error:
+        except psycopg.Error as error:
+            # No other: what the caller does inside may fail in its own way.
             raise failure(error, self._doing()) from error
 
     def _deadline(self) -> float:
@@ -254,10 +271,14 @@ class Database:
     def problems(self) -> tuple[list[str], list[str]]:
         """What keeps writes from working; and what else somebody should know."""
         try:
-            [(recovering, synced)] = self.look(lambda transaction: transaction.run("about_server"))
+            [(recovering, shut, synced)] = self.look(
+                lambda transaction: transaction.run("about_server")
+            )
         except StenologError as error:
             return [str(error)], []
         wrong = ["the server is a standby: it takes no writes"] if recovering else []
+        if shut and not recovering:
+            wrong = ["the server takes no writes: see its default_transaction_read_only"]
         if synced != "on":
             return wrong, [
                 "the server runs with fsync = off: what it acknowledges may be lost with its power"
@@ -277,13 +298,13 @@ class Database:
     def after_fork(self) -> None:
         """In the child: begin anew, with none of the parent's connections."""
         closed = self.closed
-        self._connections.abandon()
+        self._connections.abandon(self.news.abandon())
         self._begin()
         if closed:
             self.close()
 
 
-def _not_stored(error: StoreUnavailable) -> StoreUnavailable:
+def _not_stored(error: StenologError) -> StenologError:
     if type(error) is StoreUnavailable:
         return NotStored(f"{error}. Nothing of it was stored")
     return error
@@ -301,17 +322,26 @@ def place_of(conninfo: str) -> str:
 
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
 _shared: dict[Settings, Database] = {}
+_opening: dict[Settings, threading.Lock] = {}
 _sharing = threading.Lock()
 
 
 def open_database(settings: Settings) -> Database:
     """The database of these settings; the stores of a process share one."""
     with _sharing:
-        found = _shared.get(settings)
-        if found is None or found.closed:
-            found = _shared[settings] = Database(settings)
-        found.users += 1
-        return found
+        opening = _opening.setdefault(settings, threading.Lock())
+    # Only who wants the same one waits while it is being reached.
+    with opening:
+        with _sharing:
+            found = _shared.get(settings)
+            if found is not None and not found.closed:
+                found.users += 1
+                return found
+        made = Database(settings)
+        made.users = 1
+        with _sharing:
+            _shared[settings] = made
+        return made
 
 
 def let_go(database: Database) -> None:
@@ -328,6 +358,7 @@ def let_go(database: Database) -> None:
 def _after_fork() -> None:
     global _sharing
     _sharing = threading.Lock()
+    _opening.clear()
     for database in list(_databases):
         database.after_fork()
 

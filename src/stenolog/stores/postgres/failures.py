@@ -18,7 +18,6 @@ from stenolog.errors import (
 RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
 
 _AGAIN: Final = (errors.DeadlockDetected, errors.SerializationFailure)
-_BUSY: Final = (errors.LockNotAvailable, errors.QueryCanceled)
 _STANDBY: Final = "the server only takes reads: it is a standby, or was made read-only"
 
 _ADVICE: Final[dict[str, str]] = {
@@ -43,7 +42,6 @@ _REFUSALS: Final[dict[str, str]] = {
     "does not support SSL": "check sslmode",
     "sslmode": "check sslmode",
     "certificate": "check sslmode, sslrootcert and the server's certificate",
-    "failed to resolve host": "check the name of the host",
 }
 """What a server that was reached may say instead of letting one in, and what to do about it: of a
 connection that was never made there is no code."""
@@ -58,6 +56,8 @@ class Before(Exception):
 
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is gone: what it was doing may have come to its end or not."""
+    if isinstance(error, OSError):
+        return True  # of the connection's own: nobody knows how far it came
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return False
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P0"))
@@ -89,8 +89,14 @@ def read_failure(error: Exception, doing: str) -> StenologError:
     match error:
         case StenologError():
             return error
-        case errors.LockNotAvailable() | errors.QueryCanceled():
+        case errors.LockNotAvailable():
             return StoreBusy(f"{doing}: another one held the session too long")
+        case errors.DeadlockDetected() | errors.SerializationFailure():
+            return StoreBusy(f"{doing}: others were in the way; try again")
+        case errors.QueryCanceled():
+            return StoreBusy(
+                f"{doing}: the server cancelled it ({words_of(error)}); see its statement_timeout"
+            )
         case errors.ReadOnlySqlTransaction():
             return StoreUnavailable(f"{doing}: {_STANDBY}")
         case (
@@ -129,10 +135,19 @@ def words_of(error: Exception) -> str:
     """What went wrong, in one line, and what to do about it."""
     state = getattr(error, "sqlstate", None) or ""
     told = str(error)
-    shown = " ".join(told.split()) or type(error).__name__
+    shown = _first_words(error)
     advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
         advice = next((what for words, what in _REFUSALS.items() if words in told), None)
+    if advice is None and "failed to resolve host" in told:
+        advice = "check the name of the host"
     if advice is None and is_lost(error):
         advice = "check that the server runs and can be reached"
     return shown if advice is None else f"{shown}; {advice}"
+
+
+def _first_words(error: Exception) -> str:
+    """What driver or server say, without the place, which is told already, and without a guess."""
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    line = (said or str(error)).strip().split("\n")[0].strip()
+    return line.rpartition(" failed: ")[2] or line or type(error).__name__

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
-from stenolog.stores.postgres.rows import name_of
+from stenolog.stores.postgres.rows import find, name_of
 
 if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Transaction
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stenolog.stores.postgres.store import PostgresStore
 
 _POLL: Final = 0.05
+_LONGEST: Final = 100 * 365 * 86_400.0
+"""Of a lease, in seconds: the server does not count for ever."""
 
 
 class Held:
@@ -57,20 +59,22 @@ def take(store: "PostgresStore", held: Held, key: str, *, ttl: float, wait: floa
     database, deadline = store.database, time.monotonic() + wait
     holder = f"process {os.getpid()} on {socket.gethostname()}, {threading.current_thread().name}"
     # Whoever does not get the answer asks again, and is known by this.
-    values = (store.namespace, key.encode(), holder, os.urandom(8).hex(), float(ttl))
+    values = (store.namespace, key.encode(), holder, os.urandom(8).hex(), min(float(ttl), _LONGEST))
     name = name_of(store.namespace, key)
     bell = database.news.bell(name)
     try:
         while True:
             if held.closed:
                 raise StoreClosed("the store is closed")
-            for (epoch,) in database.write_once(
-                lambda transaction: transaction.run("take_lease", *values), safe=True
-            ):
-                if held.add(epoch):
-                    return int(epoch)
-                end(database, [epoch])
+            # Looked at first: whoever waits is not to write all the time.
             words = database.look(_holder(store.namespace, key))
+            if words is None:
+                for (epoch,) in database.write_once(
+                    lambda transaction: transaction.run("take_lease", *values), safe=True
+                ):
+                    if held.add(epoch):
+                        return int(epoch)
+                    end(database, [epoch])
             left = deadline - time.monotonic()
             if left <= 0 and words is not None:
                 raise StoreBusy(f"{key!r}: {words} has the turn")
@@ -86,7 +90,7 @@ def _holder(namespace: str, key: str) -> Callable[["Transaction"], str | None]:
     """Looks who has the turn, in words; None where it is free. Raises NoSuchSession."""
 
     def look(transaction: "Transaction") -> str | None:
-        if not transaction.run("find_life", namespace, key.encode()):
+        if find(transaction, namespace, key) is None:
             raise NoSuchSession(key)
         for holder, since, in_force in transaction.run("find_lease", namespace, key.encode()):
             if in_force:
@@ -114,7 +118,7 @@ class PostgresLease:
         self._held = held
         self._name = name_of(store.namespace, key)
         self._process = os.getpid()
-        self._ttl = float(ttl)
+        self._ttl = min(float(ttl), _LONGEST)
         self.key = key
         """The session."""
         self.epoch = epoch

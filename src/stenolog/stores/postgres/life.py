@@ -10,9 +10,9 @@ from stenolog.errors import NoSuchSession, SessionExists
 from stenolog.records import State, Trashed, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.postgres.appending import create
+from stenolog.stores.postgres.appending import check_format, create
 from stenolog.stores.postgres.changes import add_change, looked_up, save
-from stenolog.stores.postgres.rows import Clash, find
+from stenolog.stores.postgres.rows import Clash, copied_mark, find
 from stenolog.stores.rows import NO_END, Session, count, decode_state, moment, now
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def restore(
     transaction: "Transaction", namespace: str, key: str, *, uid: str | None, as_key: str
 ) -> None:
     """Take the mark off again. Raises NoSuchSession, SessionExists."""
+    check_format(transaction)
     for session, found in transaction.run("find_deleted", namespace, key.encode()):
         if uid in (None, found):
             try:
@@ -108,9 +109,12 @@ class Gone(Struct, frozen=True):
 
 def purge_all(transaction: "Transaction", namespace: str, key: str) -> Gone | None:
     """Remove every life of the key, and the lease; None where there is none."""
-    lives = [number for (number,) in transaction.run("lives", namespace, key.encode())]
-    if not lives:
+    found_lives = transaction.run("lives", namespace, key.encode())
+    if not found_lives:
         return None
+    lives = [number for number, _ in found_lives]
+    for _, uid in found_lives:
+        transaction.run("remove_mark", namespace, copied_mark(uid))
     session = find(transaction, namespace, key)
     told = () if session is None else states.taken_from(session.state.meta)
     found = [_extent(transaction, number, NO_END) for number in lives]

@@ -70,32 +70,41 @@ class News:
         with self._mutex:
             self._gathering = True
             if self._telling is None and not self._closed:
-                self._telling = threading.Thread(
-                    target=self._tell, name="stenolog-news", daemon=True
-                )
-                self._telling.start()
+                thread = threading.Thread(target=self._tell, name="stenolog-news", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # What there is to tell is committed: whoever stored it must not hear of this.
+                    self._gathering = False
+                    reports.info("other processes are not told of what is new: %s", error)
+                    return
+                self._telling = thread
         self._work.set()
 
     def _tell(self) -> None:
         while True:
             idle = not self._work.wait(_REST)
             with self._mutex:
-                if (idle and not self._untold) or self._closed:
+                if idle and not self._untold:
                     self._telling, self._gathering = None, False
                     self._hush()
                     return
-            time.sleep(_GATHER)
+            if not self._closed:
+                time.sleep(_GATHER)
             self._work.clear()
             self._gathering = False
             names = {self._untold.popleft() for _ in range(len(self._untold))}
             if names:
                 self._send(sorted(names))
+            if self._closed:
+                self._hush()
+                return
 
     def _send(self, names: list[str]) -> None:
         try:
             if self._mouth is None or not self._mouth.is_usable:
                 self._hush()
-                self._mouth = self._connections.one_more(time.monotonic() + _PATIENCE)
+                self._mouth = self._connections.connect(time.monotonic() + _PATIENCE)
             self._mouth.run("tell", self.channel, names)
         except (psycopg.Error, StenologError) as error:
             reports.info("other processes were not told of what is new: %s", error)
@@ -150,14 +159,21 @@ class News:
                     bell.set()
 
     def close(self) -> None:
-        """Tell and hear no more; everybody who waits looks again."""
+        """Tell what is untold, and hear no more; everybody who waits looks again."""
         with self._mutex:
             self._closed = True
             ear, self._ear = self._ear, None
+            telling = self._telling
         self._work.set()
+        if telling is not None and telling is not threading.current_thread():
+            telling.join(_PATIENCE)
         if ear is not None:
             ear.close()
         self.heard(None)
+
+    def abandon(self) -> list[Transaction]:
+        """In a forked child: what belongs to the parent."""
+        return [] if self._mouth is None else [self._mouth]
 
 
 class _Ear:
@@ -189,7 +205,7 @@ class _Ear:
             os.close(self._awake)
 
     def _listen(self) -> None:
-        connection = self._connections.connect(time.monotonic() + _PATIENCE)
+        connection = self._connections.connect(time.monotonic() + _PATIENCE).connection
         try:
             connection.execute(f"LISTEN {quoted(self._news.channel)}".encode())
             self.hears = True

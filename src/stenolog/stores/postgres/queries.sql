@@ -27,7 +27,7 @@ SELECT version FROM {schema}.about;
 -- name: add_session
 INSERT INTO {schema}.session
     (namespace, key, uid, created, updated, last_seq, bytes, version, fork_of, format, state)
-SELECT $1, $2, $3, $4, $4, $5, $6, 1, $7, version, $8 FROM {schema}.about
+SELECT $1, $2, $3, $4, $4, $5, $6, 1, $7, version, $8 FROM {schema}.about WHERE version = $9
 ON CONFLICT (namespace, key) WHERE deleted IS NULL DO NOTHING
 RETURNING id;
 
@@ -170,7 +170,7 @@ UPDATE {schema}.session SET key = $2, deleted = NULL, version = version + 1 WHER
 SELECT key FROM {schema}.session WHERE namespace = $1 AND fork_of = $2 ORDER BY key, id;
 
 -- name: lives
-SELECT id FROM {schema}.session WHERE namespace = $1 AND key = $2 ORDER BY id FOR UPDATE;
+SELECT id, uid FROM {schema}.session WHERE namespace = $1 AND key = $2 ORDER BY id FOR UPDATE;
 
 -- name: extent
 SELECT count(*), coalesce(min(seq), 0), coalesce(max(seq), 0),
@@ -231,6 +231,9 @@ RETURNING epoch;
 -- name: end_leases
 UPDATE {schema}.lease SET expires = '-infinity' WHERE epoch = ANY ($1::int8[]);
 
+-- name: remove_mark
+DELETE FROM {schema}.mark WHERE namespace = $1 AND name = $2;
+
 -- name: end_lease_of
 DELETE FROM {schema}.lease WHERE namespace = $1 AND key = $2;
 
@@ -246,7 +249,8 @@ ON CONFLICT (namespace, name) DO UPDATE SET number = known.number + 1;
 -- --- the server --------------------------------------------------------------------------------
 
 -- name: about_server
-SELECT pg_is_in_recovery(), current_setting('fsync');
+SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
+       current_setting('fsync');
 
 -- --- news --------------------------------------------------------------------------------------
 
@@ -258,20 +262,20 @@ SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 -- --- carried whole -----------------------------------------------------------------------------
 
 -- name: list_lives
-SELECT key, uid, deleted, version
+SELECT key, uid, deleted, written::text, version
 FROM {schema}.session
 WHERE namespace = $1
 ORDER BY deleted IS NULL, key, id;
 
 -- name: find_uid
 SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
-       format
+       format, written::text
 FROM {schema}.session
 WHERE namespace = $1 AND uid = $2;
 
 -- name: lock_uid
 SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
-       format
+       format, written::text
 FROM {schema}.session
 WHERE namespace = $1 AND uid = $2
 FOR NO KEY UPDATE;
@@ -289,7 +293,7 @@ ORDER BY token.first, token.token;
 -- name: add_life
 INSERT INTO {schema}.session
     (namespace, key, uid, created, updated, last_seq, bytes, version, deleted, fork_of, format, state)
-SELECT $1, $2, $3, $4, $5, $6, 0, 1, $7, $8, version, '' FROM {schema}.about
+SELECT $1, $2, $3, $4, $5, $6, 0, 1, $7, $8, version, '' FROM {schema}.about WHERE version = $9
 RETURNING id;
 
 -- name: set_life

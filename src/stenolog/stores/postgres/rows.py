@@ -20,6 +20,11 @@ def name_of(namespace: str, key: str) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
+def copied_mark(uid: str) -> str:
+    """The mark that says in which version a copy left a life."""
+    return f"copied:{uid}"
+
+
 def find(
     transaction: "Transaction", namespace: str, key: str, *, lock: bool = False
 ) -> Session | None:

@@ -4,7 +4,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from stenolog.errors import DamagedStore, NewerFormat, StoreUnavailable
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable
 from stenolog.stores.postgres.queries import quoted
 
 if TYPE_CHECKING:
@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 
 _LOCK: Final = 0x7374656E6F6C6F67
 """The advisory lock of who brings tables up to date: `stenolog`, in eight letters."""
-# By a look at the table of tables: to_regclass may tell what was there when the transaction began.
-_TABLES: Final = (
-    b"SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace "
-    b"ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'about'"
-)
+# By a look at the tables of tables: to_regclass may tell what was there when the transaction began.
+_TABLES: Final = b"""
+SELECT relname, relkind::text || coalesce(' ' || (
+    SELECT typname
+    FROM pg_catalog.pg_attribute JOIN pg_catalog.pg_type ON pg_type.oid = atttypid
+    WHERE attrelid = pg_class.oid AND attname = 'version' AND relname = 'about'
+), '')
+FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = $1 AND relname IN ('about', 'session', 'message')
+"""
+_SCHEMAS: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
 
 
 @cache
@@ -49,17 +55,22 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
     if settings.read_only:
         if found is None:
             raise StoreUnavailable(
-                f"the database has no schema {settings.schema!r} with sessions; it was opened to "
-                "read only, so none is made"
+                f"there are no sessions of stenolog in this database yet (schema "
+                f"{settings.schema!r}); is the name right? The first write makes the tables"
             )
         return True
     with connection.transaction():
+        # Each look sees what whoever had the lock before has made.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (_LOCK,))
         found = version_of(connection, settings.schema)
         if found == newest():
             return False
-        if found is None:
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(settings.schema)}".encode())
+        if found is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
+            connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
+        if found is not None:
+            # A session that somebody is making would not be brought up to date.
+            connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
         for script in migrations()[found or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
         set_version(connection, settings.schema, newest())
@@ -76,8 +87,13 @@ def set_version(connection: "Connection", schema: str, number: int) -> None:
 def version_of(connection: "Connection", schema: str) -> int | None:
     """The number of the tables that are there; None where there are none. Raises NewerFormat."""
     about = f"{quoted(schema)}.about"
-    if not list(connection.execute(_TABLES, (schema,))):
+    kinds: dict[str, str] = dict(list(connection.execute(_TABLES, (schema,))))
+    if not kinds:
         return None
+    if kinds.get("about") != "r int8" or kinds.keys() != {"about", "session", "message"}:
+        raise ForeignLog(
+            f"the schema {schema} has tables of another program; name another one: ?schema=NAME"
+        )
     rows: list[tuple[Any, ...]] = list(
         connection.execute(f"SELECT version FROM {about}".encode())  # noqa: S608 - quoted
     )

@@ -22,7 +22,8 @@ from stenolog.stores.postgres import appending, changes, life, reading, rows, wh
 from stenolog.stores.postgres.appending import Absent, Batch, Place
 from stenolog.stores.postgres.lease import Held, PostgresLease, release_all, take
 from stenolog.stores.postgres.opening import open_database
-from stenolog.stores.rows import Session, info, now
+from stenolog.stores.rows import Session, info
+from stenolog.stores.twins import twin
 from stenolog.stores.whole import LifeMark, LifeWriter, Reading
 
 if TYPE_CHECKING:
@@ -122,48 +123,48 @@ class PostgresStore(Changing["Transaction"]):
         return list(range(first, first + len(batch.payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """The appends of several callers in one transaction; for each its seqs, or an error.
+        """The appends of several callers, in their order; for each its seqs, or an error.
 
-        Where the transaction as a whole fails, each is tried by itself: no caller's error is that
-        of another.
+        Neighbours without tokens are one batch, and have one fate.
         """
         check_key(key)
         self._check_writable()
         results: list[list[int] | StenologError] = [[] for _ in appends]
-        group: list[tuple[int, Batch]] = []
+        run: list[tuple[int, Batch]] = []
         for index, one in enumerate(appends):
             try:
                 batch = appending.batch(one.messages, one.once, one.at)
             except StenologError as error:
                 results[index] = error
-            else:
-                if batch.payloads:
-                    group.append((index, batch))
-        plain = [batch for _, batch in group if batch.once is None]
-        firsts = self._append_joined(key, plain) if len(plain) > 1 else []
-        for index, batch in group:
-            try:
-                joined = batch.once is None and firsts
-                first = firsts.pop(0) if joined else self._append_batch(key, batch)
-                results[index] = list(range(first, first + len(batch.payloads)))
-            except StenologError as error:
-                results[index] = error
+                continue
+            if batch.once is not None:
+                self._append_run(key, run, results)
+                self._append_run(key, [(index, batch)], results)
+                run = []
+            elif batch.payloads:
+                run.append((index, batch))
+        self._append_run(key, run, results)
         return results
 
-    def _append_joined(self, key: str, batches: Sequence[Batch]) -> list[int]:
-        """Batches without tokens as one; the first seq of each, or nothing where that failed."""
-        at = now()
-        whole = Batch(
-            [payload for batch in batches for payload in batch.payloads],
-            None,
-            [time for batch in batches for time in batch.times or [at] * len(batch.payloads)],
-        )
-        first = self._append_batch(key, whole)
-        firsts = []
-        for batch in batches:
-            firsts.append(first)
+    def _append_run(
+        self,
+        key: str,
+        run: Sequence[tuple[int, Batch]],
+        results: list[list[int] | StenologError],
+    ) -> None:
+        """Append these as one batch; what became of it is what became of each."""
+        if not run or not any(batch.payloads for _, batch in run):
+            return
+        batches = [batch for _, batch in run]
+        try:
+            first = self._append_batch(key, appending.joined(batches))
+        except StenologError as error:
+            for index, _ in run:
+                results[index] = twin(error)
+            return
+        for index, batch in run:
+            results[index] = list(range(first, first + len(batch.payloads)))
             first += len(batch.payloads)
-        return firsts
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
         check_key(key)
@@ -307,10 +308,11 @@ class PostgresStore(Changing["Transaction"]):
 
     def _cleaned(self) -> tuple[str, ...]:
         try:
-            self.database.clean()
+            told = self.database.clean()
         except StenologError as error:
-            return (f"the pages of the tables have it until they are vacuumed: {error}",)
-        return ()
+            told = [str(error)]
+        left = "the pages of the tables have it until their owner vacuums them"
+        return (f"{left}: {told[0]}",) if told else ()
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> PostgresLease:
         """The turn in this session: one holder at a time, on all machines."""
@@ -483,6 +485,7 @@ class PostgresStore(Changing["Transaction"]):
         self._check_writable()
         with self.database.write() as transaction:
             if self._lease is not None:
+                self._lease.check_process()
                 self._lease.check(transaction)
             yield whole.Writer(transaction, self._namespace)
 

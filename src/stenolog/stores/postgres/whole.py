@@ -9,9 +9,10 @@ from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
 from stenolog.records import Archive, Message, Token
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.postgres.appending import check_format
 from stenolog.stores.postgres.changes import add_change, looked_up
-from stenolog.stores.postgres.rows import Clash
-from stenolog.stores.postgres.schema import check_version
+from stenolog.stores.postgres.rows import Clash, copied_mark
+from stenolog.stores.postgres.schema import check_version, newest
 from stenolog.stores.rows import NO_END, Session, decode_state, encode
 from stenolog.stores.whole import Life, LifeMark, Reading, life_of, state_of, token_of
 
@@ -27,13 +28,14 @@ class _Found(Session):
 
     version: int
     deleted: str | None
+    written: str
 
 
 def lives(transaction: "Transaction", namespace: str) -> list[LifeMark]:
     """Every life in a namespace, the deleted ones first."""
     return [
-        LifeMark(key=key.decode(), uid=uid, deleted=deleted, stamp=f"{uid}:{version}")
-        for key, uid, deleted, version in transaction.run("list_lives", namespace)
+        LifeMark(key=key.decode(), uid=uid, deleted=deleted, stamp=f"{uid}:{written}:{version}")
+        for key, uid, deleted, written, version in transaction.run("list_lives", namespace)
     ]
 
 
@@ -75,24 +77,13 @@ def _find(
     transaction: "Transaction", namespace: str, uid: str, *, lock: bool = False
 ) -> _Found | None:
     for row in transaction.run("lock_uid" if lock else "find_uid", namespace, uid):
-        (
-            number,
-            raw_key,
-            created,
-            updated,
-            last_seq,
-            size,
-            fork_of,
-            deleted,
-            version,
-            body,
-            tables,
-        ) = row
+        number, raw_key, created, updated, last_seq, size, fork_of, deleted = row[:8]
+        version, body, tables, written = row[8:]
         check_version(tables)
         state = decode_state(body.encode(), raw_key.decode())
         state.uid, state.created = uid, created
         state.forked_from = None if fork_of is None else fork_of.decode()
-        return _Found(number, updated, last_seq, size, state, version, deleted)
+        return _Found(number, updated, last_seq, size, state, version, deleted, written)
     return None
 
 
@@ -101,7 +92,7 @@ def _is_at(session: _Found, mark: LifeMark) -> bool:
 
 
 def _stamp(session: _Found) -> str:
-    return f"{session.state.uid}:{session.version}"
+    return f"{session.state.uid}:{session.written}:{session.version}"
 
 
 def _messages(
@@ -118,13 +109,9 @@ def _messages(
             yield Message(seq, at, Raw(body.encode()), _part=part, _once=once)
 
 
-def _mark_name(uid: str) -> str:
-    return f"copied:{uid}"
-
-
 def _is_untouched(transaction: "Transaction", namespace: str, session: _Found) -> bool:
     """Whether the version is the one that a copy left it in."""
-    found = transaction.run("find_mark", namespace, _mark_name(session.state.uid))
+    found = transaction.run("find_mark", namespace, copied_mark(session.state.uid))
     return [version for (version,) in found] == [session.version]
 
 
@@ -153,16 +140,20 @@ class Writer:
         origin = None if fork_of is None else fork_of.encode()
         said = life.created, life.updated, life.last_seq, life.deleted, origin
         if old is None:
-            [(number,)] = run("add_life", self._namespace, key, life.uid, *said)
+            added = run("add_life", self._namespace, key, life.uid, *said, newest())
+            if not added:
+                check_format(self._transaction)
+            [(number,)] = added
         else:
             number = old.id
             run("set_life", number, key, *said)
-            run("remove_messages_past", number, after)
-            run("remove_tokens_past", number, after)
+            if old.last_seq > after:
+                run("remove_messages_past", number, after)
+                run("remove_tokens_past", number, after)
             run("remove_changes", number)
         self._put_messages(number, messages)
         self._put_state(number, life, old)
-        run("put_mark", number, _mark_name(life.uid))
+        run("put_mark", number, copied_mark(life.uid))
 
     def _check(self, life: Life, old: _Found | None, instead_of: str) -> None:
         """Raise SessionExists, StoreBusy."""
@@ -175,17 +166,15 @@ class Writer:
 
     def _put_messages(self, number: int, messages: Iterable[Message]) -> None:
         tokens: list[tuple[int, bytes, int, int]] = []
-        statement = self._transaction.sql["copy_in"]
-        with (
-            self._transaction.connection.cursor() as cursor,
-            cursor.copy(statement) as copying,
-        ):
+
+        def rows() -> Iterator[tuple[int, int, str, str]]:
             for message in messages:
                 found = token_of(message)
                 if found is not None:
                     tokens.append((number, _bytes(found[0]), message.seq, found[1]))
-                body = message.to_json().decode()
-                copying.write_row((number, message.seq, message._at, body))
+                yield number, message.seq, message._at, message.to_json().decode()
+
+        self._transaction.copy_in("copy_in", rows())
         if tokens:
             self._transaction.executemany(self._transaction.sql["put_token"], tokens)
 

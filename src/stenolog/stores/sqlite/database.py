@@ -30,9 +30,10 @@ from stenolog.stores.disk import make_private, refusal
 from stenolog.stores.sqlite import place, schema
 from stenolog.stores.sqlite.connections import Settings, Transaction, Writer
 from stenolog.stores.sqlite.failures import read_failure, write_failure
-from stenolog.stores.sqlite.gate import Caller, Queue, twin
+from stenolog.stores.sqlite.gate import Caller, Queue
 from stenolog.stores.sqlite.readers import Readers
 from stenolog.stores.sqlite.versions import known_bugs
+from stenolog.stores.twins import twin
 
 _FORK_PATIENCE: Final = 1.0
 _TROUBLE: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)

@@ -51,7 +51,7 @@ def version_in(header: bytes, file: Path, newest: int) -> int:
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
             f"{file} was not written by stenolog and is left as it is; name another file, into "
-            "which `steno import FOLDER -w sqlite:FILE` takes the sessions of picoclaw or zeroclaw"
+            "which `steno import` takes them, if that program kept sessions there"
         )
     version = int.from_bytes(header[60:64], "big")
     check_version(version, file, newest)

@@ -213,13 +213,14 @@ SELECT count(*) FROM message WHERE session = ?1 AND (seq > ?2 OR seq < 1);
 -- --- carried whole -----------------------------------------------------------------------------
 
 -- name: deleted_lives
-SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB), version
+SELECT id, CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB), CAST(updated AS BLOB),
+       last_seq, version
 FROM session
 WHERE namespace = ?1 AND deleted IS NOT NULL
 ORDER BY key, id;
 
 -- name: living_lives
-SELECT CAST(key AS BLOB), CAST(uid AS BLOB), NULL, version
+SELECT id, CAST(key AS BLOB), CAST(uid AS BLOB), NULL, CAST(updated AS BLOB), last_seq, version
 FROM session
 WHERE namespace = ?1 AND deleted IS NULL
 ORDER BY key;

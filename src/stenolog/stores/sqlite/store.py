@@ -31,10 +31,10 @@ from stenolog.stores.rows import Session, info
 from stenolog.stores.sqlite import appending, changes, life, reading, rows, whole
 from stenolog.stores.sqlite.appending import Batch
 from stenolog.stores.sqlite.follow import follow
-from stenolog.stores.sqlite.gate import twin
 from stenolog.stores.sqlite.lease import Held, SQLiteLease, take
 from stenolog.stores.sqlite.opening import open_database
 from stenolog.stores.sqlite.queries import SQL
+from stenolog.stores.twins import twin
 from stenolog.stores.whole import LifeMark, LifeWriter, Reading
 
 if TYPE_CHECKING:

@@ -34,13 +34,15 @@ def lives(transaction: "Transaction", namespace: str) -> list[LifeMark]:
     every = chain.from_iterable(
         transaction.execute(SQL[name], (namespace,)) for name in ("deleted_lives", "living_lives")
     )
-    for key, uid, deleted, version in every:
+    for number, key, uid, deleted, updated, last_seq, version in every:
         try:
             texts = key.decode(), uid.decode(), None if deleted is None else deleted.decode()
         except UnicodeDecodeError:
             texts = key.decode(errors="backslashreplace"), "", None
+        changed = updated.decode(errors="backslashreplace")
+        stamp = _stamp(uid=texts[1], number=number, version=version, updated=changed)
         found.append(
-            LifeMark(key=texts[0], uid=texts[1], deleted=texts[2], stamp=f"{texts[1]}:{version}")
+            LifeMark(key=texts[0], uid=texts[1], deleted=texts[2], stamp=stamp, last_seq=last_seq)
         )
     return found
 
@@ -69,7 +71,7 @@ def read(transaction: "Transaction", namespace: str, mark: LifeMark, *, after: i
             tokens=strays,
         ),
         messages=_messages(transaction, session, begun, after),
-        stamp=_stamp(session),
+        stamp=_stamp_of(session),
         untouched=_is_untouched(transaction, session),
     )
 
@@ -90,8 +92,18 @@ def _find(transaction: "Transaction", mark: LifeMark) -> _Found | None:
     return None
 
 
-def _stamp(session: _Found) -> str:
-    return f"{session.state.uid}:{session.version}"
+def _stamp_of(session: _Found) -> str:
+    return _stamp(
+        uid=session.state.uid,
+        number=session.id,
+        version=session.version,
+        updated=session.updated,
+    )
+
+
+def _stamp(*, uid: str, number: int, version: int, updated: str) -> str:
+    # Versions begin anew with a row, and the numbers of rows with a file that is made anew.
+    return f"{uid}:{number}:{version}:{updated}"
 
 
 def _messages(
@@ -189,7 +201,7 @@ class Writer:
             raise StoreBusy(f"{life.key!r}: it is gone; try again")
         if old is not None and (not instead_of or old.namespace != self._namespace):
             raise SessionExists(life.key, f"there is a session with its uid, {life.uid}")
-        if old is not None and _stamp(old) != instead_of:
+        if old is not None and _stamp_of(old) != instead_of:
             raise StoreBusy(f"{life.key!r}: it has changed; try again")
         if life.deleted is None:
             found = self._transaction.execute(SQL["find_life"], (self._namespace, life.key))

@@ -412,6 +412,193 @@ def test_whoever_purges_the_index_is_emptied(where: str, tables: str) -> None:
             _run(where, f"DROP ROLE {user}")
 
 
+def _made(where: str, tables: str) -> int:
+    [(made,)] = _run(where, f"SELECT made FROM {tables}about")  # noqa: S608 - a table of ours
+    return int(made)
+
+
+@contextmanager
+def _stranger(where: str) -> Iterator[tuple[str, str]]:
+    """A user with a schema of the same name, who may look into ours; and the address."""
+    schema = where.partition("schema=")[2]
+    user = f"s{schema}"
+    _run(where, f"CREATE ROLE {user} LOGIN PASSWORD 'x'")
+    try:
+        _run(where, f"CREATE SCHEMA {user} AUTHORIZATION {user}")
+        _run(where, f"GRANT USAGE ON SCHEMA {schema} TO {user}")
+        place = where.replace(where.partition("//")[2].partition("@")[0], f"{user}:x")
+        yield user, place
+    finally:
+        _run(where, f"DROP OWNED BY {user} CASCADE")
+        _run(where, f"DROP ROLE {user}")
+
+
+def test_what_empties_an_index_is_no_trigger_for_others(where: str, tables: str) -> None:
+    """It runs with the rights of who made the index."""
+    with (
+        stenolog.open_store(where) as store,
+        open_catalog(store) as catalog,
+        _stranger(where) as (user, place),
+    ):
+        fill(store)
+        catalog.refresh()
+        before = _made(where, tables)
+        _run(place, f"CREATE TABLE {user}.bait (session int8, namespace text)")
+        _run(place, f"INSERT INTO {user}.bait VALUES (0, 'sessions')")  # noqa: S608
+        trap = (
+            f"CREATE TRIGGER trap AFTER DELETE ON {user}.bait REFERENCING OLD TABLE AS gone "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {tables}purged('{PREFIX}')"
+        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="purged"):
+            _run(place, trap)
+        _run(where, f"GRANT EXECUTE ON FUNCTION {tables}purged TO {user}")
+        _run(place, trap)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="not for a table outside"):
+            _run(place, f"DELETE FROM {user}.bait")  # noqa: S608
+        assert (_made(where, tables), _count(where, f"{tables}session")) == (before, 3)
+
+
+def test_what_a_trigger_is_told_or_a_temporary_table_says_leads_nowhere_else(
+    where: str, tables: str
+) -> None:
+    """Nor do tables beside ours that have the names of an index."""
+    schema = where.partition("schema=")[2]
+    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        _run(where, f"CREATE TABLE {schema}.chat_message AS SELECT 1 AS kept")
+        _run(
+            where,
+            f"CREATE TRIGGER told AFTER DELETE ON {schema}.message REFERENCING OLD TABLE AS gone "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {tables}purged('chat_')",
+        )
+        with psycopg.connect(where.partition("?")[0], autocommit=True) as purging:
+            purging.execute("CREATE TEMPORARY TABLE gone (session int8, namespace text)")
+            purging.execute(f"DELETE FROM {schema}.message".encode())  # noqa: S608
+        assert _count(where, f"{schema}.chat_message") == 1
+        assert _count(where, f"{tables}session") == 0
+
+
+def test_where_no_message_is_deleted_the_index_stays(where: str, tables: str) -> None:
+    """To copy a session that is there already deletes what it has too much."""
+    schema = where.partition("schema=")[2]
+    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        before = _made(where, tables)
+        with psycopg.connect(where.partition("?")[0]) as copying:
+            copying.execute(f"DELETE FROM {schema}.message WHERE seq > 1000".encode())  # noqa: S608
+            copying.execute(f"DELETE FROM {schema}.session WHERE id < 0".encode())  # noqa: S608
+            assert len(catalog.list().entries) == 3, "who copies keeps nobody from looking"
+        assert (_made(where, tables), _count(where, f"{tables}session")) == (before, 3)
+        _run(where, f"DELETE FROM {schema}.message WHERE seq > 1")  # noqa: S608
+        assert _made(where, tables) != before
+
+
+@pytest.mark.parametrize("name", ["notes", "o'clock $$ {schema} \\ \" %I; catalog_ 東京"])
+def test_p4_a_purge_empties_the_index_of_its_namespace_alone(
+    where: str, tables: str, name: str
+) -> None:
+    with (
+        stenolog.open_store(where) as sessions,
+        stenolog.open_store(where, namespace=name) as notes,
+        open_catalog(sessions) as of_sessions,
+        open_catalog(notes) as of_notes,
+    ):
+        fill(sessions)
+        notes.add_message("note", "user", "allmessages something else")
+        notes.add_message("other", "user", "allmessages something else")
+        of_sessions.refresh()
+        of_notes.refresh()
+        own = tables.replace(PREFIX, prefix_of(name))
+        before = _made(where, tables), _made(where, own)
+        notes.purge("note")
+        assert _count(where, f"{own}session") == 0
+        assert (_made(where, tables), _count(where, f"{tables}session")) == (before[0], 3)
+        _agree(notes, of_notes)
+        between = _made(where, own)
+        assert between != before[1]
+        sessions.purge("cli:default")
+        assert _count(where, f"{tables}session") == 0
+        assert (_made(where, own), _count(where, f"{own}session")) == (between, 1)
+
+
+def test_p4_a_session_without_messages_leaves_no_trace_in_the_index(where: str) -> None:
+    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
+        store.add_message("other", "user", "allmessages hello")
+        store.set_meta("secretkey", title="zebrasecret")
+        catalog.refresh()
+        assert b"zebrasecret" in _bytes_of_index(where)
+        store.purge("secretkey")
+        assert b"zebrasecret" not in _bytes_of_index(where)
+        _agree(store, catalog)
+
+
+def test_p4_a_purge_before_some_message_leaves_none_of_it_in_the_index(where: str) -> None:
+    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
+        store.add_message("other", "user", "allmessages zebrasecret")
+        store.add_message("other", "user", "allmessages hello")
+        catalog.refresh()
+        store.purge("other", before=2)
+        assert b"zebrasecret" not in _bytes_of_index(where)
+        _agree(store, catalog)
+
+
+def test_p4_messages_whose_session_is_gone_before_them_go_from_the_index(
+    where: str, tables: str
+) -> None:
+    schema = where.partition("schema=")[2]
+    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
+        _say_secrets(store)
+        catalog.refresh()
+        _run(where, f"ALTER TABLE {schema}.session DISABLE TRIGGER USER")
+        one = f"SELECT id FROM {schema}.session WHERE key = 'secretkey'"  # noqa: S608
+        [(number,)] = _run(where, one)
+        _run(where, f"DELETE FROM {schema}.session WHERE id = {number}")  # noqa: S608
+        assert _count(where, f"{tables}said") == 2
+        _run(where, f"DELETE FROM {schema}.message WHERE session = {number}")  # noqa: S608
+        assert _count(where, f"{tables}said") == 0
+
+
+def test_a_trigger_of_an_older_version_is_made_anew(where: str, tables: str) -> None:
+    schema = where.partition("schema=")[2]
+    with stenolog.open_store(where) as store:
+        fill(store)
+        with open_catalog(store) as catalog:
+            catalog.refresh()
+        _run(where, f"DROP TRIGGER {PREFIX}purged ON {schema}.session")
+        _run(
+            where,
+            f"CREATE OR REPLACE TRIGGER {PREFIX}purged AFTER DELETE ON {schema}.message "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {tables}purged('{PREFIX}')",
+        )
+        _run(where, f"GRANT EXECUTE ON FUNCTION {tables}purged TO PUBLIC")
+        _run(where, f"UPDATE {tables}about SET version = '5'")  # noqa: S608
+        with open_catalog(store) as catalog:
+            _agree(store, catalog)
+            store.purge("cli:default")
+            assert _count(where, f"{tables}session") == 0
+            _agree(store, catalog)
+        rights = f"SELECT has_function_privilege('public', '{tables}purged()', 'EXECUTE')"
+        assert _run(where, rights) == [(False,)]
+
+
+def test_p4_in_a_schema_that_was_renamed_the_index_is_made_anew(postgres_database: str) -> None:
+    with stenolog.open_store(f"{postgres_database}?schema=before") as store:
+        fill(store)
+        with open_catalog(store) as catalog:
+            catalog.refresh()
+    _run(postgres_database, "ALTER SCHEMA before RENAME TO behind")
+    with (
+        stenolog.open_store(f"{postgres_database}?schema=behind") as store,
+        open_catalog(store) as catalog,
+    ):
+        _agree(store, catalog)
+        store.purge("cli:default")
+        assert _count(postgres_database, f"behind.{PREFIX}session") == 0
+        _agree(store, catalog)
+
+
 # --- many at once ------------------------------------------------------------------------------
 
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 import stenolog
-from stenolog import PostgresStore, ReadOnly, StoreUnavailable, UsageError
-from stenolog.errors import NewerFormat
+from stenolog import PostgresStore, ReadOnly, StoreClosed, StoreUnavailable, UsageError
+from stenolog.errors import ForeignLog, NewerFormat
 from stenolog.stores.postgres import schema
 
 
@@ -55,7 +55,7 @@ def test_the_stores_of_a_process_share_their_connections(postgres_url: str) -> N
 def test_p8_a_store_that_is_read_only_makes_nothing_and_refuses_writes(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
-    with pytest.raises(StoreUnavailable, match="no schema 'stenolog'"):
+    with pytest.raises(StoreUnavailable, match="no sessions of stenolog in this database yet"):
         PostgresStore(postgres_url, read_only=True)
     assert server.execute("SELECT to_regnamespace('stenolog')").fetchall() == [(None,)]
     with PostgresStore(postgres_url) as store:
@@ -95,6 +95,8 @@ def test_p1_a_server_that_does_not_sync_commits_is_asked_to(
 def test_p13_newer_tables_are_refused_by_name_by_who_was_running_too(
     store: PostgresStore, server: psycopg.Connection, postgres_url: str
 ) -> None:
+    store.add_message("gone", "user", "x")
+    store.delete("gone")
     store.add_message("a", "user", "x")
     mark = partial(schema.set_version, server, "stenolog")
     server.cursor_factory = psycopg.RawCursor
@@ -104,6 +106,10 @@ def test_p13_newer_tables_are_refused_by_name_by_who_was_running_too(
         lambda: store.add_message("a", "user", "y", once="t"),
         lambda: store.add_message("b", "user", "y"),
         lambda: store.clear("a"),
+        lambda: store.set_summary("new", "y"),
+        lambda: store.set_history("new", [{"role": "user"}]),
+        lambda: store.restore("gone"),
+        lambda: store.lease("a", ttl=5),
         lambda: store.get_history("a"),
         lambda: PostgresStore(postgres_url, connections=2),
     ):
@@ -173,3 +179,89 @@ def test_p8_more_callers_than_connections_wait_their_turn_and_then_say_so(
         with store.database.read(), pytest.raises(stenolog.StoreBusy, match="connections=NUMBER"):
             store.get_history("a")
         assert len(store.get_history("a")) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "CREATE TABLE stenolog.about (version text)",
+        "CREATE TABLE stenolog.about (version int8); INSERT INTO stenolog.about VALUES (1)",
+        "CREATE VIEW stenolog.about AS SELECT 1::int8 AS version",
+        "CREATE TABLE stenolog.session (id int)",
+    ],
+)
+def test_p8_tables_of_another_program_are_left_alone(
+    make: str, postgres_url: str, server: psycopg.Connection
+) -> None:
+    server.execute(f"CREATE SCHEMA stenolog; {make}")
+    with pytest.raises(ForeignLog, match=r"name another one: \?schema=NAME"):
+        PostgresStore(postgres_url)
+
+
+def test_p10_text_is_kept_whatever_encoding_a_client_is_told_to_use(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    for place in (postgres_url, f"{postgres_url}?client_encoding=latin1"):
+        with PostgresStore(place) as store:
+            store.add_message("a", "user", "café €")
+            store.add_message("a", "user", "café €", once=place)
+            assert {message.content for message in store.get_history("a")} == {"café €"}
+
+
+def test_ten_who_come_at_once_all_come_up_whatever_isolation_is_the_default(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    name = server.info.dbname
+    server.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    test_who_comes_while_the_tables_are_made_waits_for_them(postgres_url)
+
+
+def test_health_tells_that_the_server_takes_no_writes(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    PostgresStore(postgres_url).close()
+    server.execute(f"ALTER DATABASE {server.info.dbname} SET default_transaction_read_only = on")
+    with PostgresStore(postgres_url) as store:
+        health = store.health()
+        assert not health.ok
+        assert "takes no writes" in health.problems[0]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:s%zzSECRET@h/db",
+        "postgres://u:SECRET@[::1/db",
+        "postgresql:u:SECRET@h/db",
+        "postgresql://u:pa@SECRET@host/db",
+    ],
+)
+def test_p11_a_url_that_cannot_be_read_is_not_repeated(url: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        stenolog.open_store(url)
+    assert "SECRET" not in str(raised.value)
+    assert "%40" in str(raised.value)
+
+
+def test_p8_whoever_waits_for_a_connection_is_told_when_the_store_is_closed(
+    postgres_url: str,
+) -> None:
+    store = PostgresStore(postgres_url, connections=1, busy_timeout=30)
+    found: list[type[Exception]] = []
+    begun = threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        try:
+            store.get_history("a")
+        except stenolog.StenologError as error:
+            found.append(type(error))
+
+    thread = threading.Thread(target=wait)
+    with store.database.read():
+        thread.start()
+        begun.wait()
+        store.close()
+        thread.join(20)
+    assert found == [StoreClosed]

@@ -1,8 +1,10 @@
 """What stands in the tables: byte for byte, nothing after a purge, and damage is told."""
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from urllib.parse import urlsplit, urlunsplit
 
@@ -11,8 +13,16 @@ import pytest
 
 from postgres_server import Databases
 from proxy import Exchange, Proxy
-from stenolog import PostgresStore, SessionExists, StoreBusy
+from stenolog import (
+    DamagedStore,
+    MaybeStored,
+    NotStored,
+    PostgresStore,
+    SessionExists,
+    StoreBusy,
+)
 from stenolog.sessions.verify import examine
+from stenolog.stores.base import Append
 
 TABLES = ("session", "message", "token", "change", "lease")
 
@@ -173,3 +183,143 @@ def test_p8_what_was_prepared_is_prepared_again_after_a_rollback(postgres_url: s
             assert store.add_message("a", "user", number) == number
             with pytest.raises(SessionExists):
                 store.fork("a", "a")
+
+
+def test_p8_rows_that_should_not_be_there_are_damage_and_nobody_waits_for_ever(
+    store: PostgresStore, server: psycopg.Connection
+) -> None:
+    for key in ("stray", "format"):
+        store.add_message(key, "user", "x")
+    server.execute(
+        "INSERT INTO stenolog.message SELECT id, 2, created, '{}' FROM stenolog.session "
+        "WHERE key = 'stray'"
+    )
+    server.execute("UPDATE stenolog.session SET format = 0 WHERE key = 'format'")
+    for key in ("stray", "format"):
+        for call in (
+            lambda key=key: store.add_message(key, "user", "y"),
+            lambda key=key: store.add_message(key, "user", "y", once="t"),
+            lambda key=key: store.add_messages(key, [{"role": "user"}] * 2),
+        ):
+            with pytest.raises((DamagedStore, NotStored)):
+                call()
+
+
+def test_p7_the_appends_of_a_group_stand_in_their_order(store: PostgresStore) -> None:
+    counts = [1 + number % 2 for number in range(8)]
+    group = [
+        Append(messages=[{"n": number}] * count, once=f"t{number}" if number % 3 else None)
+        for number, count in enumerate(counts)
+    ]
+    seqs = [seq for found in store.add_group("a", group) for seq in _seqs(found)]
+    assert seqs == list(range(1, len(seqs) + 1))
+    said = [message.to_dict()["n"] for message in store.get_history("a")]
+    assert said == [number for number, count in enumerate(counts) for _ in range(count)]
+
+
+def _seqs(found: object) -> list[int]:
+    assert isinstance(found, list), found
+    return found
+
+
+def test_p8_an_error_of_a_group_is_that_of_each(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    with PostgresStore(postgres_url, busy_timeout=0.2) as store:
+        store.add_message("a", "user", "x")
+        with server.transaction():
+            server.execute("SELECT * FROM stenolog.session FOR UPDATE")
+            found = store.add_group("a", [Append(messages=[{"n": 1}]), Append(messages=[{"n": 2}])])
+        assert [type(one) for one in found] == [StoreBusy, StoreBusy]
+        assert found[0] is not found[1]
+
+
+def test_p8_what_breaks_after_it_was_sent_is_unknown(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("a", "user", "x")
+    wait = psycopg.Connection.wait
+
+    def broken(self: psycopg.Connection, *rest: object, **named: object) -> object:
+        wait(self, *rest, **named)  # type: ignore[arg-type]
+        raise OSError(24, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "wait", broken)
+        with pytest.raises(MaybeStored):
+            store.add_message("a", "user", "y")
+    assert len(store.get_history("a")) == 2
+
+
+def test_p8_a_transaction_in_which_something_failed_is_not_taken_for_stored(
+    store: PostgresStore,
+) -> None:
+    def fail() -> None:
+        with store.database.write() as transaction:
+            transaction.run("change_mark", "sessions", "m")
+            with suppress(psycopg.Error):
+                transaction.execute("SELECT 1 / 0")
+
+    with pytest.raises(NotStored):
+        fail()
+    assert store.mark("m") == ""
+
+
+def test_p8_nothing_that_comes_after_the_commit_fails_an_append(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert store.add_message("a", "user", "x") == 1
+    assert store.add_message("a", "user", "y") == 2
+
+
+def test_p7_a_process_that_stores_and_ends_tells_of_it(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    with PostgresStore(postgres_url) as store:
+        channel = store.database.news.channel
+    server.execute(f'LISTEN "{channel}"')
+    with PostgresStore(postgres_url) as store:
+        store.add_message("a", "user", "x")
+    assert len(list(server.notifies(timeout=20, stop_after=1))) == 1
+
+
+def test_p4_who_may_not_vacuum_is_told_that_something_stays(
+    postgres_url: str, server: psycopg.Connection
+) -> None:
+    PostgresStore(postgres_url).close()
+    role = f"low_{secrets.token_hex(4)}"
+    server.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    try:
+        server.execute(f"GRANT USAGE ON SCHEMA stenolog TO {role}")
+        every = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA stenolog"
+        server.execute(f"GRANT {every} TO {role}")
+        server.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA stenolog TO {role}")
+        url = urlsplit(postgres_url)
+        there = url._replace(netloc=f"{role}:x@{url.netloc.rpartition('@')[2]}")
+        with PostgresStore(urlunsplit(there)) as store:
+            store.add_message("a", "user", "secret")
+            store.lease("a", ttl=60).release()
+            [left] = store.purge("a").not_reached
+        assert "until their owner vacuums them" in left
+    finally:
+        server.execute(f"DROP OWNED BY {role}")
+        server.execute(f"DROP ROLE {role}")
+
+
+def test_a_life_that_is_written_anew_has_another_stamp(store: PostgresStore) -> None:
+    store.add_message("a", "user", "x")
+    [mark] = store.lives()
+    with store.read_life(mark) as found:
+        life, messages = found.life, list(found.messages)
+    stamps = {mark.stamp}
+    for _ in range(3):
+        store.purge("a")
+        with store.writing_lives() as writer:
+            writer.write(life, messages)
+        stamps.add(store.lives()[0].stamp)
+    assert len(stamps) == 4

@@ -8,7 +8,7 @@ CREATE TABLE {schema}.about (
 -- One row for each life of a session. Every append makes a new version of it, on the same page where
 -- there is room (fillfactor), and without what is long (toast_tuple_target). Keys may hold NUL, which
 -- no text of PostgreSQL's can, and are compared by their bytes. `version` grows with every change;
--- `format` is the number in `about`, here too, so that an append need not look there; `state` is floor, hidden ranges, summary, meta and undo steps, as JSON.
+-- `written` is another one for each row that was ever made; `format` is the number in `about`, here too, so that an append need not look there; `state` is floor, hidden ranges, summary, meta and undo steps, as JSON.
 CREATE TABLE {schema}.session (
     id        int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     namespace text COLLATE "C" NOT NULL,
@@ -21,6 +21,7 @@ CREATE TABLE {schema}.session (
     version   int8  NOT NULL,
     deleted   text,
     fork_of   bytea,
+    written   uuid  NOT NULL DEFAULT gen_random_uuid(),
     format    int8  NOT NULL,
     state     text  NOT NULL
 ) WITH (fillfactor = 50, toast_tuple_target = 256);
