@@ -8,16 +8,26 @@ import json
 import os
 import random
 import signal
+import threading
 import time
+from collections import Counter
 from itertools import count
 from pathlib import Path
+from typing import Final
 
+import psycopg
 import pytest
 
 import stenolog
 from crash import test_leases as leases
 from crash.conftest import Say
 from crash.test_leases import HOLD_TTL, LONG, MOST_MORE_BLOWS, SESSIONS, SLACK, TTL
+from postgres_server import attempts, execute
+from stenolog.stores.base import Store
+
+_WAITING: Final = (
+    "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+)
 
 
 def test_p7_eight_processes_contend_for_fifty_leases(
@@ -110,3 +120,32 @@ def test_p8_a_holder_that_lives_keeps_the_turn_until_its_time_is_over(
             os.kill(holder.pid, signal.SIGCONT)
             said, _ = holder.communicate("write\n")
             assert json.loads(said)[0] == "stored"
+
+
+def test_p7_of_two_who_see_at_once_that_the_turn_is_free_one_gets_it(postgres_url: str) -> None:
+    ends: Counter[str] = Counter()
+
+    def take(store: Store) -> None:
+        try:
+            store.lease("a", ttl=60, wait=0)
+        except stenolog.StoreBusy:
+            ends["refused"] += 1
+        else:
+            ends["given"] += 1
+
+    with (
+        stenolog.open_store(postgres_url) as one,
+        stenolog.open_store(f"{postgres_url}?application_name=other") as other,
+    ):
+        one.add_message("a", "user", "1")
+        one.lease("a", ttl=60).release()
+        takers = [threading.Thread(target=take, args=(store,)) for store in (one, other)]
+        with psycopg.connect(postgres_url) as locking:
+            locking.execute("select from stenolog.lease for update")
+            for taker in takers:
+                taker.start()
+            # Both have looked, and stand before the row.
+            assert any(len(execute(postgres_url, _WAITING)) == 2 for _ in attempts())
+        for taker in takers:
+            taker.join()
+    assert ends == {"given": 1, "refused": 1}

@@ -6,8 +6,9 @@ import click
 
 from stenolog.cli.copying import NOT_ALL, as_object, count, in_words, problem_lines, watching
 from stenolog.cli.text import json_text, one_line, sentence
-from stenolog.cli.workspace import check_there, workspace_option
+from stenolog.cli.workspace import check_there, shown, workspace_option
 from stenolog.sessions.backup import Verified, back_up, restore, verify
+from stenolog.stores.opening import address
 
 
 @click.command("backup")
@@ -40,6 +41,8 @@ def backup_command(
     Exit code: 0 all is well, 1 it could not be done, or --verify found damage, 2 wrong usage, 3
     some sessions could not be copied.
     """
+    if address(folder).engine != "jsonl":
+        raise click.UsageError("DIR is a folder; the store to back up is named with -w.", ctx)
     if verifying and restoring:
         raise click.UsageError("--restore verifies first; leave --verify out.", ctx)
     if verifying:
@@ -92,8 +95,8 @@ def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
             click.echo(words, err=True)
         if newer:
             are = "is" if newer == 1 else "are"
-            words = f"{count(newer, 'session')} {are} newer in {one_line(workspace)} and left so."
-            click.echo(words, err=True)
+            where = one_line(shown(workspace))
+            click.echo(f"{count(newer, 'session')} {are} newer in {where} and left so.", err=True)
     return NOT_ALL if checked.findings or copied.problems > newer else 0
 
 

@@ -125,6 +125,7 @@ def as_object(copied: Copied) -> dict[str, Any]:
         "messages_per_second": _rate(copied),
         "digest": copied.digest,
         "dry_run": copied.dry_run,
+        "unlocked": copied.unlocked,
         "namespaces": {
             name: {
                 "sessions": len(found.carried),
@@ -142,7 +143,10 @@ def as_object(copied: Copied) -> dict[str, Any]:
 
 
 def problem_lines(copied: Copied, *, newer: bool = True) -> Iterator[str]:
-    """A line for each session that could not be copied; without `newer`, but for those."""
+    """A line for each session that could not be copied; without `newer`, but for those.
+
+    One without a key is a namespace.
+    """
     for name, found in copied.namespaces.items():
         for one in found.problems:
             if newer or not one.newer:
@@ -167,6 +171,11 @@ def in_words(copied: Copied, done: str) -> Iterator[str]:
         f"({_rate(copied):,} per second)."
     )
     yield f"Digest {copied.digest}."
+    if copied.unlocked:
+        yield (
+            "The source could not be locked: each session is as it was at one moment, and some may "
+            "have gone on since."
+        )
     only = sum(len(found.only_there) for found in copied.namespaces.values())
     if only:
         yield f"The destination has {count(only, 'other session')}, left as they are."

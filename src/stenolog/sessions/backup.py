@@ -21,9 +21,10 @@ from msgspec.structs import replace
 from stenolog.errors import DamagedStore, StenologError, UsageError
 from stenolog.records import timestamp
 from stenolog.sessions.digests import digest_of
-from stenolog.sessions.folders import log_folders
+from stenolog.sessions.folders import AGENTS, NAMESPACE, NOTES, log_folders
 from stenolog.sessions.places import (
     Copied,
+    Openings,
     Watch,
     alias_looks,
     check_apart,
@@ -102,35 +103,49 @@ class BackedUp(Copied, frozen=True, kw_only=True):
 def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
     """Take a backup of all that is in a place, or bring an earlier one up to date.
 
-    Raises UsageError where the folder holds anything else, and as copy_lives.
+    Raises UsageError where the folder holds anything else, or is one of the place's own, and as
+    copy_lives. A namespace that the folder does not take is a problem, unless it takes none.
     """
     target, begun = _place(folder), time.monotonic()
     check_apart(where, target)
+    _check_outside(where, Path(folder))
+    if os.path.lexists(folder):
+        # Before anything is made in it.
+        _manifest_to_extend(Path(folder), where)
     with _locked(Path(folder)):
         before = _manifest_to_extend(Path(folder), where)
         names = namespaces_of(where)
         _write_manifest(Path(folder), replace(before, begun=_now(), finished=None))
         found: dict[str, Transferred] = {}
         entries = dict(before.namespaces)
+        openings = Openings()
         for name in names:
             known = entries.get(name, {})
             with (
                 opened(where, name, source=True) as here,
-                opened(target, name) as there,
-                alias_looks(here, there),
+                openings.tried(name, opened(target, name)) as there,
             ):
-                found[name] = copy_lives(
-                    here, there, known=_known(known), progress=_for(watch, name)
-                )
+                if there is None:
+                    continue
+                with alias_looks(here, there):
+                    found[name] = copy_lives(
+                        here, there, known=_known(known), progress=_for(watch, name)
+                    )
             entries[name] = known | _entries(found[name], known)
+        refused = openings.refused(any_taken=bool(found))
         _write_manifest(
             Path(folder), replace(before, begun=_now(), finished=_now(), namespaces=entries)
         )
     here_now = {one.uid for one in _carried(found)} | {
         problem.uid for one in found.values() for problem in one.problems
     }
-    kept = sum(uid not in here_now for lives in entries.values() for uid in lives)
-    return BackedUp(namespaces=found, seconds=time.monotonic() - begun, kept=kept)
+    kept = sum(
+        uid not in here_now
+        for name, lives in entries.items()
+        if name not in refused
+        for uid in lives
+    )
+    return BackedUp(namespaces=found | refused, seconds=time.monotonic() - begun, kept=kept)
 
 
 def verify(folder: str, *, watch: Watch | None = None) -> Verified:
@@ -170,16 +185,20 @@ def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Cop
     check_apart(source, where)
     checked = verify(folder, watch=watch)
     damaged = {finding.uid for finding in checked.findings}
-    found = {}
+    found: dict[str, Transferred] = {}
+    openings = Openings()
     for name, entries in read_manifest(Path(folder)).namespaces.items():
         if not entries or name not in namespaces_of(source):
             continue
         with (
             opened_to_read(source, name) as here,
-            opened(where, name) as there,
-            alias_looks(here, there),
+            openings.tried(name, opened(where, name)) as there,
         ):
-            found[name] = copy_lives(here, there, left_out=damaged, progress=_for(watch, name))
+            if there is None:
+                continue
+            with alias_looks(here, there):
+                found[name] = copy_lives(here, there, left_out=damaged, progress=_for(watch, name))
+    found |= openings.refused(any_taken=bool(found))
     return Copied(namespaces=found, seconds=time.monotonic() - begun), checked
 
 
@@ -268,6 +287,21 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
             "backup"
         )
     return Manifest(source=source, begun=_now())
+
+
+def _check_outside(where: str, folder: Path) -> None:
+    """Raise UsageError where a backup would become a part of the workspace it is taken of."""
+    found = address(where)
+    if found.engine != "jsonl":
+        return
+    workspace, inside = Path(found.path), folder.resolve()
+    logs = log_folders(workspace) if workspace.is_dir() else []
+    for name in (NAMESPACE, NOTES, AGENTS, *logs):
+        if inside.is_relative_to((workspace / name).resolve()):
+            raise UsageError(
+                f"{folder} is in {workspace / name}, which is a part of the workspace itself; "
+                "name a folder elsewhere"
+            )
 
 
 def _without_stamps(manifest: Manifest) -> Manifest:

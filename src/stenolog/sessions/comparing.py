@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.records import Message
+from stenolog.records import Message, Span
 from stenolog.sessions.digests import MessagesDigest, NewlyLost, missing
 from stenolog.stores import spans
 from stenolog.stores.whole import Life, Reading, token_of
@@ -55,6 +55,7 @@ def compare(here: Reading, there: Reading) -> Verdict:
         for message in copied.passing(target, there.messages):
             seen.take(message, here.messages)
     except NewlyLost:
+        # Of the destination: what the source lacks is told by `finish`.
         return Verdict(digest=seen.digest, reason=DAMAGED_THERE)
     seen.finish(here.messages)
     ahead = target.last_seq > source.last_seq or target.number > source.number
@@ -94,6 +95,7 @@ class _Seen:
         self._source = source
         self._upto = upto
         self._expected = 1
+        self._gaps: list[Span] = []
         self._next: Message | None = None
 
     @property
@@ -116,12 +118,14 @@ class _Seen:
             self.other = True
 
     def finish(self, here: Iterator[Message]) -> None:
-        """The destination has no more."""
+        """The destination has no more. Raises NewlyLost for what the source lacks."""
         while (mine := self._peek(here)) is not None and mine.seq <= self._upto:
             self._pass(mine)
             self.only_here = True
         end = min(self._upto, self._source.last_seq)
-        self._check_gap(end + 1)
+        self._note_gap(end + 1)
+        if self._gaps:
+            raise NewlyLost(self._gaps)
 
     def _peek(self, here: Iterator[Message]) -> Message | None:
         if self._next is None:
@@ -129,16 +133,15 @@ class _Seen:
         return self._next
 
     def _pass(self, mine: Message) -> None:
-        self._check_gap(mine.seq)
+        self._note_gap(mine.seq)
         self._expected = mine.seq + 1
         self.digest.add(mine)
         self._next = None
 
-    def _check_gap(self, upto: int) -> None:
+    def _note_gap(self, upto: int) -> None:
         if upto > self._expected:
             gap = spans.minus([(self._expected, upto - 1)], missing(self._source))
-            if gap:
-                raise NewlyLost(gap)
+            self._gaps = spans.union(self._gaps, gap)
 
 
 def _content(message: Message) -> tuple[str, bytes, tuple[str, int] | None]:

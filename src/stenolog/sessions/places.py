@@ -6,7 +6,7 @@ The sessions of an agent that has a name are `agents/NAME/sessions` in a folder 
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,20 @@ from stenolog.sessions.folders import (
     find_place,
     log_folders,
 )
-from stenolog.sessions.transfer import Carried, Step, Transferred, copy_lives, preview_lives
+from stenolog.sessions.transfer import (
+    Carried,
+    Problem,
+    Step,
+    Transferred,
+    copy_lives,
+    preview_lives,
+)
 from stenolog.stores.base import Store
 from stenolog.stores.disk import refusal
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.names import unescaped
 from stenolog.stores.opening import address, open_store
-from stenolog.stores.whole import NamespacedStore, WholeStore
+from stenolog.stores.whole import NamespacedStore, NothingYet, WholeStore
 
 Watch = Callable[[str, Step], None]
 """Is told of each step, and in which namespace it is."""
@@ -74,6 +81,11 @@ class Copied(Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def unlocked(self) -> bool:
+        """Whether the source would not be locked."""
+        return any(found.unlocked for found in self.namespaces.values())
+
+    @property
     def problems(self) -> int:
         """How many sessions could not be copied."""
         return sum(len(found.problems) for found in self.namespaces.values())
@@ -86,19 +98,55 @@ class Copied(Struct, frozen=True, kw_only=True):
 def copy_place(
     source: str, target: str, *, dry_run: bool = False, watch: Watch | None = None
 ) -> Copied:
-    """Copy all namespaces of one place to another. Raises as copy_lives, and UsageError."""
+    """Copy all namespaces of one place to another. Raises as copy_lives, and UsageError.
+
+    A namespace that the destination does not take is a problem, unless it takes none.
+    """
     check_apart(source, target)
     begun = time.monotonic()
     found = {}
+    openings = Openings()
     for name in namespaces_of(source):
         with opened(source, name, source=True) as here:
-            if dry_run:
-                with _opened_to_look(target, name) as there:
+            opening = _opened_to_look(target, name) if dry_run else opened(target, name)
+            with openings.tried(name, opening) as there:
+                if there is None:
+                    continue
+                if dry_run:
                     found[name] = preview_lives(here, there)
-            else:
-                with opened(target, name) as there:
+                else:
                     found[name] = copy_namespace(here, there, name, watch)
+    found |= openings.refused(any_taken=bool(found))
     return Copied(namespaces=found, seconds=time.monotonic() - begun, dry_run=dry_run)
+
+
+class Openings:
+    """The namespaces that a destination does not take, while the others are copied."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, UsageError | StoreUnavailable] = {}
+
+    @contextmanager
+    def tried(
+        self, name: str, opening: AbstractContextManager[WholeStore]
+    ) -> Iterator[WholeStore | None]:
+        """The store, or None where it cannot be opened."""
+        with ExitStack() as stack:
+            store = None
+            try:
+                store = stack.enter_context(opening)
+            except (UsageError, StoreUnavailable) as error:
+                self._errors[name] = error
+            yield store
+
+    def refused(self, *, any_taken: bool) -> dict[str, Transferred]:
+        """Each as a problem. Raises what opening the first raised where none was taken."""
+        if self._errors and not any_taken:
+            raise next(iter(self._errors.values()))
+        return {
+            name: Transferred(carried=(), problems=(Problem(key="", uid="", reason=str(error)),))
+            for name, error in self._errors.items()
+        }
 
 
 def copy_namespace(
@@ -161,7 +209,8 @@ def check_apart(source: str, target: str) -> None:
     if here.engine in ("jsonl", "sqlite"):
         same = Path(here.path).resolve() == Path(there.path).resolve()
     if same:
-        raise UsageError(f"both are the same place, {target}; name another one")
+        # Not by name: that may hold a password.
+        raise UsageError("both are the same place; name another one")
 
 
 # --- opening ---------------------------------------------------------------------------------
@@ -195,6 +244,8 @@ def _opened_to_look(where: str, namespace: str) -> Iterator[WholeStore]:
     """A destination as it is, or an empty one where there is none."""
     try:
         store = _open(where, namespace, read_only=True)
+    except NothingYet:
+        store = InMemoryStore()
     except StoreUnavailable:
         if _stands(where, namespace):
             raise
@@ -209,7 +260,10 @@ def _stands(where: str, namespace: str) -> bool:
     match found.engine:
         case "jsonl":
             place = find_place(where, _agent(namespace))
-            return Path(place.where, _folder(namespace)).exists()
+            try:
+                return Path(place.where, _folder(namespace)).exists()
+            except OSError:
+                return True  # nobody can tell, or it cannot be made
         case "sqlite":
             return path.exists()
         case _:
@@ -245,5 +299,5 @@ def _is_shut(where: str) -> bool:
 
 def _whole(store: Store, where: str) -> WholeStore:
     if not isinstance(store, WholeStore):
-        raise UsageError(f"{where}: this engine can be neither copied from nor to")
+        raise UsageError(f"{address(where).engine}: this engine can be neither copied from nor to")
     return store

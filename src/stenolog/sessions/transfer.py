@@ -13,7 +13,14 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.errors import DamagedStore, NoSuchSession, SessionExists, StoreBusy
+from stenolog.errors import (
+    DamagedStore,
+    NoSuchSession,
+    ReadOnly,
+    SessionExists,
+    StoreBusy,
+    StoreUnavailable,
+)
 from stenolog.records import Span
 from stenolog.sessions.comparing import compare
 from stenolog.sessions.digests import MessagesDigest, NewlyLost, digest_of, missing, of_many
@@ -36,6 +43,7 @@ _KEY_TAKEN: Final = (
 _NO_REST: Final = (
     "others hold it, or delete, restore or rename it all the time; copy again when they do not"
 )
+_BUSY: Final = "The destination has it as it was: copy again when nobody else writes there"
 _NOT_EQUAL: Final = (
     "what was written is not what was read, or somebody wrote to it since; look at the disk, "
     "purge the session there, and copy again"
@@ -61,7 +69,7 @@ Progress = Callable[[Step], None]
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """A session that could not be copied."""
+    """A session that could not be copied, or, without a key, a whole namespace."""
 
     key: str
     uid: str
@@ -109,6 +117,9 @@ class Transferred(Struct, frozen=True, kw_only=True):
     """How long these were."""
     passes: int = 0
     """How many passes there were, the last one included."""
+    unlocked: bool = False
+    """The source would not be locked: some of it was read in the last pass while others may write,
+    each session as of one moment all the same."""
 
     def digest(self, namespace: str) -> str:
         """One digest of all that was carried."""
@@ -185,6 +196,7 @@ class _Copy:
         self._here: set[str] = set()
         self._there: dict[str, LifeMark] = {}
         self._messages = self._bytes = self._passes = 0
+        self._unlocked = False
         self.left_out: frozenset[str] = frozenset()
 
     def run(self) -> Transferred:
@@ -246,6 +258,8 @@ class _Copy:
             return bool(done.stamp) and stood == (mark.stamp, mark.key, mark.deleted)
         if known is None or known.stamp != mark.stamp or mark.uid not in self._there:
             return False
+        if mark.last_seq not in (None, known.last_seq):
+            return False  # whatever the stamp says
         self._taken[mark.uid] = Carried(
             key=mark.key,
             uid=mark.uid,
@@ -344,8 +358,12 @@ class _Copy:
         with self._reading(mark, hold=True) as reading:
             if reading is None:
                 return mark.uid in self._problems
-            with self._target.writing_lives() as writer:
-                pending = self._write(writer, mark, reading)
+            try:
+                with self._target.writing_lives() as writer:
+                    pending = self._write(writer, mark, reading)
+            except (SessionExists, StoreBusy) as error:
+                self._reasons[mark.uid] = f"{error}. {_BUSY}"
+                return False
         for done in pending:
             self._done[mark.uid] = done
         return bool(pending) or mark.uid in self._problems
@@ -359,16 +377,28 @@ class _Copy:
         """A look at the source, past what is there already; None where there is none to be had."""
         done = None if all_of_it or mark.uid in self._anew else self._done.get(mark.uid)
         after = 0 if done is None else done.life.last_seq
-        look = self._source.hold_life if hold else self._source.read_life
         with ExitStack() as stack:
             reading = None
             try:
-                reading = stack.enter_context(look(mark, after=after))
+                if hold:
+                    reading = self._held(stack, mark, after)
+                if reading is None:
+                    reading = stack.enter_context(self._source.read_life(mark, after=after))
             except (NoSuchSession, StoreBusy):
                 pass  # the next pass sees what became of it
             except DamagedStore as error:
                 self._fail(mark, str(error))
             yield reading
+
+    def _held(self, stack: ExitStack, mark: LifeMark, after: int) -> Reading | None:
+        """A look under the lock; None where the source has none for us, as who may only read."""
+        try:
+            return stack.enter_context(self._source.hold_life(mark, after=after))
+        except StoreBusy:
+            raise
+        except (ReadOnly, StoreUnavailable):
+            self._unlocked = True
+            return None
 
     @contextmanager
     def _reading_target(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading | None]:
@@ -384,6 +414,8 @@ class _Copy:
         done = None if mark.uid in self._anew else self._done.get(mark.uid)
         there = self._there.get(mark.uid)
         self._reasons.pop(mark.uid, None)
+        if there is not None and done is None and mark.uid not in self._anew:
+            return []  # nobody could tell yet whether it is a copy
         life = self._with_all_lost(reading.life, done)
         after = 0 if done is None else done.life.last_seq
         if done is not None and not _begins_like(life, done.life, after):
@@ -425,6 +457,7 @@ class _Copy:
 
     def _recognise(self, mark: LifeMark) -> None:
         """Find out how much of a life is in the destination; it is a problem if it is no copy."""
+        self._anew.discard(mark.uid)
         for _ in range(ROUNDS):
             with (
                 self._reading(mark, all_of_it=True) as here,
@@ -510,6 +543,7 @@ class _Copy:
             messages=self._messages,
             bytes=self._bytes,
             passes=self._passes,
+            unlocked=self._unlocked,
         )
 
 

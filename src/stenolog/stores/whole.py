@@ -11,9 +11,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from stenolog.errors import StoreUnavailable
 from stenolog.records import Change, Message, Span, State, Token, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
+
+
+class NothingYet(StoreUnavailable):
+    """A database without our tables was opened to read only: it holds nothing, and stays so."""
 
 
 class LifeMark(Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """The commands on a PostgreSQL database: the same as on files, and no password is printed."""
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -51,3 +52,26 @@ def test_a_store_is_not_imported_and_its_password_not_repeated(
     assert result.exit_code == 2
     assert "`steno copy SRC DST` copies it" in result.stderr
     assert str(urlsplit(postgres_url).password) not in result.stderr
+
+
+def test_a_database_is_no_folder_for_a_backup(
+    postgres_url: str, steno: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (postgres_url, "sqlite:x.db"):
+        result = steno("backup", place)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "the store to back up is named with -w" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_copy_would_do_is_told_of_an_empty_database_too(
+    postgres_url: str, steno: Steno, tmp_path: Path
+) -> None:
+    with stenolog.open_store(tmp_path / "w") as store:
+        store.add_message("k", "user", "hello")
+    result = steno("copy", str(tmp_path / "w"), postgres_url, "--dry-run")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "1 session would be copied, 1 message; 0 are there already.\n",
+    )

@@ -17,7 +17,9 @@ from msgspec import Struct
 from psycopg import generators
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import ExecStatus, Format
+from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
+from psycopg.types.string import StrBinaryDumper
 
 from stenolog.errors import DamagedStore, NotStored, StoreBusy, StoreClosed, UsageError
 from stenolog.stores.postgres.failures import Before, is_temporary
@@ -73,9 +75,12 @@ class Peer(Struct, frozen=True):
 
 
 def adapters() -> AdaptersMap:
-    """How values are sent: whole numbers as such of eight bytes, whatever their size."""
+    """How values are sent: as bytes, and whole numbers as eight of them, whatever their size."""
     found = AdaptersMap(psycopg.adapters)
     found.register_dumper(int, Int8BinaryDumper)
+    # As it is, and not with every quote escaped: a list of long texts took seconds.
+    found.register_dumper(str, StrBinaryDumper)
+    found.register_dumper(list, ListBinaryDumper)
     return found
 
 

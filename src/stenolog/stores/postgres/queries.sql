@@ -262,7 +262,7 @@ SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 -- --- carried whole -----------------------------------------------------------------------------
 
 -- name: list_lives
-SELECT key, uid, deleted, written::text, version
+SELECT key, uid, deleted, written::text, version, last_seq
 FROM {schema}.session
 WHERE namespace = $1
 ORDER BY deleted IS NULL, key, id;

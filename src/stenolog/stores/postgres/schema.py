@@ -4,8 +4,9 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.whole import NothingYet
 
 if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Connection, Settings
@@ -54,7 +55,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         return False
     if settings.read_only:
         if found is None:
-            raise StoreUnavailable(
+            raise NothingYet(
                 f"there are no sessions of stenolog in this database yet (schema "
                 f"{settings.schema!r}); is the name right? The first write makes the tables"
             )

@@ -33,9 +33,16 @@ class _Found(Session):
 
 def lives(transaction: "Transaction", namespace: str) -> list[LifeMark]:
     """Every life in a namespace, the deleted ones first."""
+    found = transaction.run("list_lives", namespace)
     return [
-        LifeMark(key=key.decode(), uid=uid, deleted=deleted, stamp=f"{uid}:{written}:{version}")
-        for key, uid, deleted, written, version in transaction.run("list_lives", namespace)
+        LifeMark(
+            key=key.decode(),
+            uid=uid,
+            deleted=deleted,
+            stamp=f"{uid}:{written}:{version}",
+            last_seq=last_seq,
+        )
+        for key, uid, deleted, written, version, last_seq in found
     ]
 
 
