@@ -126,6 +126,7 @@ def as_object(copied: Copied) -> dict[str, Any]:
         "digest": copied.digest,
         "dry_run": copied.dry_run,
         "unlocked": copied.unlocked,
+        "lost": sum(one.lost for found in copied.namespaces.values() for one in found.carried),
         "namespaces": {
             name: {
                 "sessions": len(found.carried),
@@ -176,6 +177,13 @@ def in_words(copied: Copied, done: str) -> Iterator[str]:
             "The source could not be locked: each session is as it was at one moment, and some may "
             "have gone on since."
         )
+    for found in copied.namespaces.values():
+        for one in found.carried:
+            if one.lost:
+                yield (
+                    f"{one_line(one.key)} came with its damage: {count(one.lost, 'message')} of it "
+                    f"cannot be read in the source, where `steno doctor` says more."
+                )
     only = sum(len(found.only_there) for found in copied.namespaces.values())
     if only:
         yield f"The destination has {count(only, 'other session')}, left as they are."

@@ -102,6 +102,8 @@ class Carried(Struct, frozen=True, kw_only=True):
     digest: str
     written: bool
     """Whether anything had to be written for it."""
+    lost: int = 0
+    """How many of its messages damage has taken: they are in neither of the two."""
 
 
 class Transferred(Struct, frozen=True, kw_only=True):
@@ -531,6 +533,7 @@ class _Copy:
                 stamp=done.stamp,
                 digest=done.digest.with_life(done.life),
                 written=done.written,
+                lost=spans.size(done.life.lost),
             )
             for uid, done in self._done.items()
         ]

@@ -264,3 +264,17 @@ def test_a_source_that_was_not_locked_is_told() -> None:
         copied = Copied(namespaces={"sessions": found}, seconds=1.0)
         assert as_object(copied)["unlocked"] is unlocked
         assert ("could not be locked" in " ".join(in_words(copied, "copied"))) is unlocked
+
+
+def test_p3_a_damaged_session_is_not_copied_in_silence(steno: Steno, tmp_path: Path) -> None:
+    with open_store(tmp_path / "w") as store:
+        for text in ("one", "Ada", "three"):
+            store.add_message("k", "user", text)
+    log = tmp_path / "w" / "sessions" / "k.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"Ada", b"Eve"))
+    result = steno("copy", str(tmp_path / "w"), f"sqlite:{tmp_path}/x.db")
+    assert "k came with its damage: 1 message of it cannot be read" in result.stderr
+    told = json.loads(
+        steno("copy", str(tmp_path / "w"), f"sqlite:{tmp_path}/y.db", "--json").stdout
+    )
+    assert told["lost"] == 1

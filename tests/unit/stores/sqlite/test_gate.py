@@ -15,7 +15,8 @@ import pytest
 
 from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy, StoreClosed
 from stenolog.stores.base import Append
-from stenolog.stores.sqlite.gate import Caller, FileLock, Queue, twin
+from stenolog.stores.sqlite.gate import Caller, FileLock, Queue
+from stenolog.stores.twins import twin
 
 
 def _soon(reached: Callable[[], bool]) -> None:
