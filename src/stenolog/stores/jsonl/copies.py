@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.codec import control_line, digest, message_line, plain_line
-from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
+from stenolog.errors import DamagedStore, NoSuchSession, SessionExists, StoreBusy
 from stenolog.records import Archive, Change, Message, State, Token, Void, timestamp
 from stenolog.stores import state as states
 from stenolog.stores.disk import replace_file, sync_file, sync_folder, write_all
@@ -162,7 +162,13 @@ class Copies:
         until = time.monotonic() + self._busy_timeout
         for name in filter(_NOTE.fullmatch, self._directory.names()):
             text = (self._directory.path / name).read_bytes()
-            mark = msgspec.json.decode(text, type=_Noted).mark()
+            try:
+                mark = msgspec.json.decode(text, type=_Noted).mark()
+            except msgspec.DecodeError as error:
+                raise DamagedStore(
+                    f"{self._directory.path / name} is damaged ({error}); remove it, and look for "
+                    "archives that nothing leads to with `steno doctor`"
+                ) from error
             folder = self._directory.subfolder(archive.FOLDER, mark.uid, create=False)
             try:
                 if folder is not None:
