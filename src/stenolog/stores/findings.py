@@ -1,8 +1,11 @@
 """What the examination of a database tells, whatever the engine."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from stenolog.records import Span
+from stenolog.stores import spans
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -25,3 +28,15 @@ class Report(Struct, frozen=True, kw_only=True):
     sessions: int
     """How many were examined, deleted ones included."""
     findings: tuple[Finding, ...]
+
+
+def lost_before(key: str, where: str, lost: Sequence[Span]) -> Finding:
+    """What is said of messages that a session came without."""
+    return Finding(
+        kind="lost message",
+        key=key,
+        where=where,
+        meaning=f"{spans.size(lost):,} messages were lost to damage where it was copied from.",
+        advice="Look there with `steno doctor`, while you have it; then copy anew.",
+        lost=tuple(lost),
+    )

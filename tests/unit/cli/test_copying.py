@@ -274,6 +274,9 @@ def test_p3_a_damaged_session_is_not_copied_in_silence(steno: Steno, tmp_path: P
     log.write_bytes(log.read_bytes().replace(b"Ada", b"Eve"))
     result = steno("copy", str(tmp_path / "w"), f"sqlite:{tmp_path}/x.db")
     assert "k came with its damage: 1 message of it cannot be read" in result.stderr
+    examined = steno("doctor", "-w", f"sqlite:{tmp_path}/x.db")
+    assert examined.exit_code == 1
+    assert "lost message" in examined.stdout
     told = json.loads(
         steno("copy", str(tmp_path / "w"), f"sqlite:{tmp_path}/y.db", "--json").stdout
     )

@@ -7,7 +7,7 @@ from stenolog.errors import DamagedStore, NewerFormat, StenologError
 from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.findings import Finding, Report
+from stenolog.stores.findings import Finding, Report, lost_before
 from stenolog.stores.postgres.connections import Transaction
 from stenolog.stores.postgres.database import Database
 from stenolog.stores.rows import decode_state, moment
@@ -69,6 +69,8 @@ def _of_a_session(
             else:
                 (readable if _is_intact(at, text) else broken).append((seq, seq))
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
+    if state.lost:
+        yield lost_before(key, where, state.lost)
     for kind, lost in (("missing message", missing), ("damaged message", spans.union(broken))):
         if lost:
             yield Finding(

@@ -13,7 +13,7 @@ from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.disk import refusal
-from stenolog.stores.findings import Finding, Report
+from stenolog.stores.findings import Finding, Report, lost_before
 from stenolog.stores.rows import decode_state, moment
 from stenolog.stores.sqlite import life, place
 from stenolog.stores.sqlite.connections import Settings, Transaction
@@ -135,6 +135,8 @@ def _of_a_session(
     for row in transaction.execute(SQL["raw_messages"], (number, 1, last_seq)):
         (readable if _is_intact(row) else broken).append((row[0], row[0]))
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
+    if state.lost:
+        yield lost_before(key, where, state.lost)
     for kind, lost in (("missing message", missing), ("damaged message", spans.union(broken))):
         if lost:
             yield Finding(
