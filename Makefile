@@ -31,8 +31,10 @@ demo: python
 	@$(VENV_DEMO)/bin/steno --version
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
+# Two processes, each with whole files of tests; ARGS="-n0" runs them in this one.
 test: dev
-	@$(VENV)/bin/python -m pytest -m "not full and not replay and not llm" $(ARGS)
+	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile \
+		-m "not full and not replay and not llm" $(ARGS)
 
 test-llm: llm
 	@$(VENV_LLM)/bin/python -m pytest -m llm -s --timeout=900 tests/llm $(ARGS)

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,11 +214,17 @@ def apply(row: Breakage, tree: Path) -> None:
 
 def _check_code(row: Breakage, code: str, broken: str) -> None:
     try:
-        before, after = ast.dump(ast.parse(code)), ast.dump(ast.parse(broken))
+        before, after = _shape(code), ast.dump(ast.parse(broken))
     except SyntaxError as error:
         raise InvalidRowError(f"the broken {row.file} is not Python: {error}") from error
     if before == after:
         raise InvalidRowError("the breakage changes no code")
+
+
+@cache
+def _shape(code: str) -> str:
+    """What a file says to Python, which many rows ask of the same one."""
+    return ast.dump(ast.parse(code))
 
 
 def _run(test: str, row: Breakage | None, limit: float) -> Run:
