@@ -1,6 +1,6 @@
 """What the examination of a database tells, whatever the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -39,4 +39,31 @@ def lost_before(key: str, where: str, lost: Sequence[Span]) -> Finding:
         meaning=f"{spans.size(lost):,} messages were lost to damage where it was copied from.",
         advice="Look there with `steno doctor`, while you have it; then copy anew.",
         lost=tuple(lost),
+    )
+
+
+def unreadable(
+    key: str, where: str, missing: Sequence[Span], broken: Sequence[Span], *, advice: str
+) -> Iterator[Finding]:
+    """What is said of messages that are gone, and of those that are not as they were stored."""
+    for kind, lost in (("missing message", missing), ("damaged message", broken)):
+        if lost:
+            yield Finding(
+                kind=kind,
+                key=key,
+                where=where,
+                meaning=f"{spans.size(lost):,} messages cannot be read.",
+                advice=advice,
+                lost=tuple(lost),
+            )
+
+
+def past_the_end(key: str, where: str, count: int, last_seq: int, *, advice: str) -> Finding:
+    """What is said of messages whose seqs were never given out."""
+    return Finding(
+        kind="stray row",
+        key=key,
+        where=where,
+        meaning=f"{count:,} messages stand past the last seq, {last_seq:,}.",
+        advice=advice,
     )

@@ -1,16 +1,14 @@
 """Appending, in one round trip: the lock of the session's row gives the seqs."""
 
 import os
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from stenolog.codec import check_once, check_times
 from stenolog.errors import DamagedStore, LeaseLost, OnceConflict
-from stenolog.records import Message, State
-from stenolog.stores.arguments import encoded
+from stenolog.records import State
+from stenolog.stores.batches import Batch, token_bytes
 from stenolog.stores.postgres import schema
 from stenolog.stores.rows import encode, now
 from stenolog.stores.state import blank
@@ -25,14 +23,6 @@ _TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
 """What the places of `append_one` hold, by the server's numbers."""
 
 
-class Batch(Struct, frozen=True, gc=False):
-    """Messages of one caller, which count together or not at all."""
-
-    payloads: Sequence[bytes]
-    once: str | None = None
-    times: Sequence[str] | None = None
-
-
 class Place(Struct, frozen=True, gc=False):
     """Where something is to be written, and behind which lease; 0 stands for none."""
 
@@ -43,17 +33,6 @@ class Place(Struct, frozen=True, gc=False):
 
 class Absent(Exception):
     """There is no such session, or the tables are not those that this code knows."""
-
-
-def batch(
-    messages: Sequence[Message | Mapping[str, Any]],
-    once: str | None,
-    at: Sequence[datetime] | None,
-) -> Batch:
-    """What one caller wants appended. Raises RefusedMessage, UsageError."""
-    check_once(once)
-    payloads = encoded(messages)
-    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -109,7 +88,7 @@ def append(transaction: "Transaction", place: Place, batch: Batch) -> int:
         list(batch.times or [at] * len(payloads)),
         sum(map(len, payloads)),
         schema.newest(),
-        None if once is None else once.encode("utf-8", "surrogatepass"),
+        None if once is None else token_bytes(once),
         place.epoch or None,
     )
     if known is not None:

@@ -72,11 +72,6 @@ class Database:
         self.news = News(self._connections, self.settings)
         """Who waits for something is told through this."""
 
-    @property
-    def pooled(self) -> bool:
-        """Whether a pooler stands between this process and the server."""
-        return self._connections.peer.pooled
-
     # --- looking -----------------------------------------------------------------------------
 
     def look(self, work: Callable[[Transaction], T]) -> T:
@@ -287,7 +282,13 @@ class Database:
 
     def let_go(self) -> None:
         """One store less has it open; the last one closes it."""
-        let_go(self)
+        with _sharing:
+            self.users -= 1
+            if self.users > 0:
+                return
+            if _shared.get(self.settings) is self:
+                del _shared[self.settings]
+        self.close()
 
     def close(self) -> None:
         """Let go of all connections; whoever waits for news goes on."""
@@ -342,17 +343,6 @@ def open_database(settings: Settings) -> Database:
         with _sharing:
             _shared[settings] = made
         return made
-
-
-def let_go(database: Database) -> None:
-    """One store less has it open; the last one closes it."""
-    with _sharing:
-        database.users -= 1
-        if database.users > 0:
-            return
-        if _shared.get(database.settings) is database:
-            del _shared[database.settings]
-    database.close()
 
 
 def _after_fork() -> None:

@@ -16,10 +16,12 @@ from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Tr
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_namespace, check_text, check_whole
 from stenolog.stores.base import Append
+from stenolog.stores.batches import Batch
+from stenolog.stores.batches import batch as batch_of
 from stenolog.stores.changing import Changing
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.postgres import appending, changes, life, reading, rows, whole
-from stenolog.stores.postgres.appending import Absent, Batch, Place
+from stenolog.stores.postgres.appending import Absent, Place
 from stenolog.stores.postgres.lease import Held, PostgresLease, release_all, take
 from stenolog.stores.postgres.opening import open_database
 from stenolog.stores.rows import Session, info
@@ -115,7 +117,7 @@ class PostgresStore(Changing["Transaction"]):
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
         check_key(key)
-        batch = appending.batch(messages, once, at)
+        batch = batch_of(messages, once, at)
         if not batch.payloads:
             self._check_writable()
             return []
@@ -133,7 +135,7 @@ class PostgresStore(Changing["Transaction"]):
         run: list[tuple[int, Batch]] = []
         for index, one in enumerate(appends):
             try:
-                batch = appending.batch(one.messages, one.once, one.at)
+                batch = batch_of(one.messages, one.once, one.at)
             except StenologError as error:
                 results[index] = error
                 continue

@@ -7,7 +7,7 @@ from stenolog.errors import DamagedStore, NewerFormat, StenologError
 from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.findings import Finding, Report, lost_before
+from stenolog.stores.findings import Finding, Report, lost_before, past_the_end, unreadable
 from stenolog.stores.postgres.connections import Transaction
 from stenolog.stores.postgres.database import Database
 from stenolog.stores.rows import decode_state, moment
@@ -71,24 +71,9 @@ def _of_a_session(
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
     if state.lost:
         yield lost_before(key, where, state.lost)
-    for kind, lost in (("missing message", missing), ("damaged message", spans.union(broken))):
-        if lost:
-            yield Finding(
-                kind=kind,
-                key=key,
-                where=where,
-                meaning=f"{spans.size(lost):,} messages cannot be read.",
-                advice=_BACKUP,
-                lost=tuple(lost),
-            )
+    yield from unreadable(key, where, missing, spans.union(broken), advice=_BACKUP)
     if past:
-        yield Finding(
-            kind="stray row",
-            key=key,
-            where=where,
-            meaning=f"{past:,} messages stand past the last seq, {last_seq:,}.",
-            advice=_BACKUP,
-        )
+        yield past_the_end(key, where, past, last_seq, advice=_BACKUP)
 
 
 def _strays(transaction: Transaction) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
 from stenolog.records import Archive, Message, Token
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.batches import token_bytes, token_text
 from stenolog.stores.postgres.appending import check_format
 from stenolog.stores.postgres.changes import add_change, looked_up
 from stenolog.stores.postgres.rows import Clash, copied_mark
@@ -57,11 +58,11 @@ def read(
     if session is None or not _is_at(session, mark):
         raise NoSuchSession(mark.key, "it was deleted, restored or purged")
     begun = {
-        first: (_text(token), count)
+        first: (token_text(token), count)
         for token, first, count in transaction.run("tokens", session.id)
     }
     strays = [
-        Token(_text(token), first, count, "")
+        Token(token_text(token), first, count, "")
         for token, first, count in transaction.run("missing_tokens", session.id)
     ]
     state = session.state
@@ -178,7 +179,7 @@ class Writer:
             for message in messages:
                 found = token_of(message)
                 if found is not None:
-                    tokens.append((number, _bytes(found[0]), message.seq, found[1]))
+                    tokens.append((number, token_bytes(found[0]), message.seq, found[1]))
                 yield number, message.seq, message._at, message.to_json().decode()
 
         self._transaction.copy_in("copy_in", rows())
@@ -195,14 +196,6 @@ class Writer:
         for change in changes:
             add_change(self._transaction, session, change)
         for token in life.tokens:
-            run("put_token", number, _bytes(token.token), token.first, token.count)
+            run("put_token", number, token_bytes(token.token), token.first, token.count)
         [(*_, size)] = run("extent", number, life.archived + 1, NO_END)
         run("set_state", number, size, encode(state).decode())
-
-
-def _bytes(once: str) -> bytes:
-    return once.encode("utf-8", "surrogatepass")
-
-
-def _text(token: bytes) -> str:
-    return token.decode("utf-8", "surrogatepass")

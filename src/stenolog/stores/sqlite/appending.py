@@ -1,16 +1,12 @@
 """Appending: seqs are taken from the session's row, and nothing else of it is read."""
 
 import os
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from stenolog.codec import check_once, check_times
 from stenolog.errors import OnceConflict
-from stenolog.records import Message, State
-from stenolog.stores.arguments import encoded
+from stenolog.records import State
+from stenolog.stores.batches import Batch, token_bytes
 from stenolog.stores.rows import encode, now
 from stenolog.stores.sqlite.damage import checksum
 from stenolog.stores.sqlite.queries import SQL
@@ -20,25 +16,6 @@ if TYPE_CHECKING:
     from stenolog.stores.sqlite.connections import Transaction
 
 _TAKE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
-
-
-class Batch(Struct, frozen=True, gc=False):
-    """Messages of one caller, which count together or not at all."""
-
-    payloads: Sequence[bytes]
-    once: str | None = None
-    times: Sequence[str] | None = None
-
-
-def batch(
-    messages: Sequence[Message | Mapping[str, Any]],
-    once: str | None,
-    at: Sequence[datetime] | None,
-) -> Batch:
-    """What one caller wants appended. Raises RefusedMessage, UsageError."""
-    check_once(once)
-    payloads = encoded(messages)
-    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
 
 
 def append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:
@@ -69,7 +46,7 @@ def append(transaction: "Transaction", namespace: str, key: str, batch: Batch) -
     first: int = last - count + 1
     add_messages(transaction, session, first, payloads, batch.times or [at] * count)
     if once is not None:
-        transaction.execute(SQL["add_token"], (session, _bytes(once), first, count))
+        transaction.execute(SQL["add_token"], (session, token_bytes(once), first, count))
     return first
 
 
@@ -108,14 +85,10 @@ def _known(
 ) -> int:
     """The first seq of what the session has under this token; 0 where it has nothing."""
     for session, first, count in transaction.execute(
-        SQL["find_token"], (namespace, key, _bytes(once))
+        SQL["find_token"], (namespace, key, token_bytes(once))
     ):
         stored = transaction.execute(SQL["bodies"], (session, first, first + count - 1))
         if [body for (body,) in stored] != list(payloads):
             raise OnceConflict(key, once, first)
         return int(first)
     return 0
-
-
-def _bytes(once: str) -> bytes:
-    return once.encode("utf-8", "surrogatepass")

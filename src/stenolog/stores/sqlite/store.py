@@ -25,11 +25,12 @@ from stenolog.records import (
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_namespace, check_text, check_whole
 from stenolog.stores.base import Append
+from stenolog.stores.batches import Batch
+from stenolog.stores.batches import batch as batch_of
 from stenolog.stores.changing import Changing
 from stenolog.stores.following import News
 from stenolog.stores.rows import Session, info
 from stenolog.stores.sqlite import appending, changes, life, reading, rows, whole
-from stenolog.stores.sqlite.appending import Batch
 from stenolog.stores.sqlite.follow import follow
 from stenolog.stores.sqlite.lease import Held, SQLiteLease, take
 from stenolog.stores.sqlite.opening import open_database
@@ -119,7 +120,7 @@ class SQLiteStore(Changing["Transaction"]):
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
         check_key(key)
-        batch = appending.batch(messages, once, at)
+        batch = batch_of(messages, once, at)
         if not batch.payloads:
             self._check_writable()
             return []
@@ -134,7 +135,7 @@ class SQLiteStore(Changing["Transaction"]):
         group: list[tuple[int, Batch]] = []
         for index, one in enumerate(appends):
             try:
-                batch = appending.batch(one.messages, one.once, one.at)
+                batch = batch_of(one.messages, one.once, one.at)
             except StenologError as error:
                 results[index] = error
             else:

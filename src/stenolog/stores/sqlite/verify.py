@@ -13,7 +13,7 @@ from stenolog.records import Span, decode_object
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.disk import refusal
-from stenolog.stores.findings import Finding, Report, lost_before
+from stenolog.stores.findings import Finding, Report, lost_before, past_the_end, unreadable
 from stenolog.stores.rows import decode_state, moment
 from stenolog.stores.sqlite import life, place
 from stenolog.stores.sqlite.connections import Settings, Transaction
@@ -137,25 +137,10 @@ def _of_a_session(
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
     if state.lost:
         yield lost_before(key, where, state.lost)
-    for kind, lost in (("missing message", missing), ("damaged message", spans.union(broken))):
-        if lost:
-            yield Finding(
-                kind=kind,
-                key=key,
-                where=where,
-                meaning=f"{spans.size(lost):,} messages cannot be read.",
-                advice=_BACKUP,
-                lost=tuple(lost),
-            )
+    yield from unreadable(key, where, missing, spans.union(broken), advice=_BACKUP)
     for (seqs,) in transaction.execute(SQL["seqs_past"], (number, last_seq)):
         if seqs:
-            yield Finding(
-                kind="stray row",
-                key=key,
-                where=where,
-                meaning=f"{seqs:,} messages stand past the last seq, {last_seq:,}.",
-                advice=_BACKUP,
-            )
+            yield past_the_end(key, where, seqs, last_seq, advice=_BACKUP)
 
 
 def _is_intact(row: tuple[Any, ...]) -> bool:

@@ -10,6 +10,7 @@ from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
 from stenolog.records import Archive, Message, Token
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.batches import token_bytes, token_text
 from stenolog.stores.rows import NO_END, Session, damaged, decode_state, encode
 from stenolog.stores.sqlite.changes import add_change, looked_up
 from stenolog.stores.sqlite.damage import checksum, legible
@@ -53,12 +54,12 @@ def read(transaction: "Transaction", namespace: str, mark: LifeMark, *, after: i
     if session is None or session.namespace != namespace:
         raise NoSuchSession(mark.key, "it was purged")
     begun = {
-        first: (_text(token), count)
+        first: (token_text(token), count)
         for token, first, count in transaction.execute(SQL["tokens"], (session.id,))
     }
     state = session.state
     strays = [
-        Token(_text(token), first, count, "")
+        Token(token_text(token), first, count, "")
         for token, first, count in transaction.execute(SQL["missing_tokens"], (session.id,))
     ]
     return Reading(
@@ -215,7 +216,7 @@ class Writer:
             for message in messages:
                 body, seq = message.to_json(), message.seq
                 if message._once is not None and (found := token_of(message)) is not None:
-                    tokens.append((number, _bytes(found[0]), seq, found[1]))
+                    tokens.append((number, token_bytes(found[0]), seq, found[1]))
                 yield number, seq, message._at, body, checksum(body, seq)
 
         self._transaction.executemany(SQL["add_message"], rows())
@@ -232,15 +233,7 @@ class Writer:
         for change in changes:
             add_change(self._transaction, session, change)
         for token in life.tokens:
-            values = number, _bytes(token.token), token.first, token.count
+            values = number, token_bytes(token.token), token.first, token.count
             execute(SQL["put_token"], values)
         [(*_, size)] = execute(SQL["extent"], (number, life.archived + 1, NO_END))
         execute(SQL["set_bytes"], (number, size))
-
-
-def _bytes(once: str) -> bytes:
-    return once.encode("utf-8", "surrogatepass")
-
-
-def _text(token: bytes) -> str:
-    return token.decode("utf-8", "surrogatepass")

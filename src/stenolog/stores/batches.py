@@ -1,0 +1,40 @@
+"""What one caller wants appended, checked and encoded: the same for every database."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from stenolog.codec import check_once, check_times
+from stenolog.records import Message
+from stenolog.stores.arguments import encoded
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """Messages of one caller, which count together or not at all."""
+
+    payloads: Sequence[bytes]
+    once: str | None = None
+    times: Sequence[str] | None = None
+
+
+def batch(
+    messages: Sequence[Message | Mapping[str, Any]],
+    once: str | None,
+    at: Sequence[datetime] | None,
+) -> Batch:
+    """What one caller wants appended. Raises RefusedMessage, UsageError."""
+    check_once(once)
+    payloads = encoded(messages)
+    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
+
+
+def token_bytes(once: str) -> bytes:
+    """A token as databases keep it: it may hold a lone surrogate, which their texts cannot."""
+    return once.encode("utf-8", "surrogatepass")
+
+
+def token_text(kept: bytes) -> str:
+    """The token that is kept like this."""
+    return kept.decode("utf-8", "surrogatepass")
