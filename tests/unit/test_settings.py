@@ -336,6 +336,10 @@ def _sample(field: Field) -> st.SearchStrategy[object]:
         case types.VarTupleType() if field.path[-1] == "routes":
             # Two agents that claim one are wrong, and have a test of their own.
             return st.just([])
+        case types.VarTupleType() if field.path[-1] == "origins":
+            return st.lists(st.sampled_from(["https://a.example", "http://b:8"]), max_size=2)
+        case types.VarTupleType() if field.path[-1] == "hosts":
+            return st.lists(st.sampled_from(["steno.example", "10.0.0.7"]), max_size=2)
         case types.VarTupleType():
             return st.lists(st.sampled_from(["telegram", "openai/x"]), max_size=2)
         case types.DictType():
@@ -348,6 +352,12 @@ def _sample(field: Field) -> st.SearchStrategy[object]:
         "key": st.just(""),
         "system_file": st.just(""),
         "key_env": st.sampled_from(["", "MY_KEY"]),
+        "token": st.just(""),
+        "token_env": st.sampled_from(["", "MY_TOKEN"]),
+        "secret": st.just(""),
+        "secret_env": st.sampled_from(["", "MY_SECRET"]),
+        "reply_url": st.sampled_from(["", "http://localhost:1/answers"]),
+        "host": st.sampled_from(["127.0.0.1", "::1", "localhost"]),
     }.get(field.path[-1], st.text(st.characters(codec="utf-8"), max_size=20))
 
 
@@ -721,7 +731,7 @@ def test_the_commented_file_has_every_field_with_its_default(file: Path) -> None
         if isinstance(_at(tomllib.loads(bare), path), str | int | float | bool | list)
         or path[-1] == "headers"
     }
-    names = {"fast": NAME, "ada": NAME}
+    names = {"fast": NAME, "ada": NAME, "shop": NAME}
     listed = {tuple(names.get(part, part) for part in path) for path in found}
     shared = {path for path in all_fields() if path[0] == "agents"}
     own = {("agents", NAME, name) for name in ("model", "system", "routes")}

@@ -15,11 +15,12 @@ from msgspec import Struct
 
 from stenolog.agent.events import Answer, Tell
 from stenolog.agent.instance import AgentInstance
+from stenolog.agent.rewriting import rewrite
 from stenolog.agent.turns import Busy, Turns
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.owners import owner_of
 from stenolog.context.shapes import speaks, words_of
-from stenolog.errors import NoSuchNote, NoSuchSession, NothingToUndo, StenologError, UsageError
+from stenolog.errors import NoSuchNote, NothingToUndo, StenologError, UsageError
 from stenolog.records import Message
 from stenolog.sessions.keys import Parts, join, split
 from stenolog.sessions.session_store import SessionStore
@@ -29,7 +30,6 @@ _LISTED: Final = 15
 _LOOKED_AT: Final = 2_000
 """So many sessions are looked through for those of one user."""
 _WIDTH: Final = 40
-_TRIES: Final = 5
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -187,25 +187,25 @@ class Commands:
         return await self._again(key, sessions, rest)
 
     async def _again(self, key: str, sessions: SessionStore, words: str | None) -> Answer | None:
-        """Have the last message be the last again, or have it say these words instead.
+        """Have the last message be the last again, or have it say these words instead."""
 
-        One step: after a crash the old words stand there with their answer, or the new ones.
-        """
-        for _ in range(_TRIES):
-            newest = await self._run(_last_seq, sessions, key)
-            history: list[Message] = await self._run(sessions.get_history, key)
+        def until_the_last(history: list[Message]) -> list[Message | dict[str, Any]] | None:
             last = _last_said(history)
             if last is None:
-                return _told(key, "There is no message to answer again.")
-            kept: list[Message | dict[str, Any]] = [*history[:last]]
-            kept.append(history[last] if words is None else {"role": "user", "content": words})
-            if not await self._run(sessions.set_history, key, kept):
-                return _told(key, self._not_saved())
-            if not await self._run(_hid_another, sessions, key, newest):
                 return None
-            # Somebody said something at that moment, and it must not be hidden.
-            await self._run(_store_of(sessions).undo, key)
-        return _told(key, "Others speak all the time; try again in a moment.")
+            said = history[last] if words is None else {"role": "user", "content": words}
+            return [*history[:last], said]
+
+        done = await self._run(rewrite, sessions, key, until_the_last)
+        match done:
+            case "done":
+                return None
+            case "nothing":
+                return _told(key, "There is no message to answer again.")
+            case "not saved":
+                return _told(key, self._not_saved())
+            case "others speak":
+                return _told(key, "Others speak all the time; try again in a moment.")
 
     async def _stop(self, key: str, rest: str, tell: Tell) -> Answer:
         del rest, tell
@@ -405,22 +405,6 @@ def _answered_instead(before: Sequence[Message], after: Sequence[Message]) -> li
                 break
             found.append(message.seq)
     return found
-
-
-def _last_seq(sessions: SessionStore, key: str) -> int:
-    if sessions.store is None:
-        return 0
-    try:
-        return sessions.store.info(key).last_seq
-    except NoSuchSession:
-        return 0
-
-
-def _hid_another(sessions: SessionStore, key: str, last: int) -> bool:
-    """Whether a message is hidden that came behind this seq."""
-    if sessions.store is None:
-        return False
-    return any(message.hidden for message in sessions.get_history(key, after=last, full=True))
 
 
 def _told(key: str, text: str) -> Answer:

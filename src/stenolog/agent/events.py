@@ -6,6 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from stenolog.context.compaction import Compaction
+from stenolog.errors import StenologError
 from stenolog.providers.base import Usage
 
 
@@ -18,6 +19,14 @@ class Inbound(Struct, frozen=True, kw_only=True):
     """Text, or parts in OpenAI chat shape."""
     id: str = ""
     """Its id where it comes from: delivered twice, it is stored and answered once."""
+    origin: Mapping[str, Any] | None = None
+    """Where an answer belongs, in the words of its channel; kept with the message."""
+
+
+class Heard(Struct, frozen=True, kw_only=True):
+    """The user's message is stored, at this seq."""
+
+    seq: int
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -95,7 +104,8 @@ class Noticed(Struct, frozen=True, kw_only=True):
 
 
 Event = (
-    Asked
+    Heard
+    | Asked
     | Said
     | Thought
     | ToolBegan
@@ -109,11 +119,11 @@ Event = (
 Tell = Callable[[Event], None]
 """Is called in the event loop as things happen; it must not block. What it raises is logged."""
 
-Outcome = Literal["answered", "interrupted", "failed", "again", "elsewhere", "command"]
-"""answered: the answer is in the log. interrupted: it was stopped, what was said is kept. failed:
-the words say why, the user's message is kept and unanswered. again: it had been answered before.
-elsewhere: another process has the turn, or somebody else's turn here has answered it. command: it
-was a command."""
+Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
+"""answered: the answer is in the log. calls: the client has tools to carry out first. interrupted:
+it was stopped, what was said is kept. failed: the words say why, the user's message is kept and
+unanswered. again: it had been answered before. elsewhere: another process has the turn, or somebody
+else's turn here has answered it. command: it was a command."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -127,6 +137,12 @@ class Answer(Struct, frozen=True, kw_only=True):
     """Where the answer stands in the log; None where it is not there."""
     saved: bool = True
     """Whether everything that was said is in the store."""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """The calls that the client is to carry out, in OpenAI chat shape."""
+    error: StenologError | None = None
+    """What was raised, where it failed."""
+    finish: str = ""
+    """Why the model stopped, in its own word; `length`: at its limit."""
 
 
 def nobody(event: Event) -> None:

@@ -9,10 +9,12 @@ from typing import Any, Final
 from stenolog.agent.blocking import BlockingAsk, Threadwise
 from stenolog.agent.built_in import BUILT_IN
 from stenolog.agent.calling import Calling
+from stenolog.agent.manner import AS_USUAL, Manner, tool_name
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Here, Tool, as_tools
 from stenolog.agent.zones import zone_of
 from stenolog.catalog import Catalog, open_catalog
+from stenolog.context.budget import Limits
 from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
 from stenolog.errors import StenologError, StoreUnavailable, UsageError
@@ -143,6 +145,14 @@ class AgentInstance:
         """The model of sessions that have no other."""
         return self._models[""]
 
+    def model_for(self, name: str) -> ChatModel:
+        """The model of this name, for one turn. Raises UsageError where users may not choose it."""
+        if name in ("", "default", self.spec.model, self.model.name):
+            return self.model
+        if name not in self.spec.models:
+            raise UsageError(f"{name!r} is not among the models of this agent")
+        return self._opened(name)
+
     def model_of(self, key: str, tell: Callable[[str], None] | None = None) -> ChatModel:
         """The model of a session: the one its user chose, else the agent's.
 
@@ -189,25 +199,29 @@ class AgentInstance:
                 self._models[name] = self._open_model(name)
             return self._models[name]
 
-    def context(self, model: ChatModel) -> Context:
+    def context(self, model: ChatModel, manner: Manner = AS_USUAL) -> Context:
         """What is sent to this model of a session; it makes the summaries, too."""
         with self._opening:
             if model.name not in self._contexts:
                 limits = self.spec.limits
                 if isinstance(model, KnowsItsContext):
                     limits = limits.at_most(model.context)
-                self._contexts[model.name] = Context(
-                    self.sessions,
-                    self.ask.by(model),
-                    limits=limits,
-                    needs=self.spec.needs,
-                    model=model.name,
-                    catalog=self.catalog,
-                    system=self.spec.system,
-                    tools=self.definitions,
-                    on_event=self._compacted,
-                )
-            return self._contexts[model.name]
+                self._contexts[model.name] = self._context(model, manner=AS_USUAL, limits=limits)
+            usual = self._contexts[model.name]
+        return usual if manner.as_usual else self._context(model, manner, limits=usual.limits)
+
+    def _context(self, model: ChatModel, manner: Manner, *, limits: Limits) -> Context:
+        return Context(
+            self.sessions,
+            self.ask.by(model),
+            limits=limits,
+            needs=self.spec.needs,
+            model=model.name,
+            catalog=self.catalog,
+            system=self.spec.system if manner.system is None else manner.system,
+            tools=self.offered(manner),
+            on_event=self._compacted,
+        )
 
     # --- tools and memory --------------------------------------------------------------------
 
@@ -215,6 +229,14 @@ class AgentInstance:
     def definitions(self) -> list[dict[str, Any]]:
         """The tools, as a model is told of them."""
         return [one.definition() for one in self._tools.values()]
+
+    def offered(self, manner: Manner) -> list[dict[str, Any]]:
+        """The tools that the model is told of in a turn: a client's, and those of the agent."""
+        taken = manner.client_tools
+        own = self.definitions if manner.own_tools else []
+        return [dict(one) for one in manner.tools] + [
+            one for one in own if tool_name(one) not in taken
+        ]
 
     def tool(self, name: str) -> Tool | None:
         """The tool of this name."""

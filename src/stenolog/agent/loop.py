@@ -3,13 +3,20 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from stenolog.agent import commands
 from stenolog.agent.commands import Commands
 from stenolog.agent.events import Answer, Event, Inbound, Tell, nobody
+from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turns import TTL, Left, Turns
+from stenolog.catalog.answers import from_channel
+from stenolog.errors import StenologError, StoreClosed, UsageError
+from stenolog.sessions.session_store import SessionStore
+
+T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
 """So many ids of commands; what comes again is not carried out again."""
@@ -47,12 +54,15 @@ class AgentLoop:
         tell: Tell = nobody,
         agent: str | None = None,
         everything: bool = False,
+        commands_too: bool = True,
+        manner: Manner = AS_USUAL,
     ) -> Answer:
         """Take a message in and answer it, or carry a command out.
 
         The message is stored before the model is asked. Cancelled, the answer is stopped and kept
         as far as it came. `tell` hears what happens, and after the answer of a compaction.
         `everything`: commands may show and open the sessions of all users, not only of this one.
+        `commands_too`: what begins with / may be a command. `manner`: what a client wants of it.
         Raises UsageError for a key or a message that can never be stored; what the model's server
         or the store raises is told by the answer.
         """
@@ -60,17 +70,45 @@ class AgentLoop:
         instance = self._registry.agent(agent)
         careful = _careful(tell)
         key = await self._turns.threads.run(instance.own_key, inbound.key)
-        asked = commands.parse(inbound.content)
+        asked = commands.parse(inbound.content) if commands_too else None
         if asked is not None:
             if self._is_known(instance.id, key, inbound.id):
                 return Answer(key=key, text="", outcome="again")
             carrying = Commands(self._turns, instance, everything=everything)
             return await carrying.carry_out(key, asked, careful)
         content = inbound.content
-        if isinstance(content, str) and content.startswith("//"):
+        if commands_too and isinstance(content, str) and content.startswith("//"):
             content = content[1:]
-        body = {"role": "user", "content": content}
-        return await self._turns.answer(instance, key, body, once=inbound.id, tell=careful)
+        body = from_channel({"role": "user", "content": content}, inbound.origin)
+        return await self._turns.answer(
+            instance, key, body, once=inbound.id, tell=careful, manner=manner
+        )
+
+    async def answer_after(
+        self,
+        key: str,
+        change: Callable[[SessionStore], Awaitable[Answer | None]],
+        *,
+        tell: Tell = nobody,
+        agent: str | None = None,
+        manner: Manner = AS_USUAL,
+    ) -> Answer:
+        """Change what was said when it is this one's turn, then answer what is unanswered.
+
+        Where the change gives an answer, it is that, and nothing else happens. What the store or
+        the model's server raises is told by the answer; raises UsageError.
+        """
+        self._turns.check_open()
+        instance = self._registry.agent(agent)
+        own = await self._turns.threads.run(instance.own_key, key)
+        try:
+            return await self._turns.alone(
+                instance, own, change, tell=_careful(tell), wait=True, manner=manner
+            )
+        except StenologError as error:
+            if isinstance(error, UsageError) and not isinstance(error, StoreClosed):
+                raise
+            return Answer(key=own, text=str(error), outcome="failed", error=error)
 
     def _is_known(self, agent: str | None, key: str, id: str) -> bool:
         """Whether a command of this id was carried out by this process; it is from now on."""
@@ -83,6 +121,30 @@ class AgentLoop:
         if len(self._commands) > _REMEMBERED:
             self._commands.popitem(last=False)
         return False
+
+    async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+        """What a function returns that reads or writes a store, called in a thread."""
+        return await self._turns.threads.run(function, *values, **named)
+
+    async def change(
+        self,
+        key: str,
+        change: Callable[[SessionStore], Awaitable[T]],
+        *,
+        agent: str | None = None,
+    ) -> T:
+        """Carry a change out while nobody has the turn, and give what it gives. Raises Busy."""
+        self._turns.check_open()
+        instance = self._registry.agent(agent)
+        own = await self._turns.threads.run(instance.own_key, key)
+        made: list[T] = []
+
+        async def carried_out(sessions: SessionStore) -> Answer:
+            made.append(await change(sessions))
+            return Answer(key=own, text="", outcome="command")
+
+        await self._turns.alone(instance, own, carried_out, tell=nobody)
+        return made[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
         """End the answer that is being made in a session; False where none is.

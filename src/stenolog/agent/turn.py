@@ -14,10 +14,12 @@ from stenolog.agent.calling import STOPPED, not_made
 from stenolog.agent.events import Answer, Asked, Counted, Noticed, Said, Tell, Thought
 from stenolog.agent.in_hand import InHand, Seen
 from stenolog.agent.instance import AgentInstance
+from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.threads import Threads
 from stenolog.agent.waiting import settled
+from stenolog.catalog.answers import for_client
 from stenolog.context.context import Attempt
-from stenolog.context.shapes import Call, words_of
+from stenolog.context.shapes import Call, calls_of, words_of
 from stenolog.context.standing import Standing, standing
 from stenolog.errors import LeaseLost, ModelRefused, ModelUnavailable, StenologError
 from stenolog.memory.recall import Recalled
@@ -27,6 +29,7 @@ from stenolog.sessions.session_store import SessionStore
 
 INTERRUPTED: Final = "[interrupted]"
 CUT_OFF: Final = "[interrupted: the program ended while this ran; what it did is not known]"
+GONE_ON: Final = "[no result: the user went on without it]"
 REPEATED: Final = "I stopped here: the same tools were called again and again, to no effect."
 TOO_MANY: Final = "I stopped here: after {count} steps there was still no answer."
 
@@ -56,8 +59,10 @@ class Turn:
         threads: Threads,
         tell: Tell,
         asked_for: int | None = None,
+        manner: Manner = AS_USUAL,
     ) -> None:
         """`asked_for`: the seq of the message that it is run for."""
+        self._manner = manner
         self._instance = instance
         self._key = key
         self._sessions = sessions
@@ -103,28 +108,56 @@ class Turn:
         return await self._interrupt(why, everything=True)
 
     async def _answer(self) -> Answer:
-        model = await self._run(self._instance.model_of, self._key, self._tell_from_thread)
+        model = await self._model()
         if await self._in_hand.flush(self._sessions, tell=self._tell):
             # With something in hand, the log alone does not say what is left open.
             history: list[Message] = await self._run(self._sessions.get_history, self._key)
             where = standing(history)
-            if history and not where.unfinished:
+            if not where.waits and history and not where.unfinished:
                 return _given(self._key, history)
             await self._finish_calls(where, again=await self._run(self._may_try_again, where))
+            if where.of_client:
+                return self._handed_over(history, [_as_made(call) for call in where.of_client])
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
             await self._ask(model)
             reply = self._reply
             if not reply.calls:
                 return await self._end(reply)
-            await self._keep(reply.message(), seen=self._seen)
+            own, of_client = self._shared_out(reply)
+            body = for_client(reply.message(), [call["id"] for call in of_client])
+            seq = await self._keep(body, seen=self._seen)
             self._reply = Reply()
             self._results = {}
-            await self._call(reply.calls, cut=reply.finish == "length")
+            await self._call(own, cut=reply.finish == "length" and not of_client)
+            if of_client:
+                return self._made(reply.text, seq, calls=of_client)
             rounds.append(_round(reply.calls, self._results))
             if len(rounds) >= _SAME and all(one == rounds[-1] for one in rounds[-_SAME:]):
                 return await self._give_up(REPEATED)
         return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
+
+    async def _model(self) -> ChatModel:
+        """The model that answers: what the client names, else the session's."""
+        if self._manner.model:
+            return await self._run(self._instance.model_for, self._manner.model)
+        return await self._run(self._instance.model_of, self._key, self._tell_from_thread)
+
+    def _shared_out(self, reply: Reply) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The calls of an answer: those that are carried out here, and those by the client.
+
+        Of an answer that was cut off, the last call is not whole, and nobody carries it out.
+        """
+        names = self._manner.client_tools
+        of_client = [call for call in reply.calls if call["function"]["name"] in names]
+        if of_client and reply.finish == "length":
+            return reply.calls, []
+        return [call for call in reply.calls if call not in of_client], of_client
+
+    def _handed_over(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
+        """The calls of a turn that waits for its client, once more."""
+        last = next(message for message in reversed(history) if calls_of(message.to_dict()))
+        return self._made(words_of(last.to_dict()), last.seq, calls=calls)
 
     # --- the model ---------------------------------------------------------------------------
 
@@ -136,7 +169,7 @@ class Turn:
         async with self._in_hand.standing_still():
             unsaved, token = self._in_hand.bodies, self._in_hand.newest
             attempt: Attempt = await self._threads.ask(
-                self._instance.context(model).begin,
+                self._instance.context(model, self._manner).begin,
                 self._key,
                 memory=recalled.block,
                 unsaved=unsaved,
@@ -162,7 +195,12 @@ class Turn:
 
     async def _listen(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
         self._reply = Reply()
-        stream = model.stream(messages, tools=self._instance.definitions)
+        stream = model.stream(
+            messages,
+            tools=self._instance.offered(self._manner),
+            schema=self._manner.schema,
+            max_tokens=self._manner.max_tokens,
+        )
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 self._reply.add(delta)
@@ -214,9 +252,8 @@ class Turn:
             if again and is_whole and tool is not None and tool.repeatable:
                 repeated.append(_as_made(call))
             else:
-                await self._keep(
-                    {"role": "tool", "tool_call_id": call.id or "", "content": CUT_OFF}
-                )
+                words = GONE_ON if call.id in where.given_up else CUT_OFF
+                await self._keep({"role": "tool", "tool_call_id": call.id or "", "content": words})
         if repeated:
             await self._call(repeated)
 
@@ -244,7 +281,7 @@ class Turn:
             self._tell(Noticed(words="the model answered without a word"))
         self._ending = reply.text
         seq = await self._keep(reply.message(), seen=self._seen)
-        return self._made(reply.text, seq)
+        return self._made(reply.text, seq, finish=reply.finish)
 
     async def _give_up(self, words: str) -> Answer:
         self._tell(Said(text=words))
@@ -281,8 +318,23 @@ class Turn:
         seq = await self._keep(body, seen=Seen(upto=upto, token=token, interrupted=why))
         return Answer(key=self._key, text=text, outcome="interrupted", seq=seq, saved=self._saved)
 
-    def _made(self, text: str, seq: int | None) -> Answer:
-        return Answer(key=self._key, text=text, outcome="answered", seq=seq, saved=self._saved)
+    def _made(
+        self,
+        text: str,
+        seq: int | None,
+        *,
+        calls: Sequence[Mapping[str, Any]] = (),
+        finish: str = "",
+    ) -> Answer:
+        return Answer(
+            key=self._key,
+            text=text,
+            outcome="calls" if calls else "answered",
+            seq=seq,
+            saved=self._saved,
+            calls=tuple(calls),
+            finish=finish,
+        )
 
     @property
     def _saved(self) -> bool:

@@ -18,9 +18,10 @@ from msgspec import Struct
 
 from stenolog.agent import leasing
 from stenolog.agent.blocking import Closing
-from stenolog.agent.events import Answer, Compacted, Noticed, Outcome, Tell, nobody
+from stenolog.agent.events import Answer, Compacted, Heard, Noticed, Outcome, Tell, nobody
 from stenolog.agent.in_hand import InHand, new_token
 from stenolog.agent.instance import AgentInstance
+from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.notetaking import Notetaking
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.threads import Threads
@@ -136,6 +137,7 @@ class Turns:
         *,
         once: str = "",
         tell: Tell = nobody,
+        manner: Manner = AS_USUAL,
     ) -> Answer:
         """Store a message, and run the turn that answers it and what else is unanswered.
 
@@ -145,6 +147,8 @@ class Turns:
         token = once or new_token()
         with self._used(instance, key) as seat:
             seq = await seat.in_hand.say(instance.sessions, body, tell=tell, once=token)
+            if seq is not None:
+                tell(Heard(seq=seq))
             if once and (found := await self._found(instance, key, seat, seq, token, "again")):
                 return found
             async with seat.turn_lock:
@@ -153,7 +157,7 @@ class Turns:
                 seq = seq or seat.in_hand.seq_of(token)
                 if found := await self._found(instance, key, seat, seq, token, "elsewhere"):
                     return found
-                return await self._take_turn(instance, key, seat, seq, token, tell)
+                return await self._take_turn(instance, key, seat, seq, token, tell, manner)
 
     async def alone(
         self,
@@ -162,31 +166,43 @@ class Turns:
         change: Callable[[SessionStore], Awaitable[Answer | None]],
         *,
         tell: Tell,
+        wait: bool = False,
+        manner: Manner = AS_USUAL,
     ) -> Answer:
         """Carry a change out while nobody has the turn. Raises Busy where somebody has it.
 
-        Where it gives no answer, what is unanswered then is answered.
+        Where it gives no answer, what is unanswered then is answered. `wait`: for who has the turn.
         """
         with self._used(instance, key) as seat:
-            if seat.turn_lock.locked():
+            if seat.turn_lock.locked() and not wait:
                 raise Busy
             async with seat.turn_lock:
                 if seat.settling is not None:
                     await asyncio.wait([seat.settling])
-                try:
-                    lease = await self._lease(instance, key)
-                except StoreBusy as error:
-                    raise Busy from error
-                except NoSuchSession:
-                    lease = None
+                lease = await self._alone(instance, key, seat, tell, wait=wait)
+                if isinstance(lease, Answer):
+                    return lease
                 async with self._held(instance, seat, lease) as sessions:
                     seat.tell = tell
                     done = await change(sessions)
                     if done is not None:
                         return done
-                    answer = await self._run_turn(instance, key, seat, sessions, None, tell)
+                    answer = await self._run_turn(instance, key, seat, sessions, None, tell, manner)
                 self._settle_later(instance, key, seat, tell)
                 return answer
+
+    async def _alone(
+        self, instance: AgentInstance, key: str, seat: _Seat, tell: Tell, *, wait: bool
+    ) -> Lease | Answer | None:
+        """The lease for a change; None where there is nothing to take one of. Raises Busy."""
+        if wait:
+            return await self._waited_for(instance, key, seat, None, tell)
+        try:
+            return await self._lease(instance, key)
+        except StoreBusy as error:
+            raise Busy from error
+        except NoSuchSession:
+            return None
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
         """End the answer that is being made in a session, and store it; False where none is."""
@@ -288,6 +304,7 @@ class Turns:
         seq: int | None,
         token: str,
         tell: Tell,
+        manner: Manner,
     ) -> Answer:
         try:
             lease = await self._waited_for(instance, key, seat, seq, tell)
@@ -299,7 +316,7 @@ class Turns:
                 seq = seq or seat.in_hand.seq_of(token)
                 if found := await self._found(instance, key, seat, seq, token, "elsewhere"):
                     return found
-                answer = await self._run_turn(instance, key, seat, sessions, seq, tell)
+                answer = await self._run_turn(instance, key, seat, sessions, seq, tell, manner)
         except StenologError as error:
             return _failed(key, seat, error)
         self._settle_later(instance, key, seat, tell)
@@ -313,11 +330,12 @@ class Turns:
         sessions: SessionStore,
         seq: int | None,
         tell: Tell,
+        manner: Manner = AS_USUAL,
     ) -> Answer:
         """Run it as a task of its own, which `stop` can cancel, and so can who waits here."""
         if self._closed:
             raise StoreClosed(CLOSES)
-        turn = self._turn(instance, key, seat, sessions, seq, tell)
+        turn = self._turn(instance, key, seat, sessions, seq, tell, manner)
         notetaking = self._notetaking.get(instance.id)
         if notetaking is not None:
             notetaking.hold()
@@ -350,9 +368,17 @@ class Turns:
         sessions: SessionStore,
         seq: int | None,
         tell: Tell,
+        manner: Manner = AS_USUAL,
     ) -> Turn:
         return Turn(
-            instance, key, sessions, seat.in_hand, threads=self.threads, tell=tell, asked_for=seq
+            instance,
+            key,
+            sessions,
+            seat.in_hand,
+            threads=self.threads,
+            tell=tell,
+            asked_for=seq,
+            manner=manner,
         )
 
     async def _go_on(
@@ -524,7 +550,11 @@ def _interrupted(instance: AgentInstance) -> list[str]:
 def _failed(key: str, seat: _Seat, error: StenologError) -> Answer:
     words = "another process has taken this turn over" if isinstance(error, LeaseLost) else ""
     return Answer(
-        key=key, text=words or str(error), outcome="failed", saved=not seat.in_hand.bodies
+        key=key,
+        text=words or str(error),
+        outcome="failed",
+        saved=not seat.in_hand.bodies,
+        error=error,
     )
 
 

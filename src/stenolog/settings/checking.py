@@ -25,6 +25,8 @@ _NO_USER: Final = (
     "no user or password may stand in the address of a server; key_env names the variable that "
     "holds a key"
 )
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
+LEAST_SECRET: Final = 16
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -168,6 +170,33 @@ def _are_headers(value: Mapping[str, str]) -> None:
             raise Wrong(f"the value of {name} has a line end or another control character")
 
 
+def _is_a_secret(value: str) -> None:
+    if len(value) < LEAST_SECRET:
+        raise Wrong(f"a secret has at least {LEAST_SECRET} characters")
+
+
+def _is_a_host(value: str) -> None:
+    if not _HOST.fullmatch(value):
+        raise Wrong("a name or an address is wanted, as in 127.0.0.1, without http:// or a port")
+
+
+def _are_hosts(value: tuple[str, ...]) -> None:
+    for host in value:
+        _is_a_host(host)
+
+
+def _are_origins(value: tuple[str, ...]) -> None:
+    for origin in value:
+        try:
+            parts = urlsplit(origin)
+            right = f"{parts.scheme}://{parts.netloc}" == origin and bool(parts.hostname)
+            right = right and parts.port != 0 and "@" not in origin
+        except ValueError:
+            right = False
+        if not right or parts.scheme not in ("http", "https"):
+            raise Wrong("an origin is wanted, as in https://chat.example.org, without a path")
+
+
 def _are_routes(value: tuple[str, ...]) -> None:
     for route in value:
         channel, colon, sender = route.partition(":")
@@ -192,4 +221,13 @@ _FURTHER: Final[Mapping[tuple[str, ...], Callable[[Any], None]]] = {
     ("models", "NAME", "key"): _is_a_key,
     ("models", "NAME", "key_env"): _is_a_variable,
     ("models", "NAME", "headers"): _are_headers,
+    ("channels", "telegram", "token"): _is_a_key,
+    ("channels", "telegram", "token_env"): _is_a_variable,
+    ("channels", "telegram", "base_url"): _is_a_server,
+    ("webhooks", "NAME", "secret"): _is_a_secret,
+    ("webhooks", "NAME", "secret_env"): _is_a_variable,
+    ("webhooks", "NAME", "reply_url"): _is_a_server,
+    ("gateway", "host"): _is_a_host,
+    ("gateway", "hosts"): _are_hosts,
+    ("gateway", "origins"): _are_origins,
 }

@@ -17,7 +17,7 @@ from stenolog.settings.values import ADDRESSES, SECRET, Settings
 
 NAME: Final = "NAME"
 """Stands in a path where users put a name of their own."""
-NAMED: Final = ("models", "agents")
+NAMED: Final = ("models", "agents", "webhooks")
 """The tables that hold tables with such names."""
 ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}

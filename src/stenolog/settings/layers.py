@@ -27,6 +27,10 @@ _RIVALS: Final = {
     "system_file": "system",
     "key": "key_env",
     "key_env": "key",
+    "token": "token_env",
+    "token_env": "token",
+    "secret": "secret_env",
+    "secret_env": "secret",
 }
 """Two ways to say the same: whichever was said last counts."""
 _LONGEST_PROMPT: Final = 1_048_576

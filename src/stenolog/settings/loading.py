@@ -21,13 +21,21 @@ from stenolog.settings.fields import (
 from stenolog.settings.file import Written, config_path, read_file
 from stenolog.settings.layers import Entry, Layer, Layers, over, with_shared
 from stenolog.settings.paths import Path, dotted
-from stenolog.settings.values import AgentSettings, ModelSettings, Settings, masked
+from stenolog.settings.values import (
+    AgentSettings,
+    ModelSettings,
+    Settings,
+    WebhookSettings,
+    masked,
+)
 from stenolog.stores import reports
 
 DEFAULT: Final = "default"
 
 _OF_SERVERS: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
 """What a server's own variables are, besides keys."""
+_VARIABLES: Final = ("key_env", "token_env", "secret_env")
+"""The fields that name a variable in which a secret stands."""
 
 
 class Shown(Struct, frozen=True, kw_only=True):
@@ -116,7 +124,10 @@ def _settings(
     agents: dict[str, AgentSettings] = {
         name: _built(layer, ("agents", name)) for name in sorted(names["agents"])
     }
-    named = {*_OF_SERVERS, *(model.key_env for model in models.values())}
+    webhooks: dict[str, WebhookSettings] = {
+        name: _built(layer, ("webhooks", name)) for name in sorted(names["webhooks"])
+    }
+    named = {*_OF_SERVERS, *(one.value for path, one in layer.items() if path[-1] in _VARIABLES)}
     keys = {
         name: value
         for name, value in variables.items()
@@ -126,6 +137,7 @@ def _settings(
         **parts,
         models=MappingProxyType(models),
         agents=MappingProxyType(agents),
+        webhooks=MappingProxyType(webhooks),
         keys=MappingProxyType(keys),
     )
 

@@ -17,9 +17,9 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 CountOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
-SECRET = ("key", "headers", "keys")
+SECRET = ("key", "headers", "keys", "token", "secret")
 """The fields whose values are never shown."""
-ADDRESSES = ("sessions", "model", "models", "base_url")
+ADDRESSES = ("sessions", "model", "models", "base_url", "reply_url")
 """The fields that may hold an address, and a password in it."""
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -109,12 +109,72 @@ class MemorySettings(Struct, frozen=True, kw_only=True):
     Empty: that of this machine."""
 
 
+class TelegramSettings(Struct, frozen=True, kw_only=True):
+    """The agent as a Telegram bot, while `steno serve` runs."""
+
+    token: str = ""
+    """The bot's token, from @BotFather. Empty, and no token_env: there is no bot."""
+    token_env: str = ""
+    """The environment variable that holds the token, as in `TELEGRAM_BOT_TOKEN`."""
+    allow: tuple[str, ...] = ()
+    """Who is answered: ids of users, as in `123456`, or names, as in `@alice`. Empty: nobody."""
+    scope: Literal["sender", "thread", "group"] = "sender"
+    """Who shares a session: nobody; nobody, and each topic of a group apart; or all in a group."""
+    base_url: str = ""
+    """Another server that speaks Telegram's Bot API, as in `http://localhost:8081`."""
+
+    __repr__ = _told
+
+
 class ChannelSettings(Struct, frozen=True, kw_only=True):
     """What is true of all chat apps."""
 
     session_persistence: bool = True
     """Whether the sessions of channels are kept on disk. false: in memory, until the process ends.
     `channels_config.session_persistence`, as zeroclaw calls it, is read too."""
+    telegram: TelegramSettings = field(default_factory=TelegramSettings)
+
+
+class WebhookSettings(Struct, frozen=True, kw_only=True):
+    """A program that sends messages to `/webhooks/NAME`, each signed with a secret."""
+
+    secret: str = ""
+    """What both sides sign with: any text of at least 16 characters."""
+    secret_env: str = ""
+    """The environment variable that holds the secret, as in `STENO_HOOK_SECRET`."""
+    allow: tuple[str, ...] = ()
+    """Which senders are answered, by the name that the program gives them. Empty: nobody."""
+    reply_url: str = ""
+    """Where answers are sent, signed likewise. Empty: they are the response to each message."""
+
+    __repr__ = _told
+
+
+class GatewaySettings(Struct, frozen=True, kw_only=True):
+    """The daemon that `steno serve` starts."""
+
+    host: str = "127.0.0.1"
+    """The address that is listened at. Any but a loopback one is reached by other machines."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8_787
+    """The port. 0: any that is free."""
+    hosts: tuple[str, ...] = ()
+    """Further names that it is called by, as in `steno.example.org`; requests that call it by any
+    other are refused."""
+    origins: tuple[str, ...] = ()
+    """Web pages of other origins that may use it, as in `https://chat.example.org`."""
+    token_file: str = ""
+    """The file that holds the token of its users; made at the first start. Empty:
+    `gateway.token` beside the user's config file."""
+    store_anonymous: bool = False
+    """Whether chat requests that name no session are kept, each in a session of its own."""
+    max_turns: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    """Requests that may be answered at the same time; further ones are refused at once."""
+    max_streams: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    """Live streams that may be open at the same time."""
+    max_body: Annotated[int, Meta(ge=1_024, le=67_108_864)] = 16_777_216
+    """Bytes that a request may have."""
+    patience: Seconds = 10.0
+    """Seconds that answers in flight have to end when it is asked to stop."""
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
@@ -155,12 +215,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     agent: AgentSettings = field(default_factory=AgentSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     channels: ChannelSettings = field(default_factory=ChannelSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
     cli: CliSettings = field(default_factory=CliSettings)
     models: Mapping[str, ModelSettings] = field(default_factory=lambda: MappingProxyType({}))
     agents: Mapping[str, AgentSettings] = field(default_factory=lambda: MappingProxyType({}))
     """Further agents by name; what one does not say itself is as `agent` says."""
+    webhooks: Mapping[str, WebhookSettings] = field(default_factory=lambda: MappingProxyType({}))
+    """Programs that send messages, by name."""
     keys: Mapping[str, str] = NOTHING
-    """Of the environment, what finds and opens models: each `…_API_KEY`, `OLLAMA_HOST`,
-    `OLLAMA_CONTEXT_LENGTH`, `OPENAI_BASE_URL`, and what a key_env names."""
+    """Of the environment, what opens models and channels: each `…_API_KEY`, `OLLAMA_HOST`,
+    `OLLAMA_CONTEXT_LENGTH`, `OPENAI_BASE_URL`, and what a key_env, token_env or secret_env
+    names."""
 
     __repr__ = _told

@@ -8,8 +8,19 @@ from stenolog.settings.fields import Field, all_fields
 from stenolog.settings.paths import Path, quoted
 
 _COLUMNS: Final = 78
-_EXAMPLES: Final = {"models": "fast", "agents": "ada"}
+_EXAMPLES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop"}
 """The names that the commented file gives to what users name."""
+_OF_KINDS: Final = {
+    "models": "# A model with a name of your own, for agent.model; as many as you like.\n",
+    "agents": (
+        "# A further agent; as many as you like. It takes every field of [agent] and\n"
+        "# [agent.context], and what it does not say is as it is said there.\n"
+    ),
+    "webhooks": (
+        "# A program that sends messages to /webhooks/shop while `steno serve` runs; as many\n"
+        "# as you like.\n"
+    ),
+}
 _OF_AGENTS: Final = ("model", "system", "routes")
 """What further agents mostly differ in; the rest is listed once, under [agent]."""
 
@@ -58,13 +69,7 @@ def _header(section: Path) -> Iterator[str]:
             if kind not in _EXAMPLES:
                 yield f"[{'.'.join(section)}]\n"
                 return
-            if kind == "models":
-                yield "# A model with a name of your own, for agent.model; as many as you like.\n"
-            else:
-                yield (
-                    "# A further agent; as many as you like. It takes every field of [agent] and\n"
-                    "# [agent.context], and what it does not say is as it is said there.\n"
-                )
+            yield _OF_KINDS[kind]
             yield f"#[{kind}.{_EXAMPLES[kind]}]\n"
         case _:
             yield f"[{'.'.join(section)}]\n"

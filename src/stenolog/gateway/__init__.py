@@ -1,0 +1,1 @@
+"""The gateway: HTTP for agents. OpenAI-compatible chat, the sessions API, live streams."""
