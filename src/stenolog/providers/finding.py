@@ -174,9 +174,10 @@ class _Finder:
 
     def configured(self, wanted: str, base_url: str, key_name: str) -> Choice:
         why = "it is configured"
-        if wanted == SCRIPTED:
+        # At an address of one's own, a name is what the server calls it, whatever it is.
+        if wanted == SCRIPTED and not base_url:
             return Choice(provider=SCRIPTED, model=SCRIPTED, why=why)
-        if wanted == LOCAL or wanted.startswith(f"{LOCAL}:"):
+        if not base_url and (wanted == LOCAL or wanted.startswith(f"{LOCAL}:")):
             return self._local(wanted.removeprefix(LOCAL).removeprefix(":"), why)
         if wanted.startswith(("http://", "https://")):
             base_url, _, wanted = wanted.partition("#")

@@ -268,3 +268,10 @@ def test_every_provider_is_documented() -> None:
     for provider in PROVIDERS:
         for words in (f"`{provider.name}/NAME`", *provider.key_names):
             assert words in page
+
+
+@pytest.mark.parametrize("name", ["scripted", "local"])
+def test_at_an_address_of_ones_own_any_name_is_the_servers(name: str) -> None:
+    found = find_model(name, environment={}, base_url="http://localhost:1/v1")
+    assert isinstance(found, Choice)
+    assert (found.model, found.base_url) == (name, "http://localhost:1/v1")

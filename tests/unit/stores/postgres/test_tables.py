@@ -4,6 +4,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from urllib.parse import urlsplit, urlunsplit
@@ -128,19 +129,24 @@ def test_p8_whoever_waits_for_a_locked_session_says_so_in_the_end(
 
 def test_p12_of_many_who_store_one_token_at_once_one_does(store: PostgresStore) -> None:
     store.add_message("a", "user", "first")
-    seqs: list[int] = []
     together = threading.Barrier(8)
 
-    def say() -> None:
-        for number in range(10):
-            together.wait()
-            seqs.append(store.add_message("a", "user", number, once=f"t{number}"))
+    def say() -> list[int]:
+        seqs = []
+        try:
+            for number in range(10):
+                together.wait()
+                seqs.append(store.add_message("a", "user", number, once=f"t{number}"))
+        finally:
+            if len(seqs) < 10:
+                together.abort()  # or the others would wait for who has failed
+        return seqs
 
-    threads = [threading.Thread(target=say) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        saying = [threads.submit(say) for _ in range(8)]
+    failed = [error for one in saying if (error := one.exception()) is not None]
+    assert [error for error in failed if not isinstance(error, threading.BrokenBarrierError)] == []
+    seqs = [seq for one in saying for seq in one.result()]
     assert sorted(seqs) == sorted(list(range(2, 12)) * 8)
     assert [message.content for message in store.get_history("a")] == ["first", *range(10)]
 
