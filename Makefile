@@ -10,7 +10,7 @@ VENV_LLM ?= .venv-llm
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-llm check fix docs crash replay sabotage bench quality python dev llm
+.PHONY: help demo test test-llm check fix docs crash replay sabotage bench soak quality python dev llm
 
 help:
 	@echo "make demo      kill an agent in the middle of a turn and see it go on; no key, no network"
@@ -24,10 +24,11 @@ help:
 	@echo "make replay    all sequences of operations on every disk a power cut may leave; an hour"
 	@echo "make sabotage  break our own code, one line at a time, and see a test fail"
 	@echo "make bench     the speed tables, beside the bare loop and a peer"
+	@echo "make soak      the gateway under load and overload for 10 minutes, and its memory"
 	@echo "Another Python: make test PYTHON=python3.12. More arguments: ARGS=\"...\"."
 
 demo: python
-	@$(PYTHON) scripts/environment.py $(VENV_DEMO) .
+	@$(PYTHON) scripts/environment.py $(VENV_DEMO) ".[gateway]"
 	@$(VENV_DEMO)/bin/steno --version
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
@@ -74,6 +75,9 @@ sabotage: dev
 
 bench: dev
 	@$(VENV)/bin/python bench/run.py $(ARGS)
+
+soak: dev
+	@$(VENV)/bin/python bench/soak.py $(ARGS)
 
 dev: python
 	@$(PYTHON) scripts/environment.py $(VENV) --editable ".[dev]"

@@ -18,7 +18,12 @@ _MB = 1024 * 1024
 
 def resident() -> float:
     """What this process holds in memory now, in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return resident_of(os.getpid())
+
+
+def resident_of(pid: int) -> float:
+    """The same of another process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / _MB
 
 

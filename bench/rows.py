@@ -10,6 +10,7 @@ from appends import many_sessions, many_tasks, many_writers, one_append, one_cha
 from copies import to_postgres, to_sqlite
 from engines import Engine, add_message, get_history, sqlite_append
 from footprint import start_up, touched_keys, touched_sessions
+from gateway import added
 from index import (
     list_fresh,
     list_warm,
@@ -275,6 +276,19 @@ def rows(peer_python: Path) -> list[Row]:
                     "looking at 1,000 files",
                     many_users,
                 ),
+            )
+        ),
+        *(
+            Row(
+                name=f"gateway-{users}",
+                what=f"gateway: what it adds to a model of 50 ms, {words}, p50",
+                target=Target(sense="≤", number=reach, unit="ms"),
+                beside="the model alone",
+                run=partial(added, users=users),
+            )
+            for users, words, reach in (
+                (1, "one session", 10),
+                (200, "200 sessions that all wait for it", 1_000),
             )
         ),
         Row(

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import demo_model
+from demo_gateway import Gateway
 from demo_stage import Agent, Failed, expect, heading, history, info, shell, tell, wait_for
 
 from stenolog.agent.turn import CUT_OFF
@@ -54,6 +55,7 @@ class Demo:
         self.overflow()
         self.undo()
         self.remember()
+        self.serve()
 
     def talk(self) -> None:
         """Ada talks to the agent, which looks something up."""
@@ -162,6 +164,20 @@ class Demo:
             noted = shell("steno memory search hazelnuts")
             expect("Is allergic to hazelnuts." in noted, "the fact is noted, until Ada forgets it")
         shell("grep -rl hazelnuts workspace --include='*.jsonl'")
+
+    def serve(self) -> None:
+        """The same agent behind HTTP: asked in OpenAI's way, and followed as it happens."""
+        heading("7. The gateway: any OpenAI client, and a live stream")
+        last = info(TUESDAY).last_seq
+        question = "And what did I say that I am allergic to?"
+        with Gateway(self._model) as gateway:
+            stream = gateway.follow(TUESDAY, last)
+            answer = gateway.ask(TUESDAY, question)
+            asked, answered = stream.next(), stream.next()
+        expect(asked["message"]["content"] == question, "the stream told what was asked")
+        expect(answered["message"]["content"] == answer, "and what was answered")
+        expect(asked["seq"] == last + 1, "in the same session, behind what was there")
+        expect(len(history(TUESDAY)) == last + 2, "which has both, once")
 
     @property
     def _diary(self) -> str:

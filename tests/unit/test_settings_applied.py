@@ -1,5 +1,6 @@
 """Settings as agents take them: nothing that can be set is without effect."""
 
+import ast
 import asyncio
 import os
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import stenolog
 from stenolog.agent.events import Answer, Inbound
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
@@ -204,8 +206,35 @@ def test_a_password_in_the_name_of_a_model_is_refused_and_not_told() -> None:
 # --- all of them -----------------------------------------------------------------------------
 
 
+OF_THE_DAEMON = ("gateway", "webhooks")
+"""What `steno serve` reads itself; so are the settings of chat apps."""
+
+
+def _is_of_the_daemon(path: tuple[str, ...]) -> bool:
+    return path[0] in OF_THE_DAEMON or (path[0] == "channels" and len(path) > 2)
+
+
+@pytest.mark.parametrize("path", [path for path in all_fields() if _is_of_the_daemon(path)])
+def test_every_setting_of_the_daemon_is_read(path: tuple[str, ...]) -> None:
+    """What each does is tested where it is done; a name that nobody reads does nothing."""
+    rooms = [Path(stenolog.__file__).parent / name for name in ("gateway", "channels", "cli")]
+    read = {
+        node.attr
+        for room in rooms
+        for file in room.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    assert path[-1] in read
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in all_fields() if path[0] not in ("cli", "models")]
+    "path",
+    [
+        path
+        for path in all_fields()
+        if path[0] not in ("cli", "models") and not _is_of_the_daemon(path)
+    ],
 )
 def test_no_setting_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
     given: dict[str, Any] = {

@@ -17,6 +17,7 @@ from stenolog.agent.events import Answer, Tell
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.rewriting import rewrite
 from stenolog.agent.turns import Busy, Turns
+from stenolog.catalog.answers import from_channel, origin_of
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.owners import owner_of
 from stenolog.context.shapes import speaks, words_of
@@ -193,7 +194,11 @@ class Commands:
             last = _last_said(history)
             if last is None:
                 return None
-            said = history[last] if words is None else {"role": "user", "content": words}
+            said: Message | dict[str, Any] = history[last]
+            if words is not None:
+                # The answer belongs where that to the words before did.
+                origin = origin_of(history[last].to_dict())
+                said = from_channel({"role": "user", "content": words}, origin)
             return [*history[:last], said]
 
         done = await self._run(rewrite, sessions, key, until_the_last)

@@ -126,6 +126,10 @@ class AgentLoop:
         """What a function returns that reads or writes a store, called in a thread."""
         return await self._turns.threads.run(function, *values, **named)
 
+    async def ask(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+        """What a function returns that may ask the model, called in a thread."""
+        return await self._turns.threads.ask(function, *values, **named)
+
     async def change(
         self,
         key: str,
@@ -158,25 +162,32 @@ class AgentLoop:
         )
 
     async def resume(
-        self, key: str | None = None, *, tell: Tell = nobody, agent: str | None = None
+        self,
+        key: str | None = None,
+        *,
+        tell: Tell = nobody,
+        agent: str | None = None,
+        idle_for: float = 0.0,
     ) -> list[Answer]:
         """Go on with the turns that a killed process left, or close them with a mark.
 
         Of one session, or of all of an agent's (of every agent's, where none is named) that the
-        index calls interrupted; the log decides. Turns that another process has are left to it.
+        index calls interrupted; the log decides. Turns that another process has are left to it, and
+        so are those in which something was said within the last `idle_for` seconds: somebody else
+        may be about to take them.
         """
         self._turns.check_open()
         careful = _careful(tell)
         if key is not None:
             instance = self._registry.agent(agent)
             own = await self._turns.threads.run(instance.own_key, key)
-            answer = await self._turns.resume(instance, own, tell=careful)
+            answer = await self._turns.resume(instance, own, tell=careful, idle_for=idle_for)
             return [] if answer is None else [answer]
         agents = list(self._registry) if agent is None else [self._registry.agent(agent)]
         return [
             answer
             for instance in agents
-            for answer in await self._turns.resume_all(instance, tell=careful)
+            for answer in await self._turns.resume_all(instance, tell=careful, idle_for=idle_for)
         ]
 
     async def quiet(self) -> None:

@@ -168,12 +168,7 @@ class Turn:
         # What waits must not be stored while the log is read: it would be sent twice.
         async with self._in_hand.standing_still():
             unsaved, token = self._in_hand.bodies, self._in_hand.newest
-            attempt: Attempt = await self._threads.ask(
-                self._instance.context(model, self._manner).begin,
-                self._key,
-                memory=recalled.block,
-                unsaved=unsaved,
-            )
+            attempt = await self._threads.ask(self._begin, model, recalled.block, unsaved)
         while True:
             window = attempt.window
             told = 0 if window.memory_left_out else len(recalled.found)
@@ -192,6 +187,12 @@ class Turn:
         if usage is not None:
             self._tell(Counted(usage=usage))
         await self._run(attempt.answered, lambda: None if usage is None else usage.prompt)
+
+    def _begin(
+        self, model: ChatModel, memory: str, unsaved: Sequence[Mapping[str, Any]]
+    ) -> Attempt:
+        context = self._instance.context(model, self._manner)
+        return context.begin(self._key, memory=memory, unsaved=unsaved)
 
     async def _listen(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
         self._reply = Reply()

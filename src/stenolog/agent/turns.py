@@ -43,6 +43,7 @@ _AT_ONCE: Final = 4
 """So many interrupted turns are gone on with side by side."""
 _CUT: Final = 5.0
 """So many seconds what was cut off has to end; then it is left to itself."""
+TAKEN_OVER: Final = "another process has taken this turn over"
 CLOSES: Final = "the agent closes; this is answered at the next start"
 
 _logger = logging.getLogger("stenolog")
@@ -217,11 +218,16 @@ class Turns:
         await asyncio.wait([task])
         return True
 
-    async def resume(self, instance: AgentInstance, key: str, *, tell: Tell) -> Answer | None:
+    async def resume(
+        self, instance: AgentInstance, key: str, *, tell: Tell, idle_for: float = 0.0
+    ) -> Answer | None:
         """Go on with a turn that was cut off, or close it; None where there is none.
 
-        A session in which another process has the turn is left to it.
+        A session in which another process has the turn is left to it, and so is one in which
+        something was said within the last `idle_for` seconds.
         """
+        if idle_for and await self.threads.run(_age, instance, key) < idle_for:
+            return None
         with self._used(instance, key) as seat:
             async with seat.turn_lock:
                 if seat.settling is not None:
@@ -238,14 +244,16 @@ class Turns:
                     self._settle_later(instance, key, seat, tell)
                 return answer
 
-    async def resume_all(self, instance: AgentInstance, *, tell: Tell) -> list[Answer]:
+    async def resume_all(
+        self, instance: AgentInstance, *, tell: Tell, idle_for: float = 0.0
+    ) -> list[Answer]:
         """The same for all sessions of an agent whose last turn did not come to its end."""
         side_by_side = asyncio.Semaphore(_AT_ONCE)
 
         async def one(key: str) -> Answer | None:
             async with side_by_side:
                 try:
-                    return await self.resume(instance, key, tell=tell)
+                    return await self.resume(instance, key, tell=tell, idle_for=idle_for)
                 except Exception as error:
                     _logger.exception("the turn in %r could not be gone on with", key)
                     return Answer(key=key, text=repr(error), outcome="failed")
@@ -392,8 +400,7 @@ class Turns:
         history = await self.threads.run(sessions.get_history, key)
         if not standing(history).unfinished:
             return None
-        age = (datetime.now(UTC) - history[-1].at).total_seconds()
-        if age <= instance.spec.resume_within:
+        if _seconds_since(history[-1].at) <= instance.spec.resume_within:
             return await self._run_turn(instance, key, seat, sessions, None, tell)
         turn = self._turn(instance, key, seat, sessions, None, tell)
         return await turn.close("too old to be answered")
@@ -547,8 +554,18 @@ def _interrupted(instance: AgentInstance) -> list[str]:
             return list(keys)
 
 
+def _age(instance: AgentInstance, key: str) -> float:
+    """For how many seconds nothing was said in a session."""
+    last = instance.sessions.get_history(key, last=1)
+    return _seconds_since(last[0].at) if last else 0.0
+
+
+def _seconds_since(moment: datetime) -> float:
+    return (datetime.now(UTC) - moment).total_seconds()
+
+
 def _failed(key: str, seat: _Seat, error: StenologError) -> Answer:
-    words = "another process has taken this turn over" if isinstance(error, LeaseLost) else ""
+    words = TAKEN_OVER if isinstance(error, LeaseLost) else ""
     return Answer(
         key=key,
         text=words or str(error),

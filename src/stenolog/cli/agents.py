@@ -24,7 +24,7 @@ from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.base import ChatModel, Delta
 from stenolog.providers.finding import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
 from stenolog.sessions.folders import others_in
-from stenolog.settings.applied import CLI, MAIN, model_of, spec_of
+from stenolog.settings.applied import CLI, MAIN, NOWHERE, model_of, spec_of, specs_of
 from stenolog.settings.values import Settings
 
 T = TypeVar("T")
@@ -88,18 +88,33 @@ def open_agent(options: Options, *, model_of_session: bool = False) -> Opened:
         model = _NoModelYet(found.text)
     else:
         model = found
-    if model.name == SCRIPTED:
-        # Who only tries it out should not find its words among what is remembered.
-        spec = replace(spec, consolidation=False)
-    agent = AgentInstance.open(
-        spec, model=model, open_model=lambda wanted: _named_model(settings, wanted)
-    )
+    agent = _opened(settings, spec, model)
     try:
         loop = AgentLoop(AgentRegistry([agent]))
     except BaseException:
         agent.close_stores()
         raise
     return Opened(loop=loop, agent=agent, settings=settings)
+
+
+def open_agents(options: Options, settings: Settings, *, channel: str) -> list[AgentInstance]:
+    """All agents of the settings, the one that `[agent]` describes first. Raises as open_agent.
+
+    The options stand over what the settings say of each. Where one cannot be opened, none is.
+    """
+    specs = specs_of(settings, channel=channel)
+    opened: list[AgentInstance] = []
+    try:
+        for spec in specs:
+            model = _some_model(settings, options.model or spec.model)
+            if options.workspace is not None and spec.sessions != NOWHERE:
+                spec = replace(spec, sessions=options.workspace)
+            opened.append(_opened(settings, spec, model))
+    except BaseException:
+        for agent in opened:
+            agent.close_stores()
+        raise
+    return opened
 
 
 def session_model(opened: Opened, key: str) -> ChatModel:
@@ -109,6 +124,15 @@ def session_model(opened: Opened, key: str) -> ChatModel:
     if isinstance(model, _NoModelYet):
         raise click.ClickException("\n".join([*map(error_sentence, told), model.words]))
     return model
+
+
+def _opened(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
+    if model.name == SCRIPTED:
+        # Who only tries it out should not find its words among what is remembered.
+        spec = replace(spec, consolidation=False)
+    return AgentInstance.open(
+        spec, model=model, open_model=lambda wanted: _named_model(settings, wanted)
+    )
 
 
 def _spec(settings: Settings, options: Options) -> AgentSpec:
@@ -133,6 +157,14 @@ def _agents_in(sessions: str) -> Sequence[str]:
         return others_in(sessions).agents
     except StenologError:
         return ()
+
+
+def _some_model(settings: Settings, wanted: str) -> ChatModel:
+    """The model of this name, or the one that is found. Raises ClickException, UsageError."""
+    found = _model(settings, wanted)
+    if isinstance(found, NoModel):
+        raise click.ClickException(found.text)
+    return found
 
 
 def _named_model(settings: Settings, wanted: str) -> ChatModel:

@@ -28,7 +28,9 @@ COMMANDS: Final = {
     "import": "stenolog.cli.importing",
     "list": "stenolog.cli.sessions",
     "memory": "stenolog.cli.memory",
+    "open": "stenolog.cli.open",
     "search": "stenolog.cli.search",
+    "serve": "stenolog.cli.serve",
     "show": "stenolog.cli.sessions",
 }
 

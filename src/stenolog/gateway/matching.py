@@ -6,7 +6,7 @@ compacted is no longer in sight here, but still in what the client sends. Nothin
 mistake: what is taken out of sight can be brought back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -93,17 +93,24 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
 
 
 def match(
-    history: Sequence[Message], sent: Sequence[Body], *, before: Sequence[Message] = ()
+    history: Sequence[Message],
+    sent: Sequence[Body],
+    *,
+    before: Callable[[], Sequence[Message]] | None = None,
 ) -> Match:
     """Which of the messages that were sent are new in a session that shows this history.
 
-    `before`: all that was said and is no longer in sight. What is sent has no system messages.
+    `before`: gives all that was said and is no longer in sight, where there is any; it is read
+    only where it is needed. What is sent has no system messages.
     """
     seen, asked = as_seen(history), [_sent(body) for body in sent]
     if not any(part.role == "assistant" for part in asked):
         return _only_new(history, seen, asked, sent)
-    if before:
-        gone = _gone(as_seen(before), seen, asked)
+    if before is not None:
+        end = _behind(seen, asked)
+        if end is not None:
+            return Match(keep=len(history), new=tuple(sent[end:]))
+        gone = _gone(as_seen(before()), seen, asked)
         if gone is not None:
             return _whole(history, seen, asked[gone:], sent[gone:])
     common = _common(seen, asked)
@@ -155,6 +162,15 @@ def _whole(
     return Match(keep=keep, new=new, answered=answered)
 
 
+def _behind(seen: list[Part], asked: list[Part]) -> int | None:
+    """Where that ends in what was sent which is all that is in sight; None: not all of it is."""
+    count = len(seen)
+    starts = range(len(asked) - count, -1, -1) if seen else ()
+    found = (at for at in starts if all(map(_same, seen, asked[at : at + count])))
+    start = next(found, None)
+    return None if start is None else start + count
+
+
 def _gone(before: list[Part], seen: list[Part], asked: list[Part]) -> int | None:
     """How many of the first messages that were sent are no longer in sight; None: nobody knows.
 
@@ -170,6 +186,8 @@ def _gone(before: list[Part], seen: list[Part], asked: list[Part]) -> int | None
         told = found + 1
         passed += 1
     places = [at for at in range(passed + 1) if not seen or _common(seen, asked[at:])]
+    if not places and passed and told == len(before):
+        return passed  # what is in sight, the client has taken back as a whole
     if not places:
         return None
     return max(places, key=lambda at: (_common(seen, asked[at:]), at))

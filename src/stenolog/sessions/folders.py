@@ -27,7 +27,10 @@ AGENTS: Final = "agents"
 
 _OURS: Final = b'{"kind":"'
 """How every line of a log begins."""
-_NOT_OTHERS: Final = (NAMESPACE, NOTES)
+CHANNELS: Final = "channels"
+"""What gateways keep of chat apps: who is at what, and no conversations."""
+
+_NOT_OTHERS: Final = (NAMESPACE, NOTES, CHANNELS)
 
 
 class Place(Struct, frozen=True, kw_only=True):

@@ -175,6 +175,8 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """Bytes that a request may have."""
     patience: Seconds = 10.0
     """Seconds that answers in flight have to end when it is asked to stop."""
+    takeover: Seconds = 20.0
+    """Seconds after which the answer that a killed gateway was making is made by another one."""
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):

@@ -66,11 +66,20 @@ def test_who_asks_again_after_a_lost_answer_is_not_stored_twice() -> None:
 
 def test_what_was_compacted_is_still_known() -> None:
     shown, gone = _log(U1, A1, U2, A2, hide=2)
-    found = match(shown, [U1, A1, U2, A2, U3], before=gone)
+    found = match(shown, [U1, A1, U2, A2, U3], before=lambda: gone)
     assert (found.keep, found.new) == (2, (U3,))
     all_gone, gone = _log(U1, A1, U2, A2, hide=4)
-    found = match(all_gone, [U1, A1, U2, A2, U3], before=gone)
+    found = match(all_gone, [U1, A1, U2, A2, U3], before=lambda: gone)
     assert (found.keep, found.new) == (0, (U3,))
+
+
+def test_an_edit_above_what_was_compacted_is_found_by_what_is_out_of_sight() -> None:
+    shown, gone = _log(U1, A1, U2, A2, hide=2)
+    edited = _user("two, please?")
+    found = match(shown, [U1, A1, edited], before=lambda: gone)
+    assert (found.keep, found.new) == (0, (edited,))
+    again = match(shown, [U1, A1, U2, _said("Too."), U3], before=lambda: gone)
+    assert (again.keep, again.new) == (1, (_said("Too."), U3))
 
 
 def test_a_client_that_sends_its_newest_messages_only_takes_nothing_away() -> None:
@@ -131,7 +140,7 @@ def test_whatever_is_compacted_a_client_that_sends_all_adds_only_its_last_messag
     bodies = [body for asked, said in talk for body in (_user(asked), _said(said))]
     hide = data.draw(st.integers(0, len(talk))) * 2
     shown, gone = _log(*bodies, hide=hide)
-    found = match(shown, [*bodies, U3], before=gone)
+    found = match(shown, [*bodies, U3], before=lambda: gone)
     assert (found.keep, found.new) == (len(shown), (U3,))
 
 

@@ -1,0 +1,96 @@
+"""`make soak`: 200 sessions at once for ten minutes, with bursts of ten times the room there is.
+
+It draws the gateway's memory over time, and fails where that does not stay flat, where a request
+is answered with anything but an answer or a refusal, or where one is lost. `--minutes` for less.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import stenolog
+from footprint import resident_of
+from gateway import gateway, talking
+from measure import percentiles
+
+SESSIONS = 200
+ROOM = 256
+SLICE = 10.0
+"""Seconds between two looks at the memory."""
+BURST = 6
+"""In each so many-th slice there are ten times as many users as there is room for."""
+FLAT = 25.0
+"""So many MB it may grow from the second tenth of the run to the last one."""
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def main() -> None:
+    """Run it, and tell how it went."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    minutes = parser.parse_args().minutes
+    folder = Path(tempfile.mkdtemp(prefix=".soak-", dir=Path(__file__).resolve().parent.parent))
+    try:
+        problems = _soak(folder, minutes)
+    finally:
+        shutil.rmtree(folder)
+    if problems:
+        sys.exit("\n".join(problems))
+    print("All of it held.")
+
+
+def _soak(folder: Path, minutes: float) -> list[str]:
+    statuses: Counter[int] = Counter()
+    weights: list[float] = []
+    calm: list[float] = []
+    until = perf_counter() + minutes * 60
+    with gateway(folder / "workspace", max_turns=ROOM) as (url, pid):
+        while perf_counter() < until:
+            burst = len(weights) % BURST == BURST - 1
+            users = talking(url, ROOM * 10 if burst else SESSIONS, 2.0 if burst else SLICE)
+            for user in users:
+                statuses += user.statuses
+                calm += [] if burst else user.seconds
+            weights.append(resident_of(pid))
+            _show(weights, statuses, minutes, done=until - perf_counter())
+    print()
+    answered = statuses[200]
+    with stenolog.open_store(str(folder / "workspace"), read_only=True) as store:
+        kept = sum(store.info(key).count for key in store.list_sessions())
+    found = percentiles(calm)
+    print(f"{answered:,} answers, {statuses[429]:,} refused; {kept:,} messages are kept.")
+    print(f"A turn took {found['p50_us'] / 1e6:.2f} s (p50), {found['p99_us'] / 1e6:.2f} s (p99).")
+    return _problems(statuses, weights, kept)
+
+
+def _show(weights: list[float], statuses: Counter[int], minutes: float, *, done: float) -> None:
+    low, high = min(weights), max(weights)
+    scale = (high - low) or 1.0
+    drawn = "".join(_BARS[int((one - low) / scale * (len(_BARS) - 1))] for one in weights[-60:])
+    left = max(0.0, done) / 60
+    words = f"{drawn} {weights[-1]:.0f} MB ({low:.0f} to {high:.0f}), {statuses[200]:,} answers"
+    print(f"\r\033[K{words}, {left:.1f} of {minutes:g} min left", end="", flush=True)
+
+
+def _problems(statuses: Counter[int], weights: list[float], kept: int) -> list[str]:
+    problems = []
+    others = {status: count for status, count in statuses.items() if status not in (200, 429, 503)}
+    if others:
+        problems.append(f"Answered with something else: {others}.")
+    if kept < 2 * statuses[200]:
+        problems.append(f"{2 * statuses[200] - kept} messages are missing.")
+    tenth = max(1, len(weights) // 10)
+    early, late = median(weights[tenth : 2 * tenth] or weights), median(weights[-tenth:])
+    print(f"Memory: {early:.0f} MB in the second tenth of the run, {late:.0f} MB in the last.")
+    if late > early + FLAT:
+        problems.append(f"The memory is not flat: it grew by {late - early:.0f} MB.")
+    return problems
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What only one gateway does at a time: to poll an app, to deliver in a conversation.
+
+Each such thing is a session in a store of its own, in the namespace `channels` of the workspace:
+its lease says who is at it, and its meta keeps what the next one should know. Without such a store
+there is one process only, and its own locks are enough.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from stenolog.agent import leasing
+from stenolog.agent.threads import Threads
+from stenolog.errors import NoSuchSession, StoreBusy
+from stenolog.stores.base import Lease, Store
+
+_TTL: Final = 20.0
+_OFTEN: Final = 0.1
+"""So many seconds are between two looks whether another has ended."""
+
+
+class Claims:
+    """Who is at what. It owns the store and the threads."""
+
+    def __init__(self, store: Store | None = None, *, ttl: float = _TTL) -> None:
+        """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
+        self._store = store
+        self._ttl = ttl
+        self._threads = Threads()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._noted: dict[str, Mapping[str, Any]] = {}
+
+    @asynccontextmanager
+    async def held(
+        self, name: str, *, wait: bool = True, lost: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[None]:
+        """Be the one who is at this. Raises StoreBusy where another is, and none is to `wait`.
+
+        `lost` is called where another process took it over. Raises what the store raises.
+        """
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        if lock.locked() and not wait:
+            raise StoreBusy(f"{name} is being done by this process")
+        async with lock:
+            if self._store is None:
+                yield
+                return
+            lease = await self._take(self._store, name, wait=wait)
+            async with leasing.held(self._threads, lease, ttl=self._ttl, lost=lost):
+                yield
+
+    async def note(self, name: str, **fields: Any) -> None:
+        """Keep something for the next one. Raises what the store raises."""
+        if self._store is None:
+            self._noted[name] = {**self._noted.get(name, {}), **fields}
+        else:
+            await self._threads.run(self._store.set_meta, name, **fields)
+
+    async def noted(self, name: str) -> Mapping[str, Any]:
+        """What was kept. Raises what the store raises."""
+        if self._store is None:
+            return self._noted.get(name, {})
+        try:
+            return (await self._threads.run(self._store.info, name)).meta
+        except NoSuchSession:
+            return {}
+
+    async def close(self) -> None:
+        """Close the store and end the threads; a second call does nothing."""
+        store, self._store = self._store, None
+        if store is not None:
+            await self._threads.run(store.close)
+        self._threads.close()
+
+    async def _take(self, store: Store, name: str, *, wait: bool) -> Lease:
+        while True:
+            try:
+                return await leasing.take(self._threads, store, name, ttl=self._ttl)
+            except NoSuchSession:
+                await self._threads.run(store.set_meta, name, title=name)
+            except StoreBusy:
+                if not wait:
+                    raise
+                await asyncio.sleep(_OFTEN)
+
+
+def conversation(agent: str | None, key: str) -> str:
+    """The name of the right to deliver in a session; of any length it has one."""
+    place = hashlib.sha256(f"{agent or ''}\0{key}".encode()).hexdigest()
+    return f"delivery-{place[:32]}"

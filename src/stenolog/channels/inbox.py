@@ -1,0 +1,264 @@
+"""Messages of an app on their way in: to their session, into the store, to the agent, and back.
+
+Those of one chat are stored in the order in which they came; chats do not wait for each other, and
+nobody but /stop overtakes. When a message is durable is told apart from when it is answered: an app
+that hands over again what was not taken may forget it only then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+from stenolog.agent import commands
+from stenolog.agent.events import Answer, Event, Heard, Inbound, NotSaved
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.turns import CLOSES, TAKEN_OVER
+from stenolog.agent.waiting import ended
+from stenolog.channels.base import Arrival, Place, Taken
+from stenolog.channels.delivery import Delivery
+from stenolog.channels.going_on import GoingOn
+from stenolog.errors import StenologError, StoreClosed, UsageError
+from stenolog.sessions.keys import Origin, key_for
+
+T = TypeVar("T")
+
+_QUIET: Final = (CLOSES, TAKEN_OVER)
+"""Whoever goes on with the turn delivers its answer."""
+_WORDLESS: Final = "(The model answered without a word.)"
+_BROKEN: Final = "Something went wrong with your message, and it is not answered."
+_MOST_CRASHES: Final = 3
+_REMEMBERED: Final = 1_000
+_TYPING: Final = 4.0
+"""Seconds after which an app forgets that somebody types, or soon after."""
+
+_logger = logging.getLogger("stenolog")
+
+
+class Incoming(Taken, frozen=True, kw_only=True):
+    """A message that is on its way in, and the answer to it."""
+
+    answer: "asyncio.Task[Answer | None]"
+    """None: nothing is to be said. Raises UsageError, where nobody delivers, for what can never be
+    stored."""
+
+
+class Inbox:
+    """Takes the messages of one channel in, has them answered and the answers delivered."""
+
+    def __init__(
+        self,
+        loop: AgentLoop,
+        *,
+        channel: str,
+        delivery: Delivery | None = None,
+        most: int = 256,
+    ) -> None:
+        """Without a delivery, answers are for who called. `most`: so many at the same time."""
+        self._loop = loop
+        self._channel = channel
+        self._delivery = delivery
+        self._most = most
+        self._going_on = GoingOn(loop)
+        self._orders: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._crashes: dict[str, int] = {}
+        self._failed: set[str] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether no more can be answered at the same time."""
+        return len(self._tasks) >= self._most
+
+    async def room(self) -> None:
+        """Wait until there is room for more."""
+        while self.full:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def take_in(self, arrival: Arrival) -> Incoming:
+        """Begin to store and answer a message; those of one session in this order."""
+        durable: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        task = self._begin_task(self._taken_in(arrival, durable))
+        return Incoming(durable=durable, answer=task)
+
+    async def tell(self, origin: Place, text: str) -> None:
+        """Say something that is no answer. Raises nothing."""
+        if self._delivery is not None:
+            await self._delivery.tell(origin, text)
+
+    def recover(self) -> None:
+        """Begin to look after the answers that a killed process did not deliver."""
+        if self._delivery is not None:
+            # Not cut off with who asks for it: what is being sent should arrive.
+            self._begin_task(self._delivery.recover())
+
+    async def drain(self, patience: float) -> None:
+        """Wait until all that came is answered and delivered, for so many seconds."""
+        if self._delivery is not None:
+            self._delivery.stop_recovering()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=max(patience, 0))
+
+    async def close(self) -> None:
+        """End what is still under way; what is answered by then stays in the log."""
+        await ended(self._tasks)
+
+    def _begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- one message -------------------------------------------------------------------------
+
+    async def _taken_in(self, arrival: Arrival, durable: asyncio.Future[bool]) -> Answer | None:
+        try:
+            return await self._answered(arrival, durable)
+        except StoreClosed:
+            return None  # it comes again at the next start
+        except UsageError as error:
+            # It can never be stored, however often it comes.
+            _settle(durable, True)
+            if self._delivery is None:
+                raise
+            await self._say(arrival, f"That cannot be taken in: {error}.")
+            return None
+        except StenologError as error:
+            _logger.warning("%s: a message was not taken in: %s", self._channel, error)
+            return None
+        except Exception:
+            _logger.exception("%s: a message could not be answered", self._channel)
+            crashes = self._crashes[arrival.id] = self._crashes.get(arrival.id, 0) + 1
+            if crashes < _MOST_CRASHES:
+                return None
+            del self._crashes[arrival.id]
+            _settle(durable, True)
+            await self._say(arrival, _BROKEN)
+            return None
+        finally:
+            _settle(durable, False)
+
+    async def _answered(self, arrival: Arrival, durable: asyncio.Future[bool]) -> Answer | None:
+        instance = self._loop.registry.route(self._channel, arrival.sender)
+        came_from = Origin(
+            channel=self._channel, sender=arrival.sender, chat=arrival.chat, thread=arrival.thread
+        )
+        base = key_for(came_from, scope=arrival.scope)
+        hearing = _Hearing(self, arrival, durable)
+        asked = commands.parse(arrival.text)
+        if asked is not None and asked.name == "stop":
+            # It ends what the others wait for.
+            await self._begin(instance, base, arrival, hearing)
+        else:
+            order = self._orders.setdefault((instance.id, base), asyncio.Lock())
+            async with order:
+                await self._begin(instance, base, arrival, hearing)
+        answer = await hearing.answer()
+        if answer is None:
+            _settle(durable, True)
+            return None
+        is_durable = answer.outcome != "failed" or answer.saved
+        _settle(durable, is_durable)
+        if not is_durable and not self._is_first(arrival):
+            return answer  # it comes again and again, and was told so
+        if self._delivery is not None and arrival.origin is not None:
+            text = words_for(answer, not_saved=hearing.not_saved)
+            await self._delivery.deliver(instance, answer, text, arrival.origin)
+        return answer
+
+    async def _begin(
+        self, instance: AgentInstance, base: str, arrival: Arrival, hearing: "_Hearing"
+    ) -> None:
+        """Hand a message to the agent, and wait until it is durable or answered."""
+        own = await self._loop.run(instance.own_key, base)
+        key = await self._going_on.session_of(instance, own, arrival)
+        if key is None:
+            return
+        inbound = Inbound(key=key, content=arrival.text, id=arrival.id, origin=arrival.origin)
+        answer = await hearing.begin(self._loop, inbound, instance)
+        if answer is not None and answer.outcome == "command" and answer.key != key:
+            await self._going_on.go_on(instance, own, arrival, before=key, key=answer.key)
+
+    def _is_first(self, arrival: Arrival) -> bool:
+        """Whether this is the first time that it was neither stored nor answered."""
+        known = arrival.id in self._failed
+        if len(self._failed) >= _REMEMBERED:
+            self._failed.clear()
+        self._failed.add(arrival.id)
+        return not known
+
+    async def _say(self, arrival: Arrival, text: str) -> None:
+        if arrival.origin is not None:
+            await self.tell(arrival.origin, text)
+
+    async def keep_typing(self, origin: Place) -> None:
+        """Show that an answer is being written, for as long as this runs."""
+        while self._delivery is not None:
+            await self._delivery.channel.typing(origin)
+            await asyncio.sleep(_TYPING)
+
+
+class _Hearing:
+    """What the agent makes of one message."""
+
+    def __init__(self, inbox: Inbox, arrival: Arrival, durable: asyncio.Future[bool]) -> None:
+        self._inbox = inbox
+        self._arrival = arrival
+        self._durable = durable
+        self._task: asyncio.Task[Answer] | None = None
+        self._typing: asyncio.Task[None] | None = None
+        self.not_saved = ""
+
+    async def begin(
+        self, loop: AgentLoop, inbound: Inbound, instance: AgentInstance
+    ) -> Answer | None:
+        """The answer where there is one by the time that the message is durable."""
+        self._task = asyncio.create_task(loop.hear(inbound, tell=self._heard, agent=instance.id))
+        try:
+            waited: list[asyncio.Future[Any]] = [self._task, self._durable]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            return self._task.result() if self._task.done() else None
+        except BaseException:
+            await self._end()
+            raise
+
+    async def answer(self) -> Answer | None:
+        """What came of it; None where the agent was not asked."""
+        if self._task is None:
+            return None
+        try:
+            return await self._task
+        finally:
+            await self._end()
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, Heard):
+            _settle(self._durable, True)
+            if self._arrival.origin is not None and self._typing is None:
+                self._typing = asyncio.create_task(self._inbox.keep_typing(self._arrival.origin))
+        elif isinstance(event, NotSaved):
+            self.not_saved = event.words
+
+    async def _end(self) -> None:
+        await ended(one for one in (self._typing, self._task) if one is not None)
+
+
+def words_for(answer: Answer, *, not_saved: str = "") -> str:
+    """What the user is told; empty where nothing is to be said."""
+    text = answer.text
+    if answer.outcome == "failed":
+        text = "" if text in _QUIET else f"I could not answer: {text}"
+    elif answer.outcome == "answered" and not text.strip():
+        text = _WORDLESS
+    if text and not answer.saved:
+        text += f"\n\n(Not saved: {not_saved or 'the store could not be written'})"
+    return text
+
+
+def _settle(durable: asyncio.Future[bool], is_durable: bool) -> None:
+    if not durable.done():
+        durable.set_result(is_durable)

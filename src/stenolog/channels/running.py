@@ -1,0 +1,175 @@
+"""All channels that are configured: opened, run and closed together. What the daemon holds."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+from starlette.routing import Route
+
+from stenolog.agent.events import Answer
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.waiting import ended
+from stenolog.channels.base import Channel
+from stenolog.channels.claims import Claims
+from stenolog.channels.delivery import Delivery
+from stenolog.channels.inbox import Inbox
+from stenolog.channels.webhook import Webhook, webhook_routes
+from stenolog.errors import StenologError, UsageError
+from stenolog.sessions.folders import CHANNELS
+from stenolog.settings.checking import LEAST_SECRET
+from stenolog.settings.values import Settings
+from stenolog.stores.base import Store
+from stenolog.stores.opening import address, open_store
+
+_logger = logging.getLogger("stenolog")
+
+
+class _Wired(Struct, frozen=True, kw_only=True):
+    """A channel, and its ways in and out."""
+
+    channel: Channel
+    inbox: Inbox
+    delivery: Delivery | None
+
+
+class Channels:
+    """The chat apps and webhooks of some settings.
+
+    In this order: `start`, then the agent's `resume` and `deliver` of what that answered; in the
+    end `drain`, the closing of the agent, `close`.
+    """
+
+    def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
+        """Made where an event loop runs. Raises UsageError for a secret that is not there.
+
+        `pause`: seconds before it is tried again what failed.
+        """
+        self._loop = loop
+        self._settings = settings
+        self._pause = pause
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._wired: list[_Wired] = []
+        token = _secret(
+            settings,
+            settings.channels.telegram.token,
+            settings.channels.telegram.token_env,
+            "channels.telegram.token_env",
+        )
+        secrets = {name: _webhook_secret(settings, name) for name in settings.webhooks}
+        store = _open_claims(loop, settings) if token or secrets else None
+        try:
+            self._claims = Claims(store)
+            hooks: list[tuple[Webhook, Inbox]] = []
+            for name, secret in secrets.items():
+                hook = Webhook(name, settings.webhooks[name], secret)
+                hooks.append((hook, self._wire(hook, delivers=hook.replies)))
+            self.routes: list[Route] = webhook_routes(hooks)
+            """What the gateway serves besides its own paths; signatures are checked there."""
+            if token:
+                self._wire(_telegram(settings, token, self._claims, pause), delivers=True)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        """The channels that are configured."""
+        return [wired.channel.name for wired in self._wired]
+
+    async def start(self) -> None:
+        """Begin to take messages in."""
+        for wired in self._wired:
+            self._tasks.append(asyncio.create_task(_run(wired)))
+
+    async def deliver(self, answers: Sequence[Answer]) -> None:
+        """Deliver what was answered to messages of these channels. Raises nothing.
+
+        The log says where each belongs; what a killed process had begun to send is not sent.
+        """
+        for key in dict.fromkeys(answer.key for answer in answers):
+            for instance in self._loop.registry:
+                for wired in self._wired:
+                    if wired.delivery is not None:
+                        try:
+                            await wired.delivery.catch_up(instance, key)
+                        except StenologError as error:
+                            _logger.warning("the answer in %r was not sent: %s", key, error)
+
+    async def drain(self, *, patience: float) -> None:
+        """Take nothing more in, and let what came be answered and sent, for so many seconds."""
+        tasks, self._tasks = self._tasks, []
+        cancelled = await ended(tasks)
+        await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def close(self) -> None:
+        """End what is left and let go of everything; a second call does nothing."""
+        await self.drain(patience=0)
+        for wired in self._wired:
+            await wired.inbox.close()
+            await wired.channel.close()
+        await self._claims.close()
+
+    def _wire(self, channel: Channel, *, delivers: bool) -> Inbox:
+        delivery = Delivery(self._loop, channel, self._claims) if delivers else None
+        inbox = Inbox(
+            self._loop,
+            channel=channel.name,
+            delivery=delivery,
+            most=self._settings.gateway.max_turns,
+        )
+        self._wired.append(_Wired(channel=channel, inbox=inbox, delivery=delivery))
+        return inbox
+
+
+async def _run(wired: _Wired) -> None:
+    try:
+        await wired.channel.run(wired.inbox)
+    except Exception:
+        _logger.exception("the channel %s has ended", wired.channel.name)
+
+
+def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> Channel:
+    try:
+        # Who has no bot does not need its library.
+        from stenolog.channels.telegram import Telegram
+    except ImportError as error:
+        raise UsageError(
+            f"a Telegram bot needs `pip install 'stenolog[telegram]'`: {error}"
+        ) from error
+    return Telegram(settings.channels.telegram, token, claims=claims, pause=pause)
+
+
+def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
+    """The store of what only one gateway does; None where there is but one."""
+    first = loop.registry.agent()
+    where = first.spec.sessions
+    kept = settings.channels.session_persistence and first.store is not None
+    if not kept or address(where).engine == "memory":
+        return None
+    return open_store(where, namespace=CHANNELS)
+
+
+def _webhook_secret(settings: Settings, name: str) -> str:
+    hook = settings.webhooks[name]
+    secret = _secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
+    if len(secret) < LEAST_SECRET:
+        raise UsageError(
+            f"webhooks.{name}: a secret of at least {LEAST_SECRET} characters is wanted, "
+            "in secret or in the variable that secret_env names"
+        )
+    return secret
+
+
+def _secret(settings: Settings, given: str, variable: str, setting: str) -> str:
+    """A secret as it is, or from the environment. Raises UsageError where the variable is empty."""
+    if given or not variable:
+        return given
+    found = settings.keys.get(variable, "")
+    if not found:
+        raise UsageError(f"{setting} names the variable {variable}, which is not set or empty")
+    return found

@@ -1,0 +1,325 @@
+"""Telegram: a bot that asks for updates by long polling, with python-telegram-bot's `Bot`.
+
+An update is confirmed only once its message is durable, which the library's own polling does not
+wait for. Of several gateways on one database the one that holds the claim polls. The token never
+stands in a log or an error.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import httpx
+from telegram import Bot, Message, Update
+from telegram.constants import ChatAction, ChatType, MessageLimit
+from telegram.error import (
+    BadRequest,
+    ChatMigrated,
+    Conflict,
+    Forbidden,
+    InvalidToken,
+    NetworkError,
+    RetryAfter,
+    TelegramError,
+)
+from telegram.request import HTTPXRequest
+
+from stenolog.agent.waiting import ended
+from stenolog.channels.allowing import AllowList
+from stenolog.channels.base import Arrival, Inward, MaybeSent, NotSent, Place, Taken, Undeliverable
+from stenolog.channels.claims import Claims
+from stenolog.channels.offsets import Offsets
+from stenolog.errors import StenologError, StoreBusy
+from stenolog.settings.values import TelegramSettings
+
+NAME: Final = "telegram"
+_SERVER: Final = "https://api.telegram.org"
+_TEXT_ONLY: Final = "I understand only text."
+_LONG_POLL: Final = 25
+"""Seconds that the server keeps a question for updates open."""
+_LONGEST: Final = 60.0
+_HINT: Final = 86_400.0
+"""A note of how far it was is worth nothing after a day: numbers may begin anew after a week."""
+_TALKATIVE: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
+"""Loggers of libraries that tell whole addresses, in which the token stands."""
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_logger = logging.getLogger("stenolog")
+
+
+class _Stopped(Exception):
+    """The bot can never work."""
+
+
+class _NoSecret(logging.Filter):
+    """Lets nothing through that holds the token."""
+
+    def __init__(self, secret: str) -> None:
+        super().__init__()
+        self._secret = secret
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it may be logged."""
+        return self._secret not in record.getMessage()
+
+
+class Telegram:
+    """A Telegram bot as a channel."""
+
+    name: Final = NAME
+    limit: Final = int(MessageLimit.MAX_TEXT_LENGTH)
+
+    def __init__(
+        self,
+        settings: TelegramSettings,
+        token: str,
+        *,
+        claims: Claims,
+        pause: float = 2.0,
+        long_poll: int = _LONG_POLL,
+    ) -> None:
+        """`pause`: seconds before it is tried again what failed, or what another gateway does."""
+        self._token = token
+        self._claims = claims
+        self._scope = settings.scope
+        self._allowed = AllowList(settings.allow, setting="channels.telegram.allow")
+        self._pause = pause
+        self._long_poll = long_poll
+        id = re.match(r"[0-9]+(?=:)", token)
+        self._place = f"{NAME}-{id[0]}" if id else NAME
+        self._filter = _NoSecret(token)
+        for name in _TALKATIVE:
+            logging.getLogger(name).addFilter(self._filter)
+        base = settings.base_url.rstrip("/") or _SERVER
+        self._bot = Bot(
+            token,
+            base_url=f"{base}/bot",
+            base_file_url=f"{base}/file/bot",
+            request=_request(base, connections=64),
+            get_updates_request=_request(base, connections=1),
+        )
+
+    # --- in ----------------------------------------------------------------------------------
+
+    async def run(self, inward: Inward) -> None:
+        """Take messages in, until it is cancelled or the token is refused."""
+        while True:
+            try:
+                await self._poll_if_free(inward)
+            except StoreBusy:
+                await asyncio.sleep(self._pause)
+            except StenologError as error:
+                _logger.warning("telegram: %s", error)
+                await asyncio.sleep(self._pause)
+            except _Stopped:
+                break
+        _logger.error(
+            "Telegram refuses the bot's token; the bot is off until the token is right and the "
+            "program is started again"
+        )
+
+    async def _poll_if_free(self, inward: Inward) -> None:
+        """Poll for as long as this is the gateway that does. Raises StoreBusy, _Stopped."""
+        polling: asyncio.Task[None] | None = None
+
+        def lost() -> None:
+            if polling is not None:
+                polling.cancel()
+
+        async with self._claims.held(self._place, wait=False, lost=lost):
+            polling = asyncio.create_task(self._poll(inward))
+            try:
+                await asyncio.wait([polling])
+            finally:
+                await ended([polling])
+            if not polling.cancelled():
+                polling.result()
+
+    async def _poll(self, inward: Inward) -> None:
+        await self._patiently(self._bot.initialize)
+        inward.recover()
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            offsets = Offsets(known_below=await self._hint())
+            while True:
+                await inward.room()
+                updates: Sequence[Update] = await self._patiently(
+                    lambda offset=offsets.next: self._bot.get_updates(
+                        offset=offset, timeout=self._long_poll, allowed_updates=["message"]
+                    )
+                )
+                before = offsets.next
+                new = set(offsets.came(update.update_id for update in updates))
+                for update in updates:
+                    if update.update_id in new:
+                        taken = self._take_in(update, inward)
+                        task = asyncio.create_task(_settle(taken, update.update_id, offsets))
+                        under_way.add(task)
+                        task.add_done_callback(under_way.discard)
+                if under_way:
+                    # Not for long: others may have something to say, too.
+                    await asyncio.wait(under_way, timeout=self._pause / 2)
+                if offsets.waiting and not new:
+                    # The server gives what is not confirmed again, at once.
+                    await asyncio.sleep(self._pause)
+                if offsets.next != before:
+                    await self._note(offsets.next)
+        finally:
+            await ended(under_way)
+
+    async def _patiently(self, call: Any) -> Any:
+        """What a call gives, however often it takes. Raises _Stopped where it never will."""
+        pause, told = self._pause, ""
+        while True:
+            try:
+                return await call()
+            except (InvalidToken, Forbidden):
+                raise _Stopped from None
+            except TelegramError as error:
+                words = self._words(error)
+                if isinstance(error, Conflict):
+                    words = "another program polls for this bot; waiting until it ends"
+                if words != told:
+                    told = words
+                    _logger.warning("telegram: %s", words)
+                wait = _seconds(error) if isinstance(error, RetryAfter) else pause
+                if not isinstance(error, Conflict):
+                    pause = min(2 * pause, _LONGEST)
+            await asyncio.sleep(wait)
+
+    def _take_in(self, update: Update, inward: Inward) -> Taken | None:
+        """Begin to take an update in; None where it is not for the agent."""
+        message = update.message
+        user = None if message is None else message.from_user
+        if message is None or user is None or user.is_bot:
+            return None
+        if not self._allowed.allows(str(user.id), user.username or ""):
+            return None
+        text = message.text or message.caption or ""
+        command, at, to = text.partition(" ")[0].partition("@")
+        if command.startswith("/") and at and to.casefold() != self._bot.username.casefold():
+            return None
+        if not text.strip():
+            return Taken(durable=asyncio.ensure_future(_told(inward, _origin(message))))
+        if command == "/start":
+            text = "/help"
+        private = message.chat.type == ChatType.PRIVATE
+        thread = message.message_thread_id if message.is_topic_message else None
+        return inward.take_in(
+            Arrival(
+                sender=str(user.id),
+                text=text,
+                id=f"{NAME}-{message.chat.id}-{message.message_id}",
+                chat=None if private else str(message.chat.id),
+                thread=None if thread is None else str(thread),
+                scope=self._scope,
+                origin=_origin(message),
+                number=message.message_id,
+            )
+        )
+
+    async def _hint(self) -> int:
+        """Updates below this number were taken in, as far as an earlier process has noted."""
+        noted = await self._claims.noted(self._place)
+        number, at = noted.get("next"), noted.get("at")
+        if not isinstance(number, int) or not isinstance(at, int | float):
+            return 0
+        return number if 0 <= time.time() - at < _HINT else 0
+
+    async def _note(self, number: int | None) -> None:
+        with suppress(StenologError):
+            await self._claims.note(self._place, next=number, at=int(time.time()))
+
+    # --- out ---------------------------------------------------------------------------------
+
+    async def send(self, origin: Place, text: str) -> None:
+        """Send one message. Raises NotSent, MaybeSent, Undeliverable."""
+        try:
+            await self._send(origin, origin.get("chat"), text)
+        except ChatMigrated as error:
+            # A group that grew has another id from then on; nothing was sent.
+            await self._send(origin, error.new_chat_id, text)
+
+    async def _send(self, origin: Place, chat: Any, text: str) -> None:
+        try:
+            await self._bot.send_message(
+                chat_id=chat, text=text, message_thread_id=origin.get("thread")
+            )
+        except ChatMigrated:
+            raise
+        except RetryAfter as error:
+            raise NotSent(self._words(error), after=_seconds(error)) from None
+        except InvalidToken as error:
+            raise NotSent(self._words(error)) from None
+        except (BadRequest, Forbidden) as error:
+            raise Undeliverable(self._words(error)) from None
+        except TelegramError as error:
+            if isinstance(error, NetworkError) and isinstance(error.__cause__, _NEVER_LEFT):
+                raise NotSent(self._words(error)) from None
+            raise MaybeSent(self._words(error)) from None
+
+    async def typing(self, origin: Place) -> None:
+        """Show that an answer is being written. Raises nothing."""
+        with suppress(TelegramError):
+            await self._bot.send_chat_action(
+                chat_id=cast(int, origin.get("chat")),
+                action=ChatAction.TYPING,
+                message_thread_id=origin.get("thread"),
+            )
+
+    async def close(self) -> None:
+        """Let go of the connections; a second call does nothing."""
+        await self._bot.shutdown()
+        for name in _TALKATIVE:
+            logging.getLogger(name).removeFilter(self._filter)
+
+    def _words(self, error: Exception) -> str:
+        return str(error).replace(self._token, "***")
+
+
+_NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""What goes wrong before anything is sent."""
+
+
+def _request(base: str, *, connections: int) -> HTTPXRequest:
+    parts = urlsplit(base)
+    return HTTPXRequest(
+        connection_pool_size=connections,
+        connect_timeout=10.0,
+        read_timeout=30.0,
+        write_timeout=30.0,
+        pool_timeout=30.0,
+        httpx_kwargs={
+            # A proxy is for the world outside; this machine is reached directly.
+            "trust_env": parts.hostname not in _LOOPBACK,
+            "verify": parts.scheme == "https",
+        },
+    )
+
+
+def _origin(message: Message) -> dict[str, Any]:
+    origin: dict[str, Any] = {"channel": NAME, "chat": message.chat.id}
+    if message.is_topic_message and message.message_thread_id is not None:
+        origin["thread"] = message.message_thread_id
+    return origin
+
+
+def _seconds(error: RetryAfter) -> float:
+    wanted = error.retry_after
+    return wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
+
+
+async def _told(inward: Inward, origin: Place) -> bool:
+    await inward.tell(origin, _TEXT_ONLY)
+    return True
+
+
+async def _settle(taken: Taken | None, number: int, offsets: Offsets) -> None:
+    """Note what became of an update."""
+    offsets.settled(number, durable=taken is None or await taken.durable)

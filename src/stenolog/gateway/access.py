@@ -1,0 +1,197 @@
+"""Who may ask: the one gate that every request passes, before anything of it is looked at.
+
+In this order: is it well-formed, is it for us (`Host`), may its page ask (`Origin`), and who is
+asking (the token, or the cookie that stands for it). What is not said to be open is closed.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stenolog.gateway.hosts import Known, is_further_origin, is_ours, is_same_origin
+from stenolog.gateway.limits import refusal
+from stenolog.gateway.login import BEARER, COOKIE, LOGIN, Cookies
+from stenolog.gateway.token import Token
+
+OPEN: Final = frozenset({"/healthz", "/readyz", LOGIN})
+"""What everybody may ask for; the login wants a code."""
+
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PROTECTION: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    # Cookies know no ports: a page of another server on this machine could embed our answers.
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_METHODS: Final = "GET, POST, PUT, PATCH, DELETE"
+_HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
+_WHO: Final = (
+    "Send the token of this gateway as `Authorization: Bearer TOKEN`; "
+    "`steno open` opens it in a browser."
+)
+
+
+class Access:
+    """Lets through who may ask, and says in `request.state.caller` how it knew.
+
+    `caller` is `bearer`, `cookie`, or `nobody` where everybody may ask. `prefixes`: open paths
+    that end in one further name, as in `/webhooks/`; what is behind them must know by itself whom
+    it listens to. All responses get the headers that keep browsers from making more of them.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: Token,
+        known: Known,
+        cookies: Cookies,
+        prefixes: Iterable[str] = (),
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._known = known
+        self._cookies = cookies
+        self._prefixes = tuple(prefixes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = self._further_origin(headers)
+
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._protect(MutableHeaders(scope=message), origin)
+            await send(message)
+
+        found = self._refused(scope, headers) or self._preflight(scope, headers, origin)
+        if found is not None:
+            await found(scope, receive, protected)
+            return
+        caller = self._caller(headers)
+        found = self._unwelcome(scope, headers, caller)
+        if found is not None:
+            await found(scope, receive, protected)
+            return
+        state = {**scope.get("state", {}), "caller": caller or "nobody"}
+        await self._app({**scope, "state": state}, receive, protected)
+
+    def _refused(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to who does not mean us, or comes from a page that may not ask."""
+        if not is_ours(_values(headers, "host"), self._known):
+            words = "This is not the host that was asked for; gateway.hosts names further ones."
+            return refusal(421, "wrong_host", words)
+        if not _raw_path(scope).startswith(b"/"):
+            return refusal(400, "wrong_target", "A path is wanted.")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Servers on the way may not agree on where such a request ends.
+            words = "A request has a Content-Length or a Transfer-Encoding, not both."
+            return refusal(400, "two_lengths", words, {"Connection": "close"})
+        origins = _values(headers, "origin")
+        if origins and not self._may_ask(origins, headers):
+            words = "Pages of this origin may not use this gateway; gateway.origins names others."
+            return refusal(403, "foreign_origin", words)
+        return None
+
+    def _may_ask(self, origins: list[bytes], headers: Headers) -> bool:
+        if len(origins) != 1:
+            return False
+        return is_same_origin(origins[0], _host(headers)) or is_further_origin(
+            origins[0], self._known
+        )
+
+    def _further_origin(self, headers: Headers) -> str | None:
+        """The page of elsewhere that asks and may."""
+        origins = _values(headers, "origin")
+        if len(origins) != 1 or not is_further_origin(origins[0], self._known):
+            return None
+        return origins[0].decode("latin-1")
+
+    def _preflight(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
+        """The answer to a browser that asks whether a page may ask."""
+        asked = "access-control-request-method" in headers
+        if origin is None or scope["method"] != "OPTIONS" or not asked:
+            return None
+        names = headers.get("access-control-request-headers", "")
+        allowed = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": "600"}
+        if _HEADER_NAMES.fullmatch(names):
+            allowed["Access-Control-Allow-Headers"] = names
+        return Response(None, 204, allowed)
+
+    def _caller(self, headers: Headers) -> str | None:
+        """How we know who is asking; None where we do not."""
+        given = _values(headers, "authorization")
+        if given:
+            scheme, _, token = given[0].partition(b" ")
+            is_token = len(given) == 1 and scheme.lower() == b"bearer"
+            return BEARER if is_token and self._token.is_same(token.strip()) else None
+        # Another server on this machine can set a cookie of the same name beside ours.
+        pairs = ";".join(headers.getlist("cookie")).split(";")
+        for name, _, value in (pair.strip().partition("=") for pair in pairs):
+            if name == COOKIE and self._cookies.is_good(value):
+                return "cookie"
+        return None
+
+    def _unwelcome(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
+        """The answer to who may not ask for this."""
+        if caller is None and not self._is_open(scope["path"], _raw_path(scope)):
+            return refusal(401, "invalid_api_key", _WHO, {"WWW-Authenticate": "Bearer"})
+        if caller == "cookie" and scope["method"] not in _SAFE and not _is_own_page(headers):
+            # A browser sends the cookie whichever page it is that asks.
+            words = "With a cookie, only pages of this gateway may change anything."
+            return refusal(403, "foreign_page", words)
+        return None
+
+    def _is_open(self, path: str, raw: bytes) -> bool:
+        # What stands behind us may go by the path as it was sent: it must say the same.
+        if path in OPEN:
+            return raw == path.encode()
+        for prefix in self._prefixes:
+            rest = path.removeprefix(prefix)
+            # One plain name: nothing that somebody could resolve to another path.
+            if rest != path and rest not in ("", ".", "..") and not set(rest) & set("/\\"):
+                return raw.startswith(prefix.encode())
+        return False
+
+    def _protect(self, headers: MutableHeaders, origin: str | None) -> None:
+        for name, value in _PROTECTION.items():
+            headers.setdefault(name, value)
+        if self._known.origins:
+            headers.add_vary_header("Origin")
+        if origin is not None:
+            headers["Access-Control-Allow-Origin"] = origin
+            headers["Access-Control-Expose-Headers"] = "Retry-After, X-Session-Key"
+
+
+def _raw_path(scope: Scope) -> bytes:
+    """The path as it was sent, with its percent signs."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw
+
+
+def _is_own_page(headers: Headers) -> bool:
+    origins = _values(headers, "origin")
+    if origins:
+        return is_same_origin(origins[0], _host(headers))
+    return headers.get("sec-fetch-site") == "same-origin"
+
+
+def _host(headers: Headers) -> bytes:
+    return headers["host"].encode("latin-1")
+
+
+def _values(headers: Headers, name: str) -> list[bytes]:
+    return [value.encode("latin-1") for value in headers.getlist(name)]

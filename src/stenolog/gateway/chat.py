@@ -1,0 +1,384 @@
+"""Chat for clients of OpenAI's API: `POST /v1/chat/completions` and `GET /v1/models`.
+
+Once it is begun, a turn goes on to its end, also where its client is gone: what it says is kept,
+and who asks again is told it.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from stenolog.agent.commands import new_key
+from stenolog.agent.events import Answer, Asked, Counted, Event, Said, Tell, Thought
+from stenolog.agent.instance import AgentInstance
+from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
+from stenolog.errors import ContextTooSmall, ModelRefused, UsageError
+from stenolog.gateway.chat_shapes import (
+    ChatRequest,
+    Head,
+    Usage,
+    calls_delta,
+    checked,
+    chunk,
+    completion,
+    finish_of,
+    head,
+    manner_of,
+    session_of,
+    talk_of,
+    usage_chunk,
+    without_effect,
+)
+from stenolog.gateway.failures import failed, failure, without_secrets
+from stenolog.gateway.limits import Held, Place
+from stenolog.gateway.matching import BETWEEN
+from stenolog.gateway.openapi import Endpoint
+from stenolog.gateway.proxying import answered_only
+from stenolog.gateway.requests import body_of
+from stenolog.gateway.state import Gateway, gateway_of
+from stenolog.gateway.talking import Wanted, answered, text_told
+
+MAIN: Final = "main"
+_CHANNEL: Final = "api"
+_SOON: Final = 5.0
+"""So many seconds a failure is waited for that can still be told by the status."""
+_PING: Final = 10.0
+"""Seconds of silence after which a stream says that it lives."""
+_UNREAD: Final = 30.0
+_FALSE_LAST: Final = "[DONE]"
+
+_logger = logging.getLogger("stenolog")
+
+
+class _Chat(Struct, frozen=True, kw_only=True):
+    """One request, read and checked."""
+
+    request: ChatRequest
+    agent: AgentInstance
+    answer: Callable[[Tell], Awaitable[Answer]]
+    head: Head
+    headers: dict[str, str]
+    kept: bool
+    """Whether it is a part of a session."""
+
+
+class _Heard:
+    """What is said in a turn, as a client hears it: piece by piece, or all of it at the end."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.usage = Usage()
+        self._unread: list[dict[str, str]] = []
+        self._news = asyncio.Event()
+        self._asked = False
+
+    def tell(self, event: Event) -> None:
+        """Take in what happens."""
+        match event:
+            case Asked():
+                self._asked = bool(self.text)
+            case Said(text=text):
+                # To the client, all that is said in a turn is one message.
+                piece = f"{BETWEEN}{text}" if self._asked else text
+                self._asked = False
+                self.text += piece
+                self._put("content", piece)
+            case Thought(text=text):
+                self._put("reasoning_content", text)
+            case Counted(usage=usage):
+                self.usage.prompt_tokens += usage.prompt
+                self.usage.completion_tokens += usage.answer
+                self.usage.total_tokens += usage.prompt + usage.answer
+
+    def _put(self, field: str, piece: str) -> None:
+        # For a slow reader, pieces become longer and not more.
+        if self._unread and field in self._unread[-1]:
+            self._unread[-1][field] += piece
+        else:
+            self._unread.append({field: piece})
+        self._news.set()
+
+    def unread(self) -> list[dict[str, str]]:
+        """The pieces that came since."""
+        pieces, self._unread = self._unread, []
+        self._news.clear()
+        return pieces
+
+    async def news(self, running: "asyncio.Task[Answer]", *, within: float | None = None) -> None:
+        """Wait for a piece, or for the end; or for so many seconds."""
+        heard = asyncio.create_task(self._news.wait())
+        both: set[asyncio.Task[Any]] = {heard, running}
+        try:
+            await asyncio.wait(both, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            heard.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await heard
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a chat request."""
+    gateway = gateway_of(request)
+    chat = await _read(gateway, request)
+    with contextlib.ExitStack() as places:
+        # Before anything is begun: who is refused has said nothing.
+        stream = places.enter_context(gateway.streams.admit()) if chat.request.stream else None
+        turn = gateway.turns.admit()
+        heard = _Heard()
+        running = gateway.keep(asyncio.create_task(_run(chat, heard, turn)))
+        if stream is not None:
+            await heard.news(running, within=_SOON)
+            if not running.done() or running.result().outcome != "failed":
+                places.pop_all()
+                return Held(_streamed(gateway, chat, heard, running), stream)
+    # Whoever waits here may go away; the turn does not.
+    answer = await asyncio.shield(running)
+    if answer.outcome == "failed":
+        return await _told(request, gateway, answer)
+    text = heard.text or await _text(gateway, chat, answer)
+    body = completion(chat.head, answer, text, heard.usage)
+    return Response(encode_object(msgspec.to_builtins(body)), headers=_headers(chat, answer))
+
+
+async def _run(chat: _Chat, heard: _Heard, place: Place) -> Answer:
+    with place:
+        try:
+            return await chat.answer(heard.tell)
+        except UsageError as error:
+            return Answer(key="", text=str(error), outcome="failed", error=error)
+
+
+async def _read(gateway: Gateway, request: Request) -> _Chat:
+    """The request, checked. Raises UsageError, HTTPException."""
+    wanted = await body_of(request, ChatRequest)
+    checked(wanted)
+    fields = _fields(await request.body())
+    agent, model = agent_for(gateway, wanted.model)
+    manner = manner_of(wanted, model=model)
+    talk = talk_of(wanted)
+    key = session_of(wanted, _key(request))
+    if key is None and gateway.settings.gateway.store_anonymous:
+        key = new_key(_CHANNEL, "anonymous")
+    headers = {}
+    if ignored := without_effect(fields):
+        headers["X-Steno-Without-Effect"] = ", ".join(ignored).encode("ascii", "replace").decode()
+    answer: Callable[[Tell], Awaitable[Answer]]
+    if key is None:
+        answer = partial(answered_only, gateway.loop, agent, talk, manner)
+    else:
+        check_key(key)
+        said = Wanted(
+            key=key,
+            talk=talk,
+            agent=agent.id,
+            manner=manner,
+            once=_once(request),
+            asked_again=_asked_again(request),
+        )
+        answer = partial(answered, gateway.loop, said)
+    return _Chat(
+        request=wanted,
+        agent=agent,
+        answer=answer,
+        head=head(wanted.model or MAIN),
+        headers=headers,
+        kept=key is not None,
+    )
+
+
+def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
+    """The agent that a model's name stands for, and which of its models. Raises HTTPException.
+
+    A name is an agent's, or a model's that users of the main agent may choose.
+    """
+    for agent in gateway.loop.registry:
+        if name == (agent.id or MAIN):
+            return agent, ""
+    main = gateway.agent(None)
+    if name in ("", "default", main.model.name, main.spec.model):
+        return main, ""
+    if name in main.spec.models:
+        return main, name
+    known = ", ".join(_names(gateway))
+    raise HTTPException(404, f"there is no model {name!r} here; there are: {known}")
+
+
+def _fields(body: bytes) -> set[str]:
+    """The names of what a request sets. It was read before, so it is a JSON object."""
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        # With half a character in it, only the slower decoder takes it.
+        return {name for name, value in json.loads(body).items() if value is not None}
+    return {name for name, value in raw.items() if bytes(value) != b"null"}
+
+
+def _names(gateway: Gateway) -> list[str]:
+    agents = [agent.id or MAIN for agent in gateway.loop.registry]
+    return list(dict.fromkeys([*agents, *gateway.agent(None).spec.models]))
+
+
+def _key(request: Request) -> str | None:
+    """The session that the header names."""
+    given = request.headers.get("x-session-key")
+    if not given:
+        return None
+    try:
+        return given.encode("latin-1").decode()
+    except UnicodeError:
+        return given
+
+
+def _once(request: Request) -> str:
+    token = request.headers.get("idempotency-key", "")
+    if len(token.encode("latin-1")) > MAX_TOKEN_BYTES:
+        raise UsageError(f"Idempotency-Key: at most {MAX_TOKEN_BYTES} bytes are taken")
+    return token
+
+
+def _asked_again(request: Request) -> bool:
+    """Whether the client says that it asks again: OpenAI's own do so."""
+    return request.headers.get("x-stainless-retry-count", "0") not in ("0", "")
+
+
+# --- the answer ------------------------------------------------------------------------------
+
+
+async def _told(request: Request, gateway: Gateway, answer: Answer) -> Response:
+    """A turn that failed: the user's message is kept, and nothing was answered."""
+    if isinstance(answer.error, ModelRefused | ContextTooSmall):
+        words = without_secrets(answer.text, gateway.settings)
+        return failure(400, words, code="model_refused")
+    if answer.error is not None:
+        return await failed(request, answer.error)
+    return failure(503, without_secrets(answer.text, gateway.settings), code="not_answered")
+
+
+async def _text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
+    """What the client is told of an answer that it has not heard."""
+    if not chat.kept:
+        return answer.text
+    return await gateway.loop.run(text_told, chat.agent.sessions, answer)
+
+
+def _headers(chat: _Chat, answer: Answer | None = None) -> dict[str, str]:
+    found = {"Content-Type": "application/json", **chat.headers}
+    if answer is not None and _fits_a_header(answer.key):
+        found["X-Session-Key"] = answer.key
+    if answer is not None and chat.kept and not answer.saved:
+        found["X-Steno-Not-Saved"] = "true"
+    return found
+
+
+def _fits_a_header(key: str) -> bool:
+    """Whether a key can be told in a header; the body tells it anyhow."""
+    return bool(key) and key.isascii() and key.isprintable() and key == key.strip()
+
+
+def _streamed(
+    gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
+) -> Response:
+    return EventSourceResponse(
+        _pieces(gateway, chat, heard, running),
+        headers=chat.headers,
+        sep="\n",
+        ping=_PING,
+        send_timeout=_UNREAD,
+        ping_message_factory=lambda: ServerSentEvent(comment="still here"),
+    )
+
+
+async def _pieces(
+    gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
+) -> AsyncIterator[ServerSentEvent]:
+    top = chat.head
+    yield _event(chunk(top, {"role": "assistant", "content": ""}))
+    while True:
+        for piece in heard.unread():
+            yield _event(chunk(top, piece))
+        if running.done():
+            break
+        await heard.news(running)
+    answer = running.result()
+    if answer.outcome == "failed":
+        words = without_secrets(answer.text, gateway.settings)
+        error = {"message": words, "type": "server_error", "code": "not_answered"}
+        yield _event({"error": error})
+        return
+    if not heard.text and (text := await _text(gateway, chat, answer)):
+        yield _event(chunk(top, {"content": text}))
+    if answer.calls:
+        yield _event(chunk(top, calls_delta(answer.calls)))
+    last = chunk(top, {}, finish=finish_of(answer))
+    yield _event({**last, "session": answer.key, "seq": answer.seq, "saved": answer.saved})
+    options = chat.request.stream_options
+    if options is not None and options.include_usage:
+        yield _event(usage_chunk(top, heard.usage))
+    yield ServerSentEvent(data=_FALSE_LAST)
+
+
+def _event(body: dict[str, Any]) -> ServerSentEvent:
+    return ServerSentEvent(data=encode_object(msgspec.to_builtins(body)).decode())
+
+
+# --- the models ------------------------------------------------------------------------------
+
+
+async def models(request: Request) -> Response:
+    """The agents, and the models that may be chosen."""
+    gateway = gateway_of(request)
+    listed = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "stenolog"}
+        for name in _names(gateway)
+    ]
+    return JSONResponse({"object": "list", "data": listed})
+
+
+_OBJECT: Final = {"type": "object"}
+CHAT: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        method="POST",
+        path="/v1/chat/completions",
+        name="chat",
+        summary="An answer in OpenAI's shape; with a session, it is kept and remembered.",
+        raw=chat_completions,
+        query=None,
+        body_schema={
+            "type": "object",
+            "required": ["messages"],
+            "properties": {
+                "messages": {"type": "array", "minItems": 1, "items": _OBJECT},
+                "model": {"type": "string"},
+                "stream": {"type": "boolean"},
+                "metadata": {
+                    "type": "object",
+                    "properties": {"session": {"type": "string", "minLength": 1}},
+                },
+            },
+        },
+        response_schema=_OBJECT,
+        media=("application/json", "text/event-stream"),
+        statuses=(409, 502),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/models",
+        name="models",
+        summary="The agents, and the models that may be chosen, as OpenAI lists models.",
+        raw=models,
+        query=None,
+        response_schema=_OBJECT,
+    ),
+)
+"""The endpoints that clients of OpenAI know."""

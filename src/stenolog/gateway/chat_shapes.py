@@ -1,0 +1,202 @@
+"""Chat in OpenAI's shape: what is read of a request, and what an answer looks like. Pure."""
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.agent.events import Answer
+from stenolog.agent.manner import Manner, tool_name
+from stenolog.context.shapes import text_of
+from stenolog.errors import UsageError
+from stenolog.gateway.matching import is_of_system
+
+_SPEAKERS: Final = ("system", "developer", "user", "assistant", "tool")
+_HONOURED: Final = frozenset(
+    {
+        "model", "messages", "stream", "stream_options", "tools", "tool_choice", "metadata",
+        "max_tokens", "max_completion_tokens", "response_format", "n", "modalities", "store",
+    }
+)  # fmt: skip
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    """How a stream is wanted."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """The body of a chat request. Fields that are not listed are taken and have no effect."""
+
+    messages: list[dict[str, Any]]
+    model: str = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    n: int | None = None
+    modalities: list[str] | None = None
+
+
+class Usage(Struct, kw_only=True):
+    """What the provider counted, over all that a turn asked of it."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+def checked(request: ChatRequest) -> None:
+    """Raise UsageError for what cannot be answered."""
+    if request.n not in (None, 1):
+        raise UsageError("n: one answer is given to a request, not several")
+    if request.modalities is not None and request.modalities != ["text"]:
+        raise UsageError("modalities: answers are text")
+    talk = talk_of(request)
+    if not talk:
+        raise UsageError("messages: at least one of a user is wanted")
+    for index, body in enumerate(request.messages):
+        if body.get("role") not in _SPEAKERS:
+            known = ", ".join(_SPEAKERS)
+            raise UsageError(f"messages[{index}].role: one of {known} is wanted")
+        if body.get("role") == "tool" and not isinstance(body.get("tool_call_id"), str):
+            raise UsageError(f"messages[{index}].tool_call_id: the id of the call is wanted")
+        if body.get("role") in ("user", "tool") and not _is_content(body.get("content")):
+            raise UsageError(f"messages[{index}].content: text, or a list of parts, is wanted")
+    if talk[-1].get("role") == "assistant":
+        raise UsageError("messages: the last one must be a user's, or the result of a tool")
+    for index, tool in enumerate(request.tools or ()):
+        if not tool_name(tool):
+            raise UsageError(f"tools[{index}].function.name: a name is wanted")
+
+
+def _is_content(content: Any) -> bool:
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) for part in content)
+    return isinstance(content, str)
+
+
+def talk_of(request: ChatRequest) -> list[dict[str, Any]]:
+    """The messages that belong to the talk."""
+    return [body for body in request.messages if not is_of_system(body)]
+
+
+def manner_of(request: ChatRequest, *, model: str) -> Manner:
+    """What the request wants of the turn. `model`: which of the agent's; empty: its own."""
+    instructions = [
+        words
+        for body in request.messages
+        if is_of_system(body) and (words := text_of(body.get("content")).strip())
+    ]
+    off = request.tool_choice == "none"
+    return Manner(
+        system="\n\n".join(instructions) or None,
+        tools=() if off else tuple(request.tools or ()),
+        own_tools=not off,
+        model=model,
+        schema=_schema(request.response_format),
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+    )
+
+
+def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    match wanted:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_object"}:
+            return {"type": "object"}
+    return None
+
+
+def without_effect(fields: Iterable[str]) -> list[str]:
+    """The fields of a request that are not honoured, so that its client can be told."""
+    return sorted(set(fields) - _HONOURED)
+
+
+def session_of(request: ChatRequest, header: str | None) -> str | None:
+    """The session that a request names; None where it names none. Raises UsageError for two."""
+    named = (request.metadata or {}).get("session")
+    if named is not None and not isinstance(named, str):
+        raise UsageError("metadata.session: the key of a session is text")
+    if named and header and named != header:
+        raise UsageError("X-Session-Key and metadata.session name two different sessions")
+    return named or header or None
+
+
+# --- the answer ------------------------------------------------------------------------------
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """What stands in every piece of one answer."""
+
+    id: str
+    created: int
+    model: str
+
+
+def head(model: str) -> Head:
+    """The head of a new answer."""
+    id = f"chatcmpl-{secrets.token_hex(12)}"
+    return Head(id=id, created=int(time.time()), model=model)
+
+
+def finish_of(answer: Answer) -> str:
+    """Why the answer ended, in OpenAI's words."""
+    if answer.calls:
+        return "tool_calls"
+    return "length" if answer.finish == "length" else "stop"
+
+
+def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
+    """A whole answer."""
+    message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
+    if answer.calls:
+        message["tool_calls"] = [dict(call) for call in answer.calls]
+    elif not text:
+        message["content"] = ""
+    return {
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": finish_of(answer),
+            }
+        ],
+        "usage": usage,
+        "session": answer.key,
+        "seq": answer.seq,
+        "saved": answer.saved,
+    }
+
+
+def chunk(head: Head, delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str, Any]:
+    """A piece of an answer."""
+    return {
+        "id": head.id,
+        "object": "chat.completion.chunk",
+        "created": head.created,
+        "model": head.model,
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+    }
+
+
+def calls_delta(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The calls that a client is to carry out, as a piece."""
+    return {"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
+
+
+def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+    """The last piece, for who wants to know what it took."""
+    return {**chunk(head, {}), "choices": [], "usage": usage}

@@ -1,0 +1,166 @@
+"""The daemon's life: it listens, goes on with what was interrupted, and ends when it is asked to.
+
+It ends in the order in which nothing is lost: no new requests, the answers in flight, the chat
+apps, and then the stores. What is cut off stays in the log, and is answered at the next start.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from starlette.routing import BaseRoute
+
+from stenolog.agent.events import Answer
+from stenolog.agent.turns import Left
+from stenolog.errors import StoreClosed, UsageError
+from stenolog.gateway.app import make_app
+from stenolog.gateway.state import Gateway
+from stenolog.gateway.token import Token
+from stenolog.gateway.wire import Server, config
+
+_BACKLOG: Final = 1_024
+_SPARE: Final = 512
+"""Connections beyond those that turns and streams may have, whose refusals say why."""
+_LOOKS: Final = 4
+"""So often within the time of a takeover it is looked for turns that nobody goes on with."""
+_CUT: Final = 3.0
+"""So many seconds responses have to be sent once their turns are cut off."""
+
+_logger = logging.getLogger("stenolog")
+
+
+class Attached(Protocol):
+    """What takes messages in beside HTTP, and sends answers out: the chat apps."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """What is answered below /webhooks/."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to take messages in."""
+        ...
+
+    async def deliver(self, answers: Sequence[Answer]) -> None:
+        """Send answers that nobody waited for, each at most once."""
+        ...
+
+    async def drain(self, *, patience: float) -> None:
+        """Take nothing more in, and let what came be answered and sent, for so many seconds."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything, once the stores are closed."""
+        ...
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at this address. Raises UsageError with what to do where it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"{host} is no address of this machine: {error.strerror}") from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            words = f"port {port} of {host} is taken; another gateway? --port takes another one"
+        else:
+            words = f"{host}, port {port} cannot be listened at: {error.strerror}"
+        raise UsageError(words) from error
+    return listening
+
+
+class Daemon:
+    """A gateway that serves, from `start` until `stop`."""
+
+    def __init__(
+        self, gateway: Gateway, token: Token, listening: socket.socket, attached: Attached
+    ) -> None:
+        self._gateway = gateway
+        self._attached = attached
+        self._listening = listening
+        app = make_app(gateway, token, further=attached.routes)
+        settings = gateway.settings.gateway
+        connections = settings.max_turns + settings.max_streams + _SPARE
+        self._server = Server(config(app, stopping=settings.patience, connections=connections))
+        self._serving: asyncio.Task[None] | None = None
+        self._resuming: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def serving(self) -> asyncio.Task[None]:
+        """Ends when nothing is served any more."""
+        if self._serving is None:
+            raise StoreClosed("the gateway was not started")
+        return self._serving
+
+    async def start(self) -> None:
+        """Answer requests from now on."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
+        await self._attached.start()
+        self._resuming = asyncio.create_task(self._resume())
+
+    async def stop(self, *, hurry: asyncio.Event) -> Left:
+        """End: what is in flight has some seconds, unless somebody is in a hurry."""
+        patience = self._gateway.settings.gateway.patience
+        self._gateway.closing.set()
+        self._server.should_exit = True
+        # What is gone on with is no request of anybody; it will be gone on with again.
+        if self._resuming is not None:
+            await _ended(self._resuming)
+        attached = asyncio.create_task(self._attached.drain(patience=patience))
+        # The turns of clients that went away are in flight, too.
+        turns = asyncio.create_task(self._gateway.quiet())
+        flying = asyncio.gather(self.serving, attached, turns, return_exceptions=True)
+        hurried = asyncio.create_task(hurry.wait())
+        both: set[asyncio.Future[Any]] = {flying, hurried}
+        await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        for task in (attached, turns):
+            await _ended(task)
+        left = await self._gateway.loop.close(patience=0)
+        await asyncio.wait({self.serving}, timeout=_CUT)
+        if not self.serving.done():
+            self._server.force_exit = True
+            await asyncio.wait({self.serving}, timeout=_CUT)
+        await self._attached.close()
+        self._listening.close()
+        return left
+
+    async def _resume(self) -> None:
+        """Go on with what was interrupted: now, and whenever another gateway was killed."""
+        takeover = self._gateway.settings.gateway.takeover
+        idle_for = 0.0
+        while True:
+            try:
+                answers = await self._gateway.loop.resume(idle_for=idle_for)
+                await self._attached.deliver(answers)
+            except StoreClosed:
+                return
+            except Exception:
+                _logger.exception("interrupted turns could not be gone on with")
+            idle_for = takeover
+            await asyncio.sleep(takeover / _LOOKS)
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Cancel it, and wait until that is done."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task

@@ -1,0 +1,177 @@
+"""A session as it happens: `GET /v1/sessions/{key}/events`, a stream that goes on where it broke.
+
+Each message is one event, once, in the order of the log, whichever process has written it. The id
+of an event names the life of the session and the seq, so that a client that comes back, to this
+gateway or to another one, misses nothing and gets nothing twice.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Final
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.errors import NoSuchSession, SessionDeleted, StoreUnavailable, UsageError
+from stenolog.gateway.limits import Held
+from stenolog.gateway.openapi import Endpoint
+from stenolog.gateway.requests import key_of, query_of
+from stenolog.gateway.shapes import MessageShown, OfAgent, encoded
+from stenolog.gateway.state import Gateway, gateway_of
+from stenolog.records import Message
+from stenolog.stores.async_store import AsyncStore
+from stenolog.stores.base import Store
+
+_ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
+_PING: Final = 10.0
+_UNREAD: Final = 30.0
+_AGAIN: Final = 500
+"""Milliseconds after which a client should come back, where the stream breaks."""
+
+
+class EventsQuery(OfAgent, frozen=True, kw_only=True):
+    """Where a stream begins."""
+
+    after: (
+        Annotated[
+            str,
+            Meta(
+                max_length=200,
+                pattern=f"^{_ID.pattern}$",
+                description="Only messages behind this seq; Last-Event-ID stands over it.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class _Place(Struct, frozen=True):
+    """Up to where a client has heard a session; the uid is empty where it did not say."""
+
+    uid: str
+    seq: int
+
+
+async def events(request: Request) -> Response:
+    """Stream a session."""
+    gateway = gateway_of(request)
+    key = key_of(request)
+    query = query_of(request, EventsQuery)
+    try:
+        agent = gateway.agent(query.agent)
+    except UsageError as error:
+        raise HTTPException(404, str(error)) from None
+    after = request.headers.get("last-event-id") or (query.after if query.after else "0")
+    heard = _place(after)
+    own = await gateway.loop.run(agent.own_key, key)
+    store = _store(agent)
+    stream = EventSourceResponse(
+        _stream(gateway, store, own, heard),
+        sep="\n",
+        ping=_PING,
+        send_timeout=_UNREAD,
+        ping_message_factory=lambda: ServerSentEvent(comment="still here"),
+    )
+    return Held(stream, gateway.streams.admit())
+
+
+def _place(id: str) -> _Place:
+    found = _ID.fullmatch(id.strip())
+    if found is None:
+        raise UsageError(f"Last-Event-ID {id!r} is not one that a stream has given")
+    return _Place(found[1] or "", int(found[2]))
+
+
+def _store(agent: AgentInstance) -> Store:
+    if agent.store is None:
+        raise StoreUnavailable("the store cannot be used now, and without it nothing is followed")
+    return agent.store
+
+
+async def _stream(
+    gateway: Gateway, store: Store, key: str, heard: _Place
+) -> AsyncGenerator[ServerSentEvent, None]:
+    yield ServerSentEvent(comment="stenolog", retry=_AGAIN)
+    while not gateway.closing.is_set():
+        uid = await gateway.loop.run(_uid, store, key)
+        if uid and heard.uid and heard.uid != uid:
+            # It was deleted while the client was away, and this is another one.
+            yield _deleted(heard.uid)
+            heard = _Place(uid, 0)
+        try:
+            async with aclosing(_messages(gateway, store, key, heard.seq)) as messages:
+                async for message in messages:
+                    uid = uid or await gateway.loop.run(_uid, store, key)
+                    yield _event(uid, message)
+                    heard = _Place(uid, message.seq)
+        except SessionDeleted:
+            yield _deleted(heard.uid or uid)
+            heard = _Place("", 0)
+        else:
+            return
+
+
+async def _messages(
+    gateway: Gateway, store: Store, key: str, after: int
+) -> AsyncGenerator[Message, None]:
+    """What is stored, as it comes, until the gateway closes. Raises SessionDeleted."""
+    closing = asyncio.create_task(gateway.closing.wait())
+    try:
+        async with aclosing(AsyncStore(store).follow(key, after=after)) as arrivals:
+            while True:
+                coming = asyncio.create_task(_next(arrivals))
+                both: set[asyncio.Task[Any]] = {coming, closing}
+                try:
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not coming.done():
+                        coming.cancel()
+                        await asyncio.wait({coming})
+                if coming.cancelled() or (message := coming.result()) is None:
+                    return
+                yield message
+    finally:
+        closing.cancel()
+
+
+async def _next(arrivals: AsyncGenerator[Message, None]) -> Message | None:
+    return await anext(arrivals, None)
+
+
+def _uid(store: Store, key: str) -> str:
+    """Which life of the session this is; empty where there is none yet."""
+    try:
+        return store.info(key).uid
+    except NoSuchSession:
+        return ""
+
+
+def _event(uid: str, message: Message) -> ServerSentEvent:
+    shown = MessageShown(
+        seq=message.seq, at=message.at, hidden=message.hidden, message=Raw(message.to_json())
+    )
+    return ServerSentEvent(id=f"{uid}:{message.seq}", event="message", data=encoded(shown).decode())
+
+
+def _deleted(uid: str) -> ServerSentEvent:
+    return ServerSentEvent(event="deleted", data=f'{{"uid":"{uid}"}}')
+
+
+EVENTS: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        method="GET",
+        path="/v1/sessions/{key}/events",
+        name="events",
+        summary="The messages of a session as they come, as server-sent events.",
+        raw=events,
+        query=EventsQuery,
+        media=("text/event-stream",),
+    ),
+)
+"""The live stream."""

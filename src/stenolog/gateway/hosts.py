@@ -1,0 +1,113 @@
+"""Whether a request was meant for us, and whether the page that it came from may ask.
+
+A web page can have its own name point to this machine (DNS rebinding): the browser then takes us
+for that page's server. But it says the name in `Host`, and the page in `Origin`. Nothing is done
+here, only decided.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+
+from msgspec import Struct
+
+_LOOPBACK: Final = "localhost"
+_PORTS: Final = {"http": 80, "https": 443}
+_AUTHORITY: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
+_LONGEST: Final = 300
+"""A name has at most 253 characters."""
+
+
+class Authority(Struct, frozen=True):
+    """Whom a request is for: `steno.example.org:8787`."""
+
+    host: str
+    """A name in small letters, or an address in its usual form, without brackets."""
+    port: int | None
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """The names that we are called by, and the pages of elsewhere that may ask."""
+
+    hosts: frozenset[str]
+    origins: frozenset[tuple[str, str, int]]
+
+
+def known(*, bound: str, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> Known:
+    """What the settings say: the address listened at, further names, and further origins."""
+    parsed = (_origin(origin.encode()) for origin in origins)
+    return Known(
+        hosts=frozenset(_usual(host.lower()) for host in (bound, *hosts)),
+        origins=frozenset(origin for origin in parsed if origin is not None),
+    )
+
+
+def authority(value: bytes) -> Authority | None:
+    """What a `Host` header says; None where it is not well-formed."""
+    text = value.decode("latin-1").lower()
+    found = _AUTHORITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None:
+        return None
+    within, name, port = found.groups()
+    if port is not None and not 0 < int(port) <= 65_535:
+        return None
+    if within is None:
+        return Authority(_usual(name), int(port) if port else None)
+    address = _address(within)
+    if not isinstance(address, IPv6Address):
+        return None
+    return Authority(str(address), int(port) if port else None)
+
+
+def is_ours(values: Sequence[bytes], known: Known) -> bool:
+    """Whether a request with these `Host` headers calls us by a name of ours, at any port."""
+    # With two of them, another server on the way may have gone by the other one.
+    if len(values) != 1:
+        return False
+    called = authority(values[0])
+    return called is not None and (called.host in known.hosts or _is_loopback(called.host))
+
+
+def is_same_origin(origin: bytes, host: bytes) -> bool:
+    """Whether the page with this `Origin` is one of the server that `Host` names.
+
+    Its scheme may be another than that of the request: a proxy may have taken the TLS off.
+    """
+    asking, called = _origin(origin), authority(host)
+    if asking is None or called is None:
+        return False
+    scheme, name, port = asking
+    return (name, port) == (called.host, called.port or _PORTS[scheme])
+
+
+def is_further_origin(origin: bytes, known: Known) -> bool:
+    """Whether the page with this `Origin` is one of those that the settings name."""
+    return _origin(origin) in known.origins
+
+
+def _origin(value: bytes) -> tuple[str, str, int] | None:
+    """Scheme, host and port; None for `null` and for what is no origin of a web page."""
+    scheme, separator, rest = value.partition(b"://")
+    named = scheme.decode("latin-1").lower()
+    called = authority(rest)
+    if not separator or named not in _PORTS or called is None:
+        return None
+    return named, called.host, called.port or _PORTS[named]
+
+
+def _is_loopback(host: str) -> bool:
+    address = _address(host)
+    return host == _LOOPBACK if address is None else address.is_loopback
+
+
+def _usual(host: str) -> str:
+    address = _address(host)
+    return host if address is None else str(address)
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

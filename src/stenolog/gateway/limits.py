@@ -1,0 +1,210 @@
+"""How much a client may send, how long it may take, how many are served; and how it is refused."""
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+RETRY_AFTER: Final = 1
+"""Seconds after which a place may be free again: turns are short."""
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "server_error",
+}
+
+
+def refusal(
+    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An error in the shape that OpenAI's clients know."""
+    error = {"message": message, "type": _TYPES.get(status, "invalid_request_error"), "code": code}
+    return JSONResponse({"error": error}, status, headers)
+
+
+class BodyLimit:
+    """Lets no body through that has more bytes than `most`, or for which we wait `seconds`.
+
+    Nothing is kept back: the bytes are counted as the application takes them. A body that says at
+    its beginning that it is too large is refused before any of it is read.
+    """
+
+    def __init__(self, app: ASGIApp, *, most: int, seconds: float) -> None:
+        self._app = app
+        self._most = most
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if _declared(scope) > self._most:
+            await _too_large(self._most)(scope, receive, send)
+            return
+        await _Body(self._app, self._most, self._seconds).serve(scope, receive, send)
+
+
+class _Body:
+    """The body of one request, on its way to the application."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app = app
+        self._most = most
+        self._bytes_left = most
+        self._seconds_left = seconds
+        self._whole = False
+        self._started = False
+        self._refused = False
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the application answer, or refuse in its place."""
+
+        async def counted() -> Message:
+            if self._refused:
+                return {"type": "http.disconnect"}
+            message, refused = await self._next(receive)
+            if refused is None:
+                return message
+            self._refused = True
+            if not self._started:
+                await refused(scope, receive, send)
+            # For the application the client is gone; it has its answer.
+            return {"type": "http.disconnect"}
+
+        async def watched(message: Message) -> None:
+            if self._refused and not self._started:
+                return
+            self._started = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, watched)
+        except ClientDisconnect:
+            # Clients come and go; that is no failure of ours to log.
+            return
+        except Exception:
+            # What the application makes of a client that is gone tells nobody anything.
+            if not self._refused or self._started:
+                raise
+
+    async def _next(self, receive: Receive) -> tuple[Message, Response | None]:
+        """The next message, and what to answer in its place."""
+        if self._whole:
+            return await receive(), None
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        # Only our waiting for the client counts, not what the application does meanwhile.
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                message = await receive()
+        except TimeoutError:
+            return {}, _too_slow()
+        self._seconds_left = max(0.0, self._seconds_left - (clock() - begun))
+        self._bytes_left -= len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        return message, _too_large(self._most) if self._bytes_left < 0 else None
+
+
+def _declared(scope: Scope) -> int:
+    """How many bytes a request says that its body has; 0 where it does not say."""
+    for name, value in scope["headers"]:
+        # The server has refused what is no number, and two that differ.
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _too_large(most: int) -> Response:
+    return refusal(413, "body_too_large", f"A request may have {most:,} bytes, and this has more.")
+
+
+def _too_slow() -> Response:
+    return refusal(408, "body_too_slow", "The rest of the request did not come in time.")
+
+
+class Overloaded(HTTPException):
+    """All places are taken; nothing was begun."""
+
+
+class Admission:
+    """So many places; who comes when all are taken is sent away at once and does not wait.
+
+    For one event loop.
+    """
+
+    def __init__(self, most: int, *, status: int, what: str) -> None:
+        self.most = most
+        self.taken = 0
+        """How many places are taken now."""
+        self.refused = 0
+        """How many were sent away so far."""
+        self._status = status
+        self._what = what
+
+    def admit(self) -> "Place":
+        """Take a place, at once. Raises Overloaded."""
+        if self.taken >= self.most:
+            self.refused += 1
+            raise Overloaded(
+                self._status,
+                f"{self.most:,} {self._what} are open already; try again in a moment.",
+                {"Retry-After": str(RETRY_AFTER)},
+            )
+        self.taken += 1
+        return Place(self)
+
+
+def turns_admission(most: int) -> Admission:
+    """Places for turns: who gets none is told 429, and clients try again by themselves."""
+    return Admission(most, status=429, what="requests")
+
+
+def streams_admission(most: int) -> Admission:
+    """Places for live streams: who gets none is told 503."""
+    return Admission(most, status=503, what="streams")
+
+
+class Place:
+    """A place that is taken until it is given back, which may be done more than once."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission: Admission | None = admission
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Let somebody else have it."""
+        if self._admission is not None:
+            self._admission.taken -= 1
+            self._admission = None
+
+
+class Held(Response):
+    """A response that has a place for as long as it is sent, however that ends."""
+
+    def __init__(self, response: Response, place: Place) -> None:
+        super().__init__()
+        self._response = response
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._place:
+            await self._response(scope, receive, send)

@@ -1,0 +1,144 @@
+"""Reading a request: its path, its query and its body, each refused in a clear sentence.
+
+A key stands in the path as one percent-encoded segment and may hold anything, `/` and `..` among
+it. So nothing is decoded before a request has found its route: `RawPaths` has the router see the
+path as it was sent, and `key_of` decodes the one segment that is a key, strictly.
+"""
+
+import json
+import re
+from typing import Final, Generic, Never, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.codec import check_key
+from stenolog.errors import UsageError
+from stenolog.gateway.state import Gateway
+
+Q = TypeVar("Q")
+B = TypeVar("B")
+S = TypeVar("S", bound=Struct)
+
+_MOST_PARAMETERS: Final = 100
+_BROKEN: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class Call(Struct, Generic[Q, B], frozen=True, kw_only=True):
+    """One request, read and checked."""
+
+    gateway: Gateway
+    agent: AgentInstance
+    key: str
+    """The session that the path names; empty where it names none."""
+    query: Q
+    body: B
+
+
+class RawPaths:
+    """Has the application see each path as it was sent, with its percent signs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        raw = scope.get("raw_path")
+        if scope["type"] in ("http", "websocket") and raw is not None:
+            # Latin-1 takes any byte as one character; what is no UTF-8 is refused with the key.
+            scope = {**scope, "path": raw.decode("latin-1")}
+        await self._app(scope, receive, send)
+
+
+def key_of(request: Request) -> str:
+    """The key in the path. Raises UsageError for what is no key."""
+    segment: str = request.path_params["key"]
+    if _BROKEN.search(segment):
+        raise UsageError("the key in the path has a % without two hex digits; write it as %25")
+    try:
+        key = unquote_to_bytes(segment.encode("latin-1")).decode()
+    except UnicodeError:
+        raise UsageError("the key in the path is not UTF-8 in percent signs") from None
+    check_key(key)
+    return key
+
+
+def query_of(request: Request, kind: type[S]) -> S:
+    """What stands behind the question mark. Raises UsageError."""
+    try:
+        text = request.scope["query_string"].decode("ascii")
+        found = parse_qsl(
+            text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS
+        )
+    except UnicodeError:
+        raise UsageError("the query is not UTF-8 in percent signs") from None
+    except ValueError:
+        raise UsageError(f"the query has more than {_MOST_PARAMETERS} parameters") from None
+    fields = dict(found)
+    if len(fields) < len(found):
+        names = [name for name, _ in found]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"the query has {twice!r} more than once")
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the query cannot be used: {_in_words(error)}") from None
+
+
+async def body_of(request: Request, kind: type[S]) -> S:
+    """The JSON object that is the body; where it is empty, what has defaults only.
+
+    Raises UsageError, and HTTPException for another media type.
+    """
+    body = await request.body()
+    if not body:
+        try:
+            return kind()
+        except TypeError:
+            raise UsageError("the body is empty; a JSON object is wanted") from None
+    _check_media_type(request)
+    return decoded(body, kind)
+
+
+def decoded(body: bytes, kind: type[S]) -> S:
+    """The value that a JSON text holds. Raises UsageError."""
+    try:
+        if _SURROGATE.search(body):
+            # A lone surrogate is written as an escape, which only the slower decoder takes.
+            return msgspec.convert(json.loads(body.decode(), parse_constant=_refused), kind)
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the body cannot be used: {_in_words(error)}") from None
+    except RecursionError:
+        raise UsageError("the body is nested too deep") from None
+    except UnicodeDecodeError:
+        raise UsageError("the body is not UTF-8") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UsageError(f"the body is not JSON: {error}") from None
+
+
+def _refused(name: str) -> Never:
+    raise ValueError(f"{name} has no place in JSON")
+
+
+def _check_media_type(request: Request) -> None:
+    given = request.headers.getlist("content-type")
+    if len(given) > 1:
+        raise UsageError("the request has more than one Content-Type")
+    media, _, parameters = (given[0] if given else "").partition(";")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
+        raise HTTPException(415, "Content-Type: application/json is wanted, in UTF-8")
+
+
+def _in_words(error: msgspec.ValidationError) -> str:
+    """What msgspec says, with the field as the caller wrote it."""
+    words = str(error)
+    reason, at, place = words.rpartition(" - at ")
+    return f"{place.strip('`').removeprefix('$.')}: {reason}" if at else words

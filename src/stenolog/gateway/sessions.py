@@ -1,0 +1,474 @@
+"""The sessions API: what front ends need of sessions besides talking to them.
+
+What changes a session is done while nobody has its turn, as commands do; a title and tags change
+at any time. What blocks is called in the threads of the agents' loop.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from msgspec import UNSET, Raw
+from starlette.exceptions import HTTPException
+
+from stenolog.agent.blocking import Closing
+from stenolog.agent.events import Answer, Inbound
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog import Catalog
+from stenolog.catalog.entries import Entry, Hits, Page, State
+from stenolog.catalog.texts import state_from, tags_from
+from stenolog.catalog.turns import held
+from stenolog.codec import encode_object
+from stenolog.context.compaction import Compaction
+from stenolog.errors import ModelUnavailable, StoreClosed, StoreUnavailable
+from stenolog.gateway.openapi import Endpoint
+from stenolog.gateway.requests import Call
+from stenolog.gateway.shapes import (
+    MOST_SESSIONS,
+    Changed,
+    CompactionShown,
+    Counted,
+    Forking,
+    ListQuery,
+    MessagePage,
+    MessageShown,
+    MessagesQuery,
+    Nothing,
+    OfAgent,
+    Restoring,
+    Said,
+    SearchQuery,
+    SessionShown,
+    Stats,
+    Stopped,
+    Told,
+    given,
+)
+from stenolog.records import Message, Trashed, Undone
+from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import Store
+
+T = TypeVar("T")
+
+MOST_COUNTED: Final = 50_000
+"""So many sessions are counted for the figures."""
+_PAGE_BYTES: Final = 8 * 1024 * 1024
+"""A page of messages ends behind the one that makes it this long."""
+_TAIL: Final = 32
+_OFF: Final = (
+    "the store cannot be used in this run, and a stand-in keeps the sessions; messages are "
+    "answered, everything else has to wait for the next start"
+)
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+async def list_sessions(call: Call[ListQuery, Nothing]) -> Page:
+    """A page of the list, the last changed first."""
+    query = call.query
+    return await call.gateway.loop.run(
+        _catalog(call.agent).list,
+        prefix=query.prefix,
+        tag=given(query.tag),
+        state=given(query.state),
+        channel=given(query.channel),
+        limit=query.limit,
+        after=given(query.after),
+    )
+
+
+async def show_session(call: Call[OfAgent, Nothing]) -> SessionShown:
+    """One session, without its messages."""
+    return await call.gateway.loop.run(_shown, call.agent, call.key)
+
+
+async def list_messages(call: Call[MessagesQuery, Nothing]) -> MessagePage:
+    """A page of messages, by seq."""
+    return await call.gateway.loop.run(_page, call.agent, call.key, call.query)
+
+
+async def search(call: Call[SearchQuery, Nothing]) -> Hits:
+    """A page of what was found."""
+    query = call.query
+    return await call.gateway.loop.run(
+        _catalog(call.agent).search,
+        query.q,
+        role=given(query.role),
+        prefix=query.prefix,
+        tag=given(query.tag),
+        since=given(query.since),
+        until=given(query.until),
+        limit=query.limit,
+        newest=query.newest,
+        after=given(query.after),
+    )
+
+
+async def stats(call: Call[OfAgent, Nothing]) -> Stats:
+    """How much there is."""
+    return await call.gateway.loop.run(_stats, _catalog(call.agent))
+
+
+def _shown(agent: AgentInstance, key: str) -> SessionShown:
+    store = _store(agent)
+    own = agent.own_key(key)
+    info = store.info(own)
+    title = info.meta.get("title")
+    return SessionShown(
+        key=info.key,
+        uid=info.uid,
+        title=title if isinstance(title, str) and title.strip() else None,
+        tags=tags_from(info.meta),
+        state="running" if own in held(store, [own]) else _state(store, own),
+        summary=info.summary,
+        forked_from=info.forked_from,
+        created=info.created,
+        updated=info.updated,
+        last_seq=info.last_seq,
+        floor=info.floor,
+        visible=info.visible,
+        count=info.count,
+        lost=info.lost,
+        damaged=info.damaged,
+        archived=info.archived,
+        undoable=info.undoable,
+        meta=Raw(encode_object(dict(info.meta))),
+    )
+
+
+def _state(store: Store, key: str) -> State:
+    """Whether the last turn came to its end; as much is read as it takes to know."""
+    last = _TAIL
+    while True:
+        tail = store.get_history(key, last=last)
+        state = state_from(tail, whole=len(tail) < last)
+        if state is not None:
+            return state
+        last *= 8
+
+
+def _page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
+    store = _store(agent)
+    own = agent.own_key(key)
+    store.info(own)  # an unknown session has no messages, and is told apart from an empty one
+    history = store.get_history(own, last=given(query.last), after=query.after, full=query.full)
+    page = _first(history, query.limit)
+    return MessagePage(
+        messages=[
+            MessageShown(seq=one.seq, at=one.at, hidden=one.hidden, message=Raw(one.to_json()))
+            for one in page
+        ],
+        after=page[-1].seq if len(page) < len(history) else None,
+    )
+
+
+def _first(history: list[Message], limit: int) -> list[Message]:
+    """As many of the first messages as one page has room for; at least one."""
+    size = 0
+    for number, message in enumerate(history[:limit], start=1):
+        size += len(message.to_json())
+        if size > _PAGE_BYTES:
+            return history[:number]
+    return history[:limit]
+
+
+def _stats(catalog: Catalog) -> Stats:
+    seen: set[str] = set()
+    channels: dict[str, Counted] = {}
+    states: dict[str, Counted] = {}
+    every = Counted()
+    after: str | None = None
+    while True:
+        page = catalog.list(limit=MOST_SESSIONS, after=after)
+        # One that changes meanwhile moves to the front; it is counted once all the same.
+        new = [entry for entry in page.entries if entry.key not in seen]
+        seen.update(entry.key for entry in new)
+        for entry in new:
+            every = _plus(every, entry)
+            channel = entry.channel or ""
+            channels[channel] = _plus(channels.get(channel, Counted()), entry)
+            states[entry.state] = _plus(states.get(entry.state, Counted()), entry)
+        after = page.after
+        if after is None or len(seen) >= MOST_COUNTED:
+            break
+    return Stats(
+        sessions=every.sessions,
+        messages=every.messages,
+        tokens=every.tokens,
+        channels=channels,
+        states=states,
+        complete=after is None,
+    )
+
+
+def _plus(count: Counted, entry: Entry) -> Counted:
+    return Counted(
+        sessions=count.sessions + 1,
+        messages=count.messages + entry.count,
+        tokens=count.tokens + entry.tokens,
+    )
+
+
+# --- talking ---------------------------------------------------------------------------------
+
+
+async def say(call: Call[OfAgent, Said]) -> Told:
+    """Have a message answered, or a command carried out. A failed turn is 502 or 503."""
+    inbound = Inbound(key=call.key, content=call.body.content, id=call.body.id)
+    answer = await call.gateway.loop.hear(inbound, agent=call.agent.id)
+    if answer.outcome == "failed":
+        kept = "the message is kept" if answer.saved else "the message is not stored yet"
+        raise HTTPException(_status(answer), f"{answer.text} ({kept})")
+    return Told(
+        answer=answer.text,
+        outcome=answer.outcome,
+        seq=answer.seq,
+        saved=answer.saved,
+        session=answer.key,
+    )
+
+
+def _status(answer: Answer) -> int:
+    """By whom a turn failed: 502 the model, 503 what may be better in a moment."""
+    later = isinstance(answer.error, StoreUnavailable | StoreClosed | ModelUnavailable)
+    return 503 if later or not answer.saved else 502
+
+
+async def stop(call: Call[OfAgent, Nothing]) -> Stopped:
+    """End the answer that is being made; what was said is kept."""
+    return Stopped(stopped=await call.gateway.loop.stop(call.key, agent=call.agent.id))
+
+
+# --- changing --------------------------------------------------------------------------------
+
+
+async def change_session(call: Call[OfAgent, Changed]) -> SessionShown:
+    """Another title or other tags; all else of the session stays."""
+    return await call.gateway.loop.run(_changed, call.agent, call.key, call.body)
+
+
+async def delete_session(call: Call[OfAgent, Nothing]) -> Trashed:
+    """Into the trash; the uid brings it back."""
+    return await _alone(call, lambda store, key: store.delete(key))
+
+
+async def restore_session(call: Call[OfAgent, Restoring]) -> SessionShown:
+    """Back from the trash."""
+    return await call.gateway.loop.run(_restored, call.agent, call.key, call.body)
+
+
+async def fork_session(call: Call[OfAgent, Forking]) -> SessionShown:
+    """A session of its own from what is in sight."""
+    new_key, at = call.body.new_key, given(call.body.at)
+    await _alone(call, lambda store, key: store.fork(key, new_key, at=at))
+    return await call.gateway.loop.run(_shown, call.agent, new_key)
+
+
+async def undo(call: Call[OfAgent, Nothing]) -> Undone:
+    """Take the newest operation back."""
+    return await _alone(call, lambda store, key: store.undo(key))
+
+
+async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
+    """Make a summary of the older half now."""
+    key = await call.gateway.loop.run(_existing, call.agent, call.key)
+
+    async def change(sessions: SessionStore) -> Compaction | None:
+        del sessions  # a checkpoint says itself which floor it stands on
+        model = await call.gateway.loop.run(call.agent.model_of, key)
+        try:
+            return await call.gateway.loop.ask(call.agent.context(model).compact, key)
+        except Closing:
+            raise StoreClosed("the agent closes; nothing was compacted") from None
+
+    done = await call.gateway.loop.change(key, change, agent=call.agent.id)
+    if done is None:
+        return CompactionShown(compacted=0, words="there is nothing that could be made shorter")
+    return CompactionShown(
+        compacted=done.count,
+        first=done.first,
+        last=done.last,
+        tokens_before=done.tokens_before,
+        tokens_after=done.tokens_after,
+        words=str(done),
+    )
+
+
+async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
+    """What a change of the store gives, made while nobody has the turn. Raises Busy."""
+    loop = call.gateway.loop
+    key = await loop.run(_existing, call.agent, call.key)
+
+    async def carried_out(sessions: SessionStore) -> T:
+        if sessions.store is None:
+            raise StoreUnavailable(_OFF)
+        return await loop.run(change, sessions.store, key)
+
+    return await loop.change(key, carried_out, agent=call.agent.id)
+
+
+def _existing(agent: AgentInstance, key: str) -> str:
+    """The session's own key. Raises NoSuchSession."""
+    own = agent.own_key(key)
+    return _store(agent).info(own).key
+
+
+def _changed(agent: AgentInstance, key: str, body: Changed) -> SessionShown:
+    own = _existing(agent, key)
+    fields: dict[str, Any] = {}
+    if body.title is not UNSET:
+        fields["title"] = body.title
+    if body.tags is not UNSET:
+        fields["tags"] = list(dict.fromkeys(body.tags)) or None
+    if fields:
+        _store(agent).set_meta(own, **fields)
+    return _shown(agent, own)
+
+
+def _restored(agent: AgentInstance, key: str, body: Restoring) -> SessionShown:
+    as_key = given(body.as_key)
+    _store(agent).restore(key, uid=given(body.uid), as_key=as_key)
+    return _shown(agent, as_key or key)
+
+
+def _store(agent: AgentInstance) -> Store:
+    if agent.store is None:
+        raise StoreUnavailable(_OFF)
+    return agent.store
+
+
+def _catalog(agent: AgentInstance) -> Catalog:
+    if agent.catalog is None:
+        raise StoreUnavailable(_OFF)
+    return agent.catalog
+
+
+# --- the table -------------------------------------------------------------------------------
+
+_SESSION: Final = "/v1/sessions/{key}"
+
+SESSIONS: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        method="GET",
+        path="/v1/sessions",
+        name="listSessions",
+        summary="The sessions, the last changed first.",
+        answer=list_sessions,
+        query=ListQuery,
+        response=Page,
+    ),
+    Endpoint(
+        method="GET",
+        path=_SESSION,
+        name="getSession",
+        summary="One session, without its messages.",
+        answer=show_session,
+        response=SessionShown,
+    ),
+    Endpoint(
+        method="PATCH",
+        path=_SESSION,
+        name="changeSession",
+        summary="Give a session another title or other tags.",
+        answer=change_session,
+        body=Changed,
+        response=SessionShown,
+    ),
+    Endpoint(
+        method="DELETE",
+        path=_SESSION,
+        name="deleteSession",
+        summary="Put a session into the trash; restore brings it back.",
+        answer=delete_session,
+        response=Trashed,
+        statuses=(409,),
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{_SESSION}/restore",
+        name="restoreSession",
+        summary="Bring a deleted session back.",
+        answer=restore_session,
+        body=Restoring,
+        response=SessionShown,
+        statuses=(409,),
+    ),
+    Endpoint(
+        method="GET",
+        path=f"{_SESSION}/messages",
+        name="listMessages",
+        summary="The messages of a session, by seq.",
+        answer=list_messages,
+        query=MessagesQuery,
+        response=MessagePage,
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{_SESSION}/messages",
+        name="say",
+        summary="Say something and wait for the answer; the session is made where there is none.",
+        answer=say,
+        body=Said,
+        response=Told,
+        statuses=(409, 502),
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{_SESSION}/fork",
+        name="forkSession",
+        summary="Make a copy of what is in sight, a session of its own.",
+        answer=fork_session,
+        body=Forking,
+        response=SessionShown,
+        status=201,
+        statuses=(409,),
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{_SESSION}/compact",
+        name="compactSession",
+        summary="Make a summary of the older half now.",
+        answer=compact,
+        body=Nothing,
+        response=CompactionShown,
+        statuses=(409,),
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{_SESSION}/undo",
+        name="undo",
+        summary="Take back the newest compaction, clearing, hiding or replacing.",
+        answer=undo,
+        body=Nothing,
+        response=Undone,
+        statuses=(409,),
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{_SESSION}/stop",
+        name="stop",
+        summary="End the answer that is being written; what was said is kept.",
+        answer=stop,
+        body=Nothing,
+        response=Stopped,
+        always=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/search",
+        name="search",
+        summary="Messages that have all the words, hidden and archived ones too.",
+        answer=search,
+        query=SearchQuery,
+        response=Hits,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/stats",
+        name="stats",
+        summary="How much there is: sessions, messages and tokens.",
+        answer=stats,
+        response=Stats,
+    ),
+)
+"""The endpoints of the sessions API."""

@@ -1,0 +1,122 @@
+"""The token of the gateway's users: where it is kept, how it is made, and how one is recognised."""
+
+import errno
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.errors import Problem, WrongSettings
+from stenolog.settings.file import at_home, config_path
+from stenolog.stores import disk
+
+NAME: Final = "gateway.token"
+"""The file beside the user's config file."""
+
+_FIELD: Final = "gateway.token_file"
+_LEAST: Final = 32
+_MOST: Final = 512
+# What can stand behind `Authorization: Bearer` (RFC 6750).
+_WRITTEN: Final = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_LEAST},{_MOST}}}".encode())
+
+
+class Token(Struct, frozen=True):
+    """What a user must know. Its text form does not tell it."""
+
+    value: bytes
+
+    def __repr__(self) -> str:
+        return "Token(***)"
+
+    def is_same(self, given: bytes) -> bool:
+        """Whether somebody sent this token; how long the answer takes says nothing about it."""
+        return hmac.compare_digest(self.value, given)
+
+    def key(self, purpose: str) -> bytes:
+        """A key that only who has the token can work out, a different one for each purpose."""
+        return hmac.digest(self.value, f"stenolog {purpose}".encode(), hashlib.sha256)
+
+
+def token_path(named: str) -> Path:
+    """The file that holds the token: the one that `gateway.token_file` names, or the usual one."""
+    return at_home(named) if named else config_path(None, {}).with_name(NAME)
+
+
+def read_token(file: Path) -> Token:
+    """The token in this file. Raises WrongSettings where it is none, or others can read it."""
+    try:
+        # A pipe in its place would be waited for.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(file, flags)
+    except OSError as error:
+        raise _wrong(file, _why_not_opened(error)) from error
+    try:
+        return Token(_content(file, descriptor))
+    except OSError as error:
+        raise _wrong(file, f"it cannot be read: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def keep_token(file: Path) -> Token:
+    """The token in this file, which is made where there is none. Raises WrongSettings."""
+    if not os.path.lexists(file):
+        try:
+            _make(file)
+        except OSError as error:
+            raise _wrong(file, f"it cannot be made: {error.strerror or error}") from error
+    return read_token(file)
+
+
+def _content(file: Path, descriptor: int) -> bytes:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise _wrong(file, "this is no file")
+    if found.st_mode & 0o077:
+        raise _wrong(file, f"others than its owner can read or change it; run: chmod 600 {file}")
+    content = os.read(descriptor, _MOST + 3).rstrip(b"\r\n")
+    if not _WRITTEN.fullmatch(content):
+        words = (
+            f"there is no token in it, which is one line of {_LEAST} to {_MOST} letters, digits "
+            "and - . _ ~ + / =; remove the file, and `steno serve` makes another"
+        )
+        raise _wrong(file, words)
+    return content
+
+
+def _make(file: Path) -> None:
+    """Put a new token there, unless somebody was quicker. Raises OSError."""
+    disk.make_private(file.parent)
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        disk.write_all(descriptor, f"{secrets.token_urlsafe(32)}\n".encode())
+        disk.sync_file(descriptor)
+        # A link appears whole and takes nobody's place: of two that start at once, both read
+        # the token of the first.
+        with suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        os.close(descriptor)
+        temporary.unlink()
+    disk.sync_entries(file.parent)
+
+
+def _why_not_opened(error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return "there is no such file; `steno serve` makes it"
+    if error.errno in (errno.ELOOP, errno.EMLINK):
+        return "it is a symbolic link, which could show elsewhere tomorrow; name the file itself"
+    return f"it cannot be read: {error.strerror or error}"
+
+
+def _wrong(file: Path, reason: str) -> WrongSettings:
+    return WrongSettings([Problem(source=str(file), field=_FIELD, reason=reason)])

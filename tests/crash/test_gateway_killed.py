@@ -1,0 +1,135 @@
+"""kill -9 of `steno serve` under load, again and again, with clients that only ask once more.
+
+Afterwards every message that was answered to anybody is in the log once, none was answered twice,
+and who followed a session over SSE has heard all of it, without a gap or a repeat.
+"""
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from crash.conftest import Say
+from gateway.load import Listener, Talker
+from gateway.process import TOKEN, Process
+from stenolog.providers.model_server import ModelServer
+from stenolog.stores.opening import open_store
+
+SESSIONS = 6
+
+
+def _echo(request: object) -> str:
+    assert isinstance(request, dict)
+    return f"You said: {request['messages'][-1]['content']}"
+
+
+def check_log(where: str, talkers: list[Talker], listeners: list[Listener]) -> int:
+    """Judge what was said, kept and heard; how many messages there are."""
+    count = 0
+    with open_store(where, read_only=True) as store:
+        for number, talker in enumerate(talkers):
+            history = store.get_history(f"s{number}", full=True)
+            count += len(history)
+            said = [one.content for one in history if one.role == "user"]
+            assert said == list(talker.answers), "each that was said is there once, in its order"
+            assert [one.role for one in history] == ["user", "assistant"] * len(said)
+            for question, answer in zip(history[::2], history[1::2], strict=True):
+                assert answer.content == f"You said: {question.content}"
+                # What was told is what is kept, however often it was asked for.
+                assert talker.answers[question.content] <= {answer.content}
+            heard = next(one for one in listeners if one.name == f"listener s{number}").heard
+            assert heard == [(one.seq, one.content) for one in history]
+    return count
+
+
+def wait_for_listeners(where: str, listeners: list[Listener]) -> None:
+    """Until all have heard everything, or a minute has passed."""
+    deadline = time.monotonic() + 60
+    with open_store(where, read_only=True) as store:
+        for number, listener in enumerate(listeners):
+            last = store.info(f"s{number}").last_seq
+            while listener.heard_up_to() < last and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+
+def _run(place: Path, say: Say, *, rounds: int, seed: int) -> None:
+    chance = random.Random(seed)
+    workspace = str(place / "workspace")
+    enough, silence = threading.Event(), threading.Event()
+    with ModelServer(_echo, pause=0.002) as model:
+        gateway = Process(place / "gateway", sessions=workspace, model=model.url)
+        gateway.start()
+        keys = [f"s{number}" for number in range(SESSIONS)]
+        talkers = [Talker([gateway.url], key, seed, enough) for key in keys]
+        listeners = [Listener([gateway.url], key, seed, silence) for key in keys]
+        try:
+            for thread in (*talkers, *listeners):
+                thread.start()
+            for _ in range(rounds):
+                time.sleep(chance.uniform(0.2, 0.8))
+                gateway.kill()
+                gateway.start()
+            enough.set()
+            for talker in talkers:
+                talker.join(60)
+            wait_for_listeners(workspace, listeners)
+        finally:
+            enough.set()
+            silence.set()
+            for thread in (*talkers, *listeners):
+                thread.join(60)
+            code = gateway.stop()
+        assert code == 0
+        assert not model.refusals
+    assert [words for talker in talkers for words in talker.unclean] == []
+    count = check_log(workspace, talkers, listeners)
+    failed = sum(talker.failed for talker in talkers)
+    broken = sum(listener.broken for listener in listeners)
+    assert failed
+    assert broken
+    say(f"{rounds} kills, {count} messages, {failed} requests made again, {broken} streams broken")
+
+
+def test_a_killed_gateway_loses_nothing_and_answers_nothing_twice(tmp_path: Path, say: Say) -> None:
+    _run(tmp_path, say, rounds=5, seed=7)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_killed_gateway_loses_nothing_in_twenty_rounds(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
+    _run(tmp_path, say, rounds=20, seed=seed)
+
+
+def test_openais_client_goes_on_by_itself_after_a_kill(tmp_path: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    with ModelServer(_echo, pause=0.1) as model:
+        gateway = Process(tmp_path / "gateway", sessions=workspace, model=model.url).start()
+        try:
+            client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN, max_retries=10)
+            found: list[str | None] = []
+
+            def ask() -> None:
+                answer = client.chat.completions.create(
+                    model="main",
+                    messages=[{"role": "user", "content": "Hello?"}],
+                    metadata={"session": "s"},
+                )
+                found.append(answer.choices[0].message.content)
+
+            with client:
+                asking = threading.Thread(target=ask)
+                asking.start()
+                assert model.wait_until(lambda: model.asked > 0)
+                gateway.kill()
+                gateway.start()
+                asking.join(60)
+        finally:
+            gateway.close()
+    assert found == ["You said: Hello?"]
+    with open_store(workspace, read_only=True) as store:
+        assert [one.role for one in store.get_history("s", full=True)] == ["user", "assistant"]

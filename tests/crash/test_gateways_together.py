@@ -1,0 +1,155 @@
+"""Three gateways on one PostgreSQL, as one: one is killed and one is stopped while all are used.
+
+Any of them takes any request; the lease decides who runs a turn. In the end every message is in the
+log once and answered once, no session ever ran two turns at once, and streams are heard whole from
+whichever gateway they came.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.conftest import Say
+from crash.test_gateway_killed import check_log, wait_for_listeners
+from gateway.load import Listener, Talker
+from gateway.process import Process
+from stenolog.providers.model_server import ModelServer
+
+SESSIONS = 8
+TAKEOVER = 2.0
+
+
+class _Watching:
+    """A model that knows how many turns of a session it works on at the same time."""
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+
+    def __call__(self, request: Any) -> str:
+        words = request["messages"][-1]["content"]
+        session = words.split()[0]
+        with self._lock:
+            self.asked[words] += 1
+            self._running[session] += 1
+            self.most[session] = max(self.most[session], self._running[session])
+        time.sleep(self._pause)
+        with self._lock:
+            self._running[session] -= 1
+        return f"You said: {words}"
+
+
+@contextmanager
+def _gateways(place: Path, count: int, *, sessions: str, model: str) -> Iterator[list[Process]]:
+    config = f"takeover = {TAKEOVER}\n"
+    made = [
+        Process(place / f"gateway{number}", sessions=sessions, model=model, config=config)
+        for number in range(count)
+    ]
+    try:
+        starting = [threading.Thread(target=one.start) for one in made]
+        for one in starting:
+            one.start()
+        for one in starting:
+            one.join()
+        yield made
+    finally:
+        for process in made:
+            process.close()
+
+
+def _run(place: Path, url: str, say: Say, *, seconds: float, seed: int) -> None:
+    watching = _Watching(0.03)
+    enough, silence = threading.Event(), threading.Event()
+    with (
+        ModelServer(watching) as model,
+        _gateways(place, 3, sessions=url, model=model.url) as gateways,
+    ):
+        urls = [one.url for one in gateways]
+        keys = [f"s{number}" for number in range(SESSIONS)]
+        talkers = [Talker(urls, key, seed + at, enough) for at, key in enumerate(keys)]
+        listeners = [Listener(urls, key, seed - at, silence) for at, key in enumerate(keys)]
+        try:
+            for thread in (*talkers, *listeners):
+                thread.start()
+            time.sleep(seconds)
+            gateways[0].kill()
+            time.sleep(seconds)
+            assert gateways[1].stop() == 0
+            time.sleep(seconds)
+            enough.set()
+            for talker in talkers:
+                talker.join(60)
+            wait_for_listeners(url, listeners)
+        finally:
+            enough.set()
+            silence.set()
+            for thread in (*talkers, *listeners):
+                thread.join(60)
+        assert gateways[2].stop() == 0
+    assert [words for talker in talkers for words in talker.unclean] == []
+    count = check_log(url, talkers, listeners)
+    assert max(watching.most.values()) == 1, "no session ever ran two turns at once"
+    # The killed one's turns were made again by others; nothing else was asked twice.
+    again = [words for words, times in watching.asked.items() if times > 1]
+    assert len(again) <= SESSIONS
+    failed = sum(talker.failed for talker in talkers)
+    say(f"{count} messages, {failed} requests made again, {len(again)} turns taken over")
+
+
+def test_three_gateways_serve_as_one(tmp_path: Path, own_url: str, say: Say) -> None:
+    _run(tmp_path, own_url, say, seconds=1.0, seed=11)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_three_gateways_serve_as_one_for_long(
+    tmp_path: Path, own_url: str, say: Say, seed: int
+) -> None:
+    _run(tmp_path, own_url, say, seconds=8.0, seed=seed)
+
+
+def test_a_turn_that_nobody_asks_for_again_is_taken_over(tmp_path: Path, own_url: str) -> None:
+    """Whoever asked is gone with the gateway; the answer is made all the same, by another."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer(request: Any) -> str:
+        del request
+        asked.set()
+        go_on.wait(30)
+        return "Here I am."
+
+    with (
+        ModelServer(answer) as model,
+        _gateways(tmp_path, 2, sessions=own_url, model=model.url) as gateways,
+    ):
+        enough, silence = threading.Event(), threading.Event()
+        listener = Listener([gateways[1].url], "s0", 1, silence)
+        talker = Talker([gateways[0].url], "s0", 1, enough)
+        try:
+            listener.start()
+            talker.start()
+            assert asked.wait(30)
+            gateways[0].kill()
+            enough.set()
+            go_on.set()
+            deadline = time.monotonic() + 60
+            while len(listener.heard) < 2 and time.monotonic() < deadline:
+                time.sleep(0.02)
+        finally:
+            enough.set()
+            go_on.set()
+            silence.set()
+            talker.give_up()
+            talker.join()
+            listener.join()
+    assert [content for _, content in listener.heard] == ["s0 says 1", "Here I am."]

@@ -1,0 +1,244 @@
+"""`steno serve` from its start to its end: what it leaves behind, and what it does not."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx2
+import pytest
+
+from gateway.process import TOKEN, Process
+from stenolog.cli.agent_options import Options
+from stenolog.cli.serve import _serve
+from stenolog.errors import StenologError
+from stenolog.providers.model_server import ModelServer
+from stenolog.settings.loading import load_settings
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.opening import open_store
+
+
+class _Waiting:
+    """A model that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self, request: Any) -> str:
+        self.asked.set()
+        self.go_on.wait(30)
+        return f"You said: {request['messages'][-1]['content']}"
+
+
+@pytest.fixture
+def waiting() -> Iterator[tuple[_Waiting, str]]:
+    script = _Waiting()
+    with ModelServer(script) as server:
+        yield script, server.url
+        script.go_on.set()
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, waiting: tuple[_Waiting, str]) -> Iterator[Process]:
+    workspace = str(tmp_path / "workspace")
+    process = Process(tmp_path / "gateway", sessions=workspace, model=waiting[1])
+    yield process.start()
+    process.close()
+
+
+class _Asking(threading.Thread):
+    """One question, and what came of it."""
+
+    def __init__(self, url: str, key: str = "s") -> None:
+        super().__init__()
+        self._url = url
+        self._key = key
+        self.status = 0
+        self.answer: Any = None
+
+    def run(self) -> None:
+        headers = {"Authorization": f"Bearer {TOKEN}", "X-Session-Key": self._key}
+        body = {"messages": [{"role": "user", "content": "Hello."}]}
+        with httpx2.Client(headers=headers, timeout=60) as client:
+            response = client.post(f"{self._url}/v1/chat/completions", json=body)
+        self.status = response.status_code
+        self.answer = response.json()
+
+
+def _is_listening(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/healthz").is_success
+    except httpx2.TransportError:
+        return False
+
+
+def _log(place: Path) -> list[tuple[str, Any]]:
+    with open_store(str(place / "workspace"), read_only=True) as store:
+        return [(one.role, one.content) for one in store.get_history("s")]
+
+
+def test_asked_to_end_it_lets_the_answers_in_flight_be_made(
+    tmp_path: Path, gateway: Process, waiting: tuple[_Waiting, str]
+) -> None:
+    asking = _Asking(gateway.url)
+    asking.start()
+    assert waiting[0].asked.wait(30)
+    gateway.signal(signal.SIGTERM)
+    # Nobody new is let in, while the answer is being made.
+    while _is_listening(gateway.url):
+        pass
+    waiting[0].go_on.set()
+    asking.join(30)
+    assert gateway.ended() == 0
+    assert asking.status == 200
+    assert asking.answer["choices"][0]["message"]["content"] == "You said: Hello."
+    assert [role for role, _ in _log(tmp_path)] == ["user", "assistant"]
+
+
+def test_asked_twice_it_ends_at_once_and_the_next_start_answers(
+    tmp_path: Path, gateway: Process, waiting: tuple[_Waiting, str]
+) -> None:
+    asking = _Asking(gateway.url)
+    asking.start()
+    assert waiting[0].asked.wait(30)
+    gateway.signal(signal.SIGTERM)
+    while "Ending" not in gateway.words.read_text():
+        pass
+    gateway.signal(signal.SIGTERM)
+    assert gateway.ended() == 0
+    asking.join(30)
+    assert (asking.status, _log(tmp_path)) == (503, [("user", "Hello.")])
+    assert "Left unanswered" in gateway.words.read_text()
+    waiting[0].go_on.set()
+    gateway.start()
+    again = _Asking(gateway.url)
+    again.start()
+    again.join(30)
+    assert gateway.stop() == 0
+    assert again.answer["choices"][0]["message"]["content"] == "You said: Hello."
+
+
+def test_the_turn_of_a_client_that_went_away_is_let_end_too(
+    tmp_path: Path, gateway: Process, waiting: tuple[_Waiting, str]
+) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Session-Key": "s"}
+    body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
+    with httpx2.Client(headers=headers, timeout=0.5) as client, pytest.raises(httpx2.ReadTimeout):
+        client.post(f"{gateway.url}/v1/chat/completions", json=body)
+    assert waiting[0].asked.wait(30)
+    gateway.signal(signal.SIGTERM)
+    while _is_listening(gateway.url):
+        pass
+    waiting[0].go_on.set()
+    assert gateway.ended() == 0
+    assert [role for role, _ in _log(tmp_path)] == ["user", "assistant"]
+
+
+def test_every_store_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[JSONLStore] = []
+    closed: list[JSONLStore] = []
+    begin, end = JSONLStore.__init__, JSONLStore.close
+
+    def opening(self: JSONLStore, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
+        opened.append(self)
+
+    def closing(self: JSONLStore) -> None:
+        closed.append(self)
+        end(self)
+
+    monkeypatch.setattr(JSONLStore, "__init__", opening)
+    monkeypatch.setattr(JSONLStore, "close", closing)
+    text = f"[agent]\nsessions = '{tmp_path}/w'\nmodel = 'scripted'\n[agents.ada]\n"
+    settings = _settings(tmp_path, text + "[webhooks.shop]\nsecret = '0123456789abcdef'\n")
+
+    async def run() -> int:
+        asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGTERM)
+        return await _serve(settings, Options())
+
+    assert asyncio.run(run()) == 0
+    assert len(opened) >= 4  # the sessions and notes of two agents, and what webhooks keep
+    assert sorted(map(id, opened)) == sorted(map(id, closed))
+
+
+def _settings(place: Path, text: str) -> Any:
+    file = place / "config.toml"
+    file.write_text(f"[gateway]\nport = 0\ntoken_file = '{place}/token'\n{text}")
+    file.chmod(0o600)
+    return load_settings(config=file, environment={})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[agent]\nmodel = 'nobody/knows'\n", "nobody/knows"),
+        ("[agents.ada]\nmodel = 'nobody/knows'\n", "nobody/knows"),
+        ("[channels.telegram]\ntoken_env = 'NOT_SET'\n", "NOT_SET"),
+        ("[webhooks.shop]\nallow = ['x']\n", "at least 16 characters"),
+    ],
+)
+def test_what_is_wrong_at_the_start_leaves_nothing_open(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    if "[agent]" not in text:
+        text = f"[agent]\nsessions = '{tmp_path}/w'\nmodel = 'scripted'\n{text}"
+    settings = _settings(tmp_path, text)
+    before = _open_files(), threading.active_count()
+    with pytest.raises((click.ClickException, StenologError), match=words):
+        asyncio.run(_serve(settings, Options()))
+    assert (_open_files(), threading.active_count()) == before
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = _settings(tmp_path, "[agent]\nmodel = 'scripted'\n")
+        settings = load_settings(
+            config=tmp_path / "config.toml", environment={}, flags={"gateway.port": port}
+        )
+        with pytest.raises(StenologError, match=f"port {port} of 127.0.0.1 is taken"):
+            asyncio.run(_serve(settings, Options()))
+    assert not (tmp_path / "token").exists()
+
+
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t" * 43)
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(StenologError, match="chmod 600"):
+        asyncio.run(_serve(_settings(tmp_path, "[agent]\nmodel = 'scripted'\n"), Options()))
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_where_sessions_are_not_to_be_kept_nothing_is_on_disk(
+    tmp_path: Path, waiting: tuple[_Waiting, str]
+) -> None:
+    waiting[0].go_on.set()
+    process = Process(
+        tmp_path / "gateway",
+        sessions=str(tmp_path / "workspace"),
+        model=waiting[1],
+        config="[channels]\nsession_persistence = false\n",
+    ).start()
+    try:
+        before = set(tmp_path.rglob("*"))
+        asking = _Asking(process.url)
+        asking.start()
+        asking.join(30)
+        assert asking.status == 200
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        listed = httpx2.get(f"{process.url}/v1/sessions", headers=headers).json()
+        assert [one["key"] for one in listed["entries"]] == ["s"]
+        assert process.stop() == 0
+        assert set(tmp_path.rglob("*")) == before
+    finally:
+        process.close()
+    assert not (tmp_path / "workspace").exists()

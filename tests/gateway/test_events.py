@@ -1,0 +1,122 @@
+"""A session as it happens: over SSE, from anywhere in it, without a gap or a repeat."""
+
+import json
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from gateway.served import Served
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.stores.opening import open_store
+
+
+def _served(where: Path, **settings: Any) -> Served:
+    return Served(where, ScriptedModel(lambda messages, _: f"{len(messages)}"), **settings)
+
+
+def _events(
+    client: httpx2.Client, path: str, count: int, **headers: str
+) -> list[tuple[str, str, Any]]:
+    """The first events of a stream: their id, kind and data."""
+    with client.stream("GET", path, headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return list(islice(_parsed(response), count))
+
+
+def _parsed(response: httpx2.Response) -> Iterator[tuple[str, str, Any]]:
+    fields: dict[str, str] = {}
+    for line in response.iter_lines():
+        name, _, value = line.partition(": ")
+        if line:
+            fields[name] = value
+        elif "data" in fields:
+            yield fields.get("id", ""), fields.get("event", ""), json.loads(fields["data"])
+            fields = {}
+
+
+def test_a_stream_goes_on_behind_the_last_event_that_was_heard(tmp_path: Path) -> None:
+    with open_store(str(tmp_path)) as store:
+        for number in range(5):
+            store.add_message("a/b", "user", f"m{number}")
+    with _served(tmp_path) as served, served.client() as client:
+        path = "/v1/sessions/a%2Fb/events"
+        first = _events(client, path, 2)
+        assert [data["message"]["content"] for _, _, data in first] == ["m0", "m1"]
+        rest = _events(client, path, 3, **{"Last-Event-ID": first[-1][0]})
+        assert [data["seq"] for _, _, data in rest] == [3, 4, 5]
+        assert [data["seq"] for _, _, data in _events(client, f"{path}?after=4", 1)] == [5]
+
+
+def test_what_another_process_writes_arrives(tmp_path: Path) -> None:
+    with _served(tmp_path) as served, served.client() as client:
+        found: list[Any] = []
+
+        def listen() -> None:
+            with served.client() as own:
+                found.extend(_events(own, "/v1/sessions/s/events", 3))
+
+        listening = threading.Thread(target=listen)
+        listening.start()
+        with open_store(str(tmp_path)) as store:
+            store.add_message("s", "system", "from outside")
+        client.post("/v1/sessions/s/messages", json={"content": "Hello."})
+        listening.join(30)
+    assert [data["message"]["content"] for _, _, data in found] == ["from outside", "Hello.", "3"]
+
+
+def test_a_session_that_is_deleted_and_made_anew_begins_anew(tmp_path: Path) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_message("s", "user", "old")
+        with _served(tmp_path) as served, served.client() as client:
+            [(id, _, _)] = _events(client, "/v1/sessions/s/events", 1)
+            store.delete("s")
+            store.add_message("s", "user", "new")
+            found = _events(client, "/v1/sessions/s/events", 2, **{"Last-Event-ID": id})
+    assert [(kind, data.get("seq")) for _, kind, data in found] == [
+        ("deleted", None),
+        ("message", 1),
+    ]
+
+
+def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
+    with _served(tmp_path) as served, served.client() as client:
+        client.post("/v1/sessions/s/messages", json={"content": "Hello."})
+        heard = threading.Event()
+        ended: list[int] = []
+
+        def listen() -> None:
+            with served.client() as own, own.stream("GET", "/v1/sessions/s/events") as response:
+                for count, _ in enumerate(_parsed(response), start=1):
+                    if count == 2:
+                        heard.set()
+                ended.append(response.status_code)
+
+        listening = threading.Thread(target=listen)
+        listening.start()
+        assert heard.wait(30)
+    listening.join(30)
+    assert ended == [200]
+
+
+def test_more_streams_than_there_are_places_for_are_refused_at_once(tmp_path: Path) -> None:
+    with _served(tmp_path, max_streams=1) as served, served.client() as client:
+        with client.stream("GET", "/v1/sessions/s/events") as open_one:
+            assert open_one.status_code == 200
+            refused = client.get("/v1/sessions/s/events")
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+        # Once it is gone, the next one has its place.
+        while client.get("/v1/sessions/s/events?after=x").status_code != 400:
+            pass
+
+
+def test_an_id_that_no_stream_gave_is_refused(tmp_path: Path) -> None:
+    with _served(tmp_path) as served, served.client() as client:
+        response = client.get("/v1/sessions/s/events", headers={"Last-Event-ID": "x"})
+    assert response.status_code == 400
+    assert "Last-Event-ID" in response.json()["error"]["message"]

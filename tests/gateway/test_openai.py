@@ -1,0 +1,314 @@
+"""OpenAI's own client against the gateway: streams, tools, sessions, and asking again."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.served import TOKEN, Served
+from stenolog.errors import ModelUnavailable
+from stenolog.providers.scripted import ScriptedModel, tool_call
+from stenolog.stores.opening import open_store
+
+Messages = Sequence[Mapping[str, Any]]
+
+LAMP: Any = {
+    "type": "function",
+    "function": {"name": "lamp", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _client(served: Served, **extra: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key=TOKEN, max_retries=0, **extra)
+
+
+def _log(workspace: Path, key: str, *, full: bool = False) -> list[tuple[str, Any]]:
+    with open_store(str(workspace), read_only=True) as store:
+        return [(one.role, one.content) for one in store.get_history(key, full=full)]
+
+
+def _echo(messages: Messages, tools: Messages) -> str:
+    del tools
+    return f"{len(messages)}: {messages[-1]['content']}"
+
+
+def _ask(
+    client: openai.OpenAI,
+    messages: Any,
+    session: str | None = "s",
+    *,
+    headers: Mapping[str, str] | None = None,
+    **extra: Any,
+) -> Any:
+    named = {} if session is None else {"X-Session-Key": session}
+    return client.chat.completions.create(
+        model="main", messages=messages, extra_headers={**named, **(headers or {})}, **extra
+    )
+
+
+def test_a_session_is_kept_and_its_past_is_sent_to_the_model(tmp_path: Path) -> None:
+    model = ScriptedModel(_echo)
+    with Served(tmp_path, model) as served, _client(served) as client:
+        first = _ask(client, [{"role": "user", "content": "I am Ada."}])
+        second = _ask(client, [{"role": "user", "content": "Who am I?"}])
+    assert first.choices[0].message.content == "2: I am Ada."
+    assert second.choices[0].finish_reason == "stop"
+    assert "I am Ada." in [one["content"] for one in model.asked[-1].messages]
+    assert second.usage.total_tokens > 0
+    assert _log(tmp_path, "s") == [
+        ("user", "I am Ada."),
+        ("assistant", "2: I am Ada."),
+        ("user", "Who am I?"),
+        ("assistant", "4: Who am I?"),
+    ]
+
+
+def test_a_session_may_be_named_in_the_metadata_and_be_any_text(tmp_path: Path) -> None:
+    key = "web/ü:🐦"
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        _ask(client, [{"role": "user", "content": "Hello."}], None, metadata={"session": key})
+        with served.client() as plain:
+            asked = {"messages": [{"role": "user", "content": "Hello?"}]}
+            header = {b"X-Session-Key": key.encode()}
+            assert plain.post("/v1/chat/completions", json=asked, headers=header).is_success
+        with pytest.raises(openai.BadRequestError, match="two different sessions"):
+            _ask(client, [{"role": "user", "content": "x"}], "a", metadata={"session": "b"})
+    assert len(_log(tmp_path, key)) == 4
+
+
+@pytest.mark.parametrize("key", ["a\r\nX-Evil: 1", "\x00", " a ", "ü", "x" * 1_024])
+def test_no_key_breaks_the_response(tmp_path: Path, key: str) -> None:
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        for stream in (False, True):
+            asked: Any = [{"role": "user", "content": "Hello."}]
+            raw = client.chat.completions.with_raw_response.create(
+                model="main", messages=asked, metadata={"session": key}, stream=stream
+            )
+            assert raw.status_code == 200
+            assert "x-evil" not in raw.headers
+            raw.http_response.read()
+    assert len(_log(tmp_path, key)) == 4
+
+
+def test_half_a_character_is_kept_as_it_is(tmp_path: Path) -> None:
+    with Served(tmp_path, ScriptedModel(["Yes."])) as served, served.client() as client:
+        body = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}], "seed": 1}'
+        response = client.post(
+            "/v1/chat/completions",
+            content=body,
+            headers={"X-Session-Key": "s", "Content-Type": "application/json"},
+        )
+    assert response.status_code == 200
+    assert response.headers["x-steno-without-effect"] == "seed"
+    assert _log(tmp_path, "s")[0] == ("user", "cut \ud83d")
+
+
+def test_without_a_session_nothing_is_kept(tmp_path: Path) -> None:
+    model = ScriptedModel(_echo)
+    with Served(tmp_path, model) as served, _client(served) as client:
+        answer = _ask(client, [{"role": "user", "content": "Hello."}], None)
+    assert answer.choices[0].message.content == "1: Hello."
+    with open_store(str(tmp_path), read_only=True) as store:
+        assert store.list_sessions() == []
+    assert not any(b"Hello." in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
+def test_without_a_session_each_request_gets_one_where_that_is_wanted(tmp_path: Path) -> None:
+    served = Served(tmp_path, ScriptedModel(_echo), store_anonymous=True)
+    with served, _client(served) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model="main", messages=[{"role": "user", "content": "Hello."}]
+        )
+    key = raw.headers["x-session-key"]
+    assert key.startswith("api:")
+    assert [role for role, _ in _log(tmp_path, key)] == ["user", "assistant"]
+
+
+def test_a_client_that_sends_its_whole_history_adds_what_is_new(tmp_path: Path) -> None:
+    talk: list[Any] = []
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        for words in ("one", "two", "three"):
+            talk.append({"role": "user", "content": words})
+            answer = _ask(client, talk)
+            talk.append({"role": "assistant", "content": answer.choices[0].message.content})
+        assert [content for _, content in _log(tmp_path, "s", full=True)] == [
+            body["content"] for body in talk
+        ]
+        # It changes what it has said second: the rest goes out of sight, and stays in the log.
+        edited = [*talk[:2], {"role": "user", "content": "two!"}]
+        answer = _ask(client, edited)
+    assert [content for _, content in _log(tmp_path, "s")] == [
+        "one", "2: one", "two!", answer.choices[0].message.content,
+    ]  # fmt: skip
+    assert len(_log(tmp_path, "s", full=True)) == 8
+
+
+def test_the_clients_own_system_prompt_stands_in_the_place_of_the_agents(tmp_path: Path) -> None:
+    model = ScriptedModel(_echo)
+    with Served(tmp_path, model) as served, _client(served) as client:
+        system = {"role": "system", "content": "Speak like a pirate."}
+        _ask(client, [system, {"role": "user", "content": "Hello."}])
+        _ask(client, [{"role": "user", "content": "And now?"}])
+    assert model.asked[0].messages[0] == system
+    assert "pirate" not in json.dumps(model.asked[1].messages)
+    assert [role for role, _ in _log(tmp_path, "s")] == ["user", "assistant"] * 2
+
+
+def _with_lamp(messages: Messages, tools: Messages) -> Any:
+    del tools
+    last = messages[-1]
+    if last["role"] == "user" and "lamp" in str(last["content"]):
+        return {"content": "I try.", "tool_calls": [tool_call("lamp", {"on": True}, id="c1")]}
+    return f"The lamp: {last['content']}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_call_of_the_clients_tool_is_handed_over_and_its_result_goes_on(
+    tmp_path: Path, stream: bool, whole: bool
+) -> None:
+    model = ScriptedModel(_with_lamp)
+    with Served(tmp_path, model) as served, _client(served) as client:
+        asked: Any = {"role": "user", "content": "Switch the lamp on."}
+        said, calls, finish = _heard(client, [asked], stream=stream)
+        assert (said, finish) == ("I try.", "tool_calls")
+        assert [(one["name"], one["arguments"]) for one in calls] == [("lamp", '{"on": true}')]
+        result: Any = {"role": "tool", "tool_call_id": "c1", "content": "it shines"}
+        call = tool_call("lamp", {"on": True}, id="c1")
+        calling = {"role": "assistant", "content": said, "tool_calls": [call]}
+        said, calls, finish = _heard(
+            client, [asked, calling, result] if whole else [result], stream=stream
+        )
+    assert (said, calls, finish) == ("The lamp: it shines", [], "stop")
+    assert [role for role, _ in _log(tmp_path, "s", full=True)] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+    assert "lamp" in [tool["function"]["name"] for tool in model.asked[0].tools]
+
+
+def _heard(client: openai.OpenAI, messages: Any, *, stream: bool) -> tuple[str, Any, str]:
+    answer = _ask(client, messages, tools=[LAMP], stream=stream)
+    if not stream:
+        [choice] = answer.choices
+        calls = [one.function.to_dict() for one in choice.message.tool_calls or ()]
+        return choice.message.content, calls, choice.finish_reason
+    text, calls, finish = "", [], ""
+    for piece in answer:
+        [choice] = piece.choices
+        text += choice.delta.content or ""
+        calls += [one.function.to_dict() for one in choice.delta.tool_calls or ()]
+        finish = choice.finish_reason or finish
+    return text, calls, finish
+
+
+def test_who_goes_on_without_the_result_is_answered(tmp_path: Path) -> None:
+    model = ScriptedModel(_with_lamp)
+    with Served(tmp_path, model) as served, _client(served) as client:
+        _ask(client, [{"role": "user", "content": "The lamp!"}], tools=[LAMP])
+        answer = _ask(client, [{"role": "user", "content": "Never mind."}])
+    assert answer.choices[0].message.content == "The lamp: Never mind."
+    [result] = [one for one in model.asked[-1].messages if one["role"] == "tool"]
+    assert "went on without it" in result["content"]
+
+
+def clock() -> str:
+    """The time."""
+    return "noon"
+
+
+def test_what_the_agents_own_tools_do_is_not_the_clients_business(tmp_path: Path) -> None:
+    scenes: list[Any] = [
+        {"content": "I look.", "tool_calls": [tool_call("clock", id="c1")]},
+        "It is noon.",
+        "You asked for the time.",
+    ]
+    served = Served(tmp_path, ScriptedModel(scenes), tools=[clock])
+    with served, _client(served) as client:
+        asked: Any = {"role": "user", "content": "What time is it?"}
+        pieces = list(_ask(client, [asked], stream=True, stream_options={"include_usage": True}))
+        text = "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
+        assert text == "I look.\n\nIt is noon."
+        assert pieces[-1].usage.completion_tokens > 0
+        said: Any = {"role": "assistant", "content": text}
+        _ask(client, [asked, said, {"role": "user", "content": "What did I ask?"}])
+    assert [role for role, _ in _log(tmp_path, "s", full=True)] == [
+        "user", "assistant", "tool", "assistant", "user", "assistant",
+    ]  # fmt: skip
+
+
+def test_who_asks_again_gets_the_same_answer_and_nothing_is_stored_twice(tmp_path: Path) -> None:
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        asked: Any = [{"role": "user", "content": "Hello."}]
+        first = _ask(client, asked)
+        again = _ask(client, asked, headers={"x-stainless-retry-count": "1"})
+        assert again.choices[0].message == first.choices[0].message
+        for _ in range(2):
+            named = _ask(client, asked, headers={"Idempotency-Key": "k1"})
+            assert named.choices[0].message.content == "4: Hello."
+        # Who only says the same once more is answered once more.
+        _ask(client, asked)
+    assert [role for role, _ in _log(tmp_path, "s", full=True)] == ["user", "assistant"] * 3
+
+
+def test_a_model_that_is_down_is_told_by_the_status_and_the_message_is_kept(tmp_path: Path) -> None:
+    scenes: list[Any] = [ModelUnavailable("it sleeps"), "Good morning."]
+    with Served(tmp_path, ScriptedModel(scenes)) as served:
+        asked: Any = [{"role": "user", "content": "Hello."}]
+        with _client(served) as client, pytest.raises(openai.InternalServerError, match="sleeps"):
+            _ask(client, asked)
+        # The client of most people asks again by itself.
+        with _client(served).with_options(max_retries=2) as client:
+            answer = _ask(client, asked)
+    assert answer.choices[0].message.content == "Good morning."
+    assert [role for role, _ in _log(tmp_path, "s", full=True)] == ["user", "assistant"]
+
+
+def test_models_are_the_agents_and_an_unknown_one_is_told_with_those_there_are(
+    tmp_path: Path,
+) -> None:
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        assert [one.id for one in client.models.list()] == ["main"]
+        with pytest.raises(openai.NotFoundError, match="there are: main"):
+            client.chat.completions.create(
+                model="gpt-9", messages=[{"role": "user", "content": "Hello."}]
+            )
+
+
+def _wrong() -> Iterator[tuple[Any, str]]:
+    yield {"messages": []}, "at least one"
+    yield {"messages": [{"role": "user"}]}, r"messages\[0\].content"
+    yield {"messages": [{"role": "wizard", "content": "x"}]}, r"messages\[0\].role"
+    yield {"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"
+    yield {"messages": [{"role": "assistant", "content": "x"}]}, "the last one"
+    yield {"messages": [{"role": "user", "content": "x"}], "n": 2}, "n: one answer"
+    yield {"messages": "x"}, "messages"
+    yield {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, r"tools\[0\]"
+
+
+@pytest.mark.parametrize(("body", "words"), list(_wrong()))
+def test_what_cannot_be_answered_is_refused_and_nothing_is_stored(
+    tmp_path: Path, body: Any, words: str
+) -> None:
+    model = ScriptedModel(_echo)
+    with Served(tmp_path, model) as served, served.client() as client:
+        response = client.post("/v1/chat/completions", json=body, headers={"X-Session-Key": "s"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert re.search(words, response.json()["error"]["message"])
+    assert model.asked == []
+    assert _log(tmp_path, "s") == []
+
+
+def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model="main",
+            messages=[{"role": "user", "content": "Hello."}],
+            temperature=0.1,
+            max_completion_tokens=7,
+        )
+    assert raw.headers["x-steno-without-effect"] == "temperature"

@@ -1,0 +1,361 @@
+"""Towards the app at most once: what a killed process left is delivered once, or told of once."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent.events import Inbound
+from stenolog.agent.loop import AgentLoop
+from stenolog.channels.base import MaybeSent, NotSent, Place, Undeliverable
+from stenolog.channels.claims import Claims, conversation
+from stenolog.channels.delivery import UNSURE, Delivery
+from stenolog.channels.marks import FIELD
+from stenolog.channels.splitting import split
+from stenolog.errors import NotStored, StoreUnavailable
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+from telegram_server import TelegramServer
+from unit.agent.agents import agent_loop
+from unit.channels.bots import (
+    ALICE,
+    KEY,
+    agent_and_channels,
+    bot,
+    mark,
+    telegram_settings,
+    until,
+)
+
+ORIGIN: Mapping[str, Any] = {"channel": "telegram", "chat": ALICE}
+
+
+@pytest.fixture
+def server() -> Iterator[TelegramServer]:
+    """A small Telegram."""
+    with TelegramServer() as telegram:
+        yield telegram
+
+
+async def _answered(folder: Path, *, origin: Mapping[str, Any] | None = ORIGIN) -> None:
+    """A process that ends between storing an answer and sending it."""
+    async with agent_loop("jsonl", folder, ["The answer."]) as loop:
+        await loop.hear(Inbound(key=KEY, content="the question", id="q", origin=origin))
+
+
+def _change(folder: Path, change: Callable[[Store], object]) -> None:
+    with open_store(str(folder)) as store:
+        change(store)
+
+
+def _delivery(folder: Path) -> Any:
+    with open_store(str(folder)) as store:
+        return store.info(KEY).meta.get(FIELD)
+
+
+async def _recovered(folder: Path) -> list[str]:
+    """What a process sends that looks after what was left."""
+    app, claims = _App(), Claims()
+    async with agent_loop("jsonl", folder, []) as loop:
+        await Delivery(loop, app, claims).recover()
+    await claims.close()
+    return app.sent
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_was_never_begun_to_be_sent_is_delivered_once_at_the_start(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        await _answered(tmp_path)
+        async with bot(tmp_path, server, []):
+            await until(server, lambda: server.texts(ALICE) == ["The answer."])
+        assert await _recovered(tmp_path) == []
+        assert server.texts(ALICE) == ["The answer."]
+
+    asyncio.run(scenario())
+    assert _delivery(tmp_path) == {"seq": 2, "mark": "sent", "origin": dict(ORIGIN)}
+
+
+def test_what_was_begun_to_be_sent_is_not_sent_again_and_its_reader_is_told_once(
+    server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        await _answered(tmp_path)
+        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{FIELD: sending}))
+        async with bot(tmp_path, server, []):
+            await until(server, lambda: server.texts(ALICE) == [UNSURE])
+        assert await _recovered(tmp_path) == []
+        assert server.texts(ALICE) == [UNSURE]
+
+    asyncio.run(scenario())
+    assert _delivery(tmp_path)["mark"] == "unsure"
+    assert sum("nobody knows" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(("minutes", "sent"), [(5, []), (-5, ["The answer."])])
+def test_what_was_said_longer_ago_than_a_day_is_not_answered_out_of_the_blue(
+    minutes: int, sent: list[str], tmp_path: Path
+) -> None:
+    def old(store: Store) -> None:
+        long_ago = datetime.now(UTC) - timedelta(days=1, minutes=minutes)
+        question = {"role": "user", "content": "q", "stenolog": {"origin": dict(ORIGIN)}}
+        answer = {"role": "assistant", "content": "The answer."}
+        store.add_messages(KEY, [question, answer], at=[long_ago, long_ago])
+
+    _change(tmp_path, old)
+    assert asyncio.run(_recovered(tmp_path)) == sent
+
+
+@pytest.mark.parametrize("origin", [None, {"channel": "webhook-ci", "sender": "alice"}])
+def test_what_came_from_no_chat_app_or_from_another_is_never_sent(
+    origin: Mapping[str, Any] | None, tmp_path: Path
+) -> None:
+    asyncio.run(_answered(tmp_path, origin=origin))
+    assert asyncio.run(_recovered(tmp_path)) == []
+
+
+def test_a_turn_that_a_killed_process_left_is_gone_on_with_and_delivered_once(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    question = {"role": "user", "content": "q", "stenolog": {"origin": dict(ORIGIN)}}
+    _change(tmp_path, lambda store: store.add_full_message(KEY, question))
+
+    async def scenario() -> None:
+        settings = telegram_settings(server)
+        async with agent_and_channels(tmp_path, settings, ["After all."]) as (loop, channels):
+            await channels.start()
+            answers = await loop.resume()
+            await channels.deliver(answers)
+            await channels.deliver(answers)
+            assert server.texts(ALICE) == ["After all."]
+            assert mark(loop)["mark"] == "sent"
+
+    asyncio.run(scenario())
+
+
+def test_a_stand_in_for_the_store_delivers_once_without_marks(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bot(tmp_path, server, ["one", "two"], store="legacy"):
+            server.say("hello", message=50)
+            await until(server, lambda: server.texts(ALICE) == ["one"])
+            server.say("hello", message=50)
+            server.say("more", message=51)
+            await until(server, lambda: len(server.texts(ALICE)) == 2)
+        assert server.texts(ALICE) == ["one", "two"]
+
+    asyncio.run(scenario())
+
+
+# --- one answer, and what an app makes of it -----------------------------------------------------
+
+
+class _App:
+    """An app that does as it is told, for each message that is sent."""
+
+    name = "telegram"
+    limit = 64
+
+    def __init__(self, *plays: Exception | Callable[[], object] | None) -> None:
+        self.plays = list(plays)
+        self.sent: list[str] = []
+
+    async def run(self, inward: object) -> None:
+        """Nothing comes in."""
+
+    async def send(self, origin: Place, text: str) -> None:
+        """What happens is played."""
+        del origin
+        play = self.plays.pop(0) if self.plays else None
+        if isinstance(play, Exception):
+            raise play
+        if play is not None:
+            play()
+        self.sent.append(text)
+
+    async def typing(self, origin: Place) -> None:
+        """Nobody looks."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def _deliver(
+    folder: Path, app: _App, *, text: str = "The answer.", before: Callable[[Any], object] = repr
+) -> Any:
+    """Have an answer delivered; the mark that is left."""
+    async with agent_loop("jsonl", folder, ScriptedModel(lambda *_: text)) as loop:
+        answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+        instance = loop.registry.agent()
+        before(instance)
+        claims = Claims()
+        delivery = Delivery(loop, app, claims, pause=0.001)
+        try:
+            await delivery.deliver(instance, answer, answer.text, ORIGIN)
+            await delivery.deliver(instance, answer, answer.text, ORIGIN)
+        finally:
+            await claims.close()
+        return mark(loop)
+
+
+def test_sending_is_durable_before_the_first_piece_and_sent_after_the_last(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append(_delivery(tmp_path)["mark"])
+
+    text = " ".join(f"word{number:03}" for number in range(20))
+    app = _App(look, look, look, look)
+    assert asyncio.run(_deliver(tmp_path, app, text=text))["mark"] == "sent"
+    assert seen == ["sending"] * len(app.sent)
+    assert len(app.sent) > 1
+    assert " ".join(app.sent) == text
+
+
+def test_what_surely_was_not_sent_is_sent_again(tmp_path: Path) -> None:
+    app = _App(NotSent("refused"), NotSent("busy", after=0.01))
+    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "sent"
+    assert app.sent == ["The answer."]
+
+
+def test_what_may_have_arrived_is_not_sent_again(tmp_path: Path) -> None:
+    app = _App(MaybeSent("timeout"))
+    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "unsure"
+    assert app.sent == [*_pieces(UNSURE)]
+
+
+def test_what_the_app_refuses_is_not_sent_again(tmp_path: Path) -> None:
+    app = _App(Undeliverable("blocked"))
+    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "refused"
+    assert app.sent == []
+
+
+def test_without_a_mark_nothing_is_sent(tmp_path: Path) -> None:
+    def broken(instance: Any) -> None:
+        def fails(*given: Any, **named: Any) -> None:
+            raise NotStored(f"the disk is full: {given}, {named}")
+
+        instance.store.set_meta = fails
+
+    app = _App()
+    assert asyncio.run(_deliver(tmp_path, app, before=broken)) is None
+    assert app.sent == []
+
+
+def test_stopped_before_anything_was_handed_over_it_is_left_to_the_next_start(
+    tmp_path: Path,
+) -> None:
+    async def scenario(loop: AgentLoop, app: _App) -> None:
+        answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+        claims = Claims()
+        delivery = Delivery(loop, app, claims, pause=0.001)
+        instance = loop.registry.agent()
+        delivering = asyncio.create_task(delivery.deliver(instance, answer, answer.text, ORIGIN))
+        while app.plays:  # noqa: ASYNC110 - it is looked at from outside
+            await asyncio.sleep(0.001)
+        delivering.cancel()
+        await asyncio.wait([delivering])
+        assert mark(loop) is None
+        await delivery.recover()
+        await claims.close()
+        assert app.sent == ["The answer."]
+
+    async def run() -> None:
+        async with agent_loop("jsonl", tmp_path, ["The answer."]) as loop:
+            await scenario(loop, _App(NotSent("busy", after=60)))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_two_gateways_that_deliver_the_same_answer_send_it_once(store: str, tmp_path: Path) -> None:
+    where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
+
+    async def scenario() -> None:
+        app = _App()
+        async with (
+            agent_loop(store, tmp_path, ["The answer."]) as one,
+            agent_loop(store, tmp_path, []) as two,
+        ):
+            answer = await one.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+            await one.quiet()
+            # Both look before either writes, unless one waits for the other.
+            barrier = threading.Barrier(2)
+            for loop in (one, two):
+                _meet(loop.registry.agent().store, barrier)
+            claims = [Claims(open_store(where, namespace="channels")) for _ in range(2)]
+            both = [
+                Delivery(loop, app, claim).deliver(
+                    loop.registry.agent(), answer, answer.text, ORIGIN
+                )
+                for loop, claim in zip((one, two), claims, strict=True)
+            ]
+            await asyncio.gather(*both)
+            for claim in claims:
+                await claim.close()
+        assert app.sent == ["The answer."]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_living_gateway_is_sending_is_left_to_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await _answered(tmp_path)
+        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{FIELD: sending}))
+        app = _App()
+        claims = [Claims(open_store(str(tmp_path), namespace="channels")) for _ in range(2)]
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            async with claims[0].held(conversation(None, KEY)):
+                await Delivery(loop, app, claims[1]).recover()
+            assert mark(loop) == sending
+        for claim in claims:
+            await claim.close()
+        assert app.sent == []
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+    def away(instance: Any) -> None:
+        set_meta, left = instance.store.set_meta, [1, 2]
+
+        def fails(*given: Any, **named: Any) -> None:
+            if left:
+                left.pop()
+                raise StoreUnavailable("no connection")
+            set_meta(*given, **named)
+
+        instance.store.set_meta = fails
+
+    app = _App()
+    assert asyncio.run(_deliver(tmp_path, app, before=away))["mark"] == "sent"
+    assert app.sent == ["The answer."]
+
+
+def _meet(store: Any, barrier: threading.Barrier) -> None:
+    """Have those who look at a session wait for each other, for a moment."""
+    info = store.info
+
+    def meeting(key: str) -> Any:
+        found = info(key)
+        with suppress(threading.BrokenBarrierError):
+            barrier.wait(0.2)
+        return found
+
+    store.info = meeting
+
+
+def _pieces(text: str) -> list[str]:
+    return split(text, _App.limit)

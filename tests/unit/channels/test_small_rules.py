@@ -1,0 +1,157 @@
+"""Who is answered, which signatures hold, how far updates were taken in, where a chat goes on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.agent.events import Answer
+from stenolog.agent.turns import CLOSES
+from stenolog.channels.allowing import AllowList
+from stenolog.channels.base import Arrival
+from stenolog.channels.going_on import GoesOn, session_of
+from stenolog.channels.inbox import words_for
+from stenolog.channels.marks import Mark, mark_in
+from stenolog.channels.offsets import Offsets
+from stenolog.channels.signing import STALE, is_signed, signature
+
+SECRET = "a secret of both sides"
+BODY = b'{"text":"hello"}'
+
+
+# --- the allow-list ------------------------------------------------------------------------------
+
+
+@given(st.text(), st.text())
+def test_an_empty_allow_list_means_nobody(id: str, name: str) -> None:
+    assert not AllowList((), setting="x").allows(id, name)
+
+
+@given(st.text(), st.text())
+def test_entries_without_a_name_mean_nobody_either(id: str, name: str) -> None:
+    assert not AllowList(("", " ", "@", " @ "), setting="x").allows(id, name)
+
+
+def test_ids_and_names_are_told_apart() -> None:
+    allowed = AllowList(("123", "@Alice"), setting="x")
+    assert allowed.allows("123")
+    assert allowed.allows("7", "aLICE")
+    assert not allowed.allows("7", "123")
+    assert not allowed.allows("alice", "")
+    assert not allowed.allows("@Alice", "")
+
+
+def test_a_refused_sender_is_logged_once_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    allowed = AllowList((), setting="channels.telegram.allow")
+    for _ in range(3):
+        allowed.allows("4711", "mallory")
+    [record] = caplog.records
+    assert "4711" in record.getMessage()
+    assert "channels.telegram.allow" in record.getMessage()
+
+
+# --- signatures ----------------------------------------------------------------------------------
+
+
+def test_a_signature_holds_for_its_secret_body_and_time() -> None:
+    header = signature(SECRET, BODY, at=1_000)
+    assert is_signed(SECRET, BODY, header, now=1_000)
+    assert is_signed(SECRET, BODY, header, now=1_000 + STALE)
+    assert not is_signed(SECRET, BODY, header, now=1_001 + STALE)
+    assert not is_signed(SECRET, BODY, header, now=999 - STALE)
+    assert not is_signed(SECRET, BODY + b" ", header, now=1_000)
+    assert not is_signed("another secret", BODY, header, now=1_000)
+
+
+@given(st.text() | st.from_regex(r"t=[0-9]+,v1=[0-9a-f]*", fullmatch=True))
+def test_nothing_else_is_a_signature(header: str) -> None:
+    assert not is_signed(SECRET, BODY, header, now=1_000)
+
+
+def test_the_time_of_a_signature_cannot_be_changed() -> None:
+    header = signature(SECRET, BODY, at=1_000).replace("t=1000", "t=2000")
+    assert not is_signed(SECRET, BODY, header, now=2_000)
+
+
+# --- updates -------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=60))
+def test_the_next_number_never_passes_an_update_that_is_not_durable(
+    steps: list[tuple[int, bool]],
+) -> None:
+    offsets = Offsets()
+    open_ones: set[int] = set()
+    for number, durable in steps:
+        everything = range(max(offsets.next or 1, 1), 31)  # what the server gives
+        open_ones.update(offsets.came([one for one in everything if one <= number]))
+        if number in open_ones:
+            offsets.settled(number, durable=durable)
+            open_ones -= {number} if durable else set()
+        assert all(one >= (offsets.next or 0) for one in open_ones)
+
+
+def test_an_update_is_taken_in_once_and_again_where_it_was_left() -> None:
+    offsets = Offsets()
+    assert offsets.came([5, 6]) == [5, 6]
+    assert offsets.came([5, 6, 7]) == [7]
+    offsets.settled(6, durable=True)
+    assert offsets.next == 5
+    offsets.settled(5, durable=False)
+    assert offsets.next == 5
+    assert offsets.came([5, 6, 7]) == [5]
+    offsets.settled(5, durable=True)
+    assert offsets.next == 7
+
+
+def test_what_the_app_has_forgotten_is_not_waited_for() -> None:
+    offsets = Offsets()
+    offsets.came([5])
+    offsets.settled(5, durable=False)
+    assert offsets.came([9]) == [9]
+    offsets.settled(9, durable=True)
+    assert offsets.next == 10
+
+
+def test_what_an_earlier_process_took_in_is_only_confirmed() -> None:
+    offsets = Offsets(known_below=7)
+    assert offsets.came([5, 6, 7]) == [7]
+    assert offsets.next == 7
+
+
+# --- going on ------------------------------------------------------------------------------------
+
+
+def _arrival(number: int, chat: str | None = None) -> Arrival:
+    return Arrival(sender="1", text="hi", id=str(number), chat=chat, number=number)
+
+
+def test_a_chat_goes_on_where_its_command_said_but_not_its_earlier_messages() -> None:
+    goes_on = GoesOn(key="t:new:1", before="t:1", chat="", number=7)
+    assert session_of("t:1", None, _arrival(3)) == "t:1"
+    assert session_of("t:1", goes_on, _arrival(8)) == "t:new:1"
+    assert session_of("t:1", goes_on, _arrival(6)) == "t:1"
+    assert session_of("t:1", goes_on, _arrival(7)) is None  # the command itself, once more
+    assert session_of("t:1", goes_on, _arrival(6, chat="-5")) == "t:new:1"
+    assert session_of("t:1", goes_on, _arrival(0)) == "t:new:1"
+
+
+# --- words and marks -----------------------------------------------------------------------------
+
+
+def test_a_mark_comes_back_as_it_was_and_nonsense_is_none() -> None:
+    mark = Mark(seq=4, state="sending", origin={"channel": "telegram", "chat": 1})
+    assert mark_in({"delivery": mark.fields()}) == mark
+    for told in (None, 4, {}, {"seq": "4"}, {"seq": 4, "mark": "lost", "origin": {}}):
+        assert mark_in({"delivery": told}) is None
+
+
+def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
+    assert words_for(Answer(key="k", text=CLOSES, outcome="failed")) == ""
+    taken_over = "another process has taken this turn over"
+    assert words_for(Answer(key="k", text=taken_over, outcome="failed")) == ""
+    assert "no disk" in words_for(Answer(key="k", text="no disk", outcome="failed"))
+
+
+def test_an_answer_that_is_not_saved_says_so() -> None:
+    answer = Answer(key="k", text="Hello.", outcome="answered", saved=False)
+    assert words_for(answer, not_saved="the disk is full").endswith("(Not saved: the disk is full)")

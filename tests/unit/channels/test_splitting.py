@@ -1,0 +1,100 @@
+"""Long answers as messages: nothing lost, nothing blank, nothing too long."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.channels.splitting import LEAST, pieces, split, units
+from stenolog.errors import UsageError
+
+LIMITS = st.integers(LEAST, 200)
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=120),
+        st.sampled_from(
+            ["\n\n", "\n", ". ", " ", "```", "```python\n", "\n```\n", "😀" * 40, "a" * 99]
+        ),
+    ),
+    max_size=25,
+).map("".join)
+
+
+def _words(text: str) -> str:
+    """What is left without white space and the marks of code."""
+    return "".join(text.split()).replace("`", "")
+
+
+@given(TEXTS, LIMITS)
+def test_no_message_is_blank_or_longer_than_the_limit(text: str, limit: int) -> None:
+    for message in split(text, limit):
+        assert message.strip()
+        assert units(message) <= limit
+
+
+@given(TEXTS, LIMITS)
+def test_no_character_of_the_words_is_lost_or_said_twice(text: str, limit: int) -> None:
+    assert _words("".join(piece.body for piece in pieces(text, limit))) == _words(text)
+
+
+@given(TEXTS, LIMITS)
+def test_what_is_blank_gives_no_message_and_all_else_gives_one(text: str, limit: int) -> None:
+    assert bool(split(text, limit)) == bool(_words(text)) or "`" in text
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.lists(st.text("abc ", min_size=1, max_size=30), max_size=12)),
+        max_size=8,
+    ),
+    LIMITS,
+)
+def test_every_message_has_whole_blocks_of_code(
+    blocks: list[tuple[bool, list[str]]], limit: int
+) -> None:
+    text = "\n\n".join(
+        "```py\n" + "\n".join(lines) + "\n```" if code else "\n".join(lines)
+        for code, lines in blocks
+    )
+    for message in split(text, limit):
+        assert message.count("```") % 2 == 0
+
+
+def test_a_short_answer_stays_as_it_is() -> None:
+    assert split("One.\n\n  Two.", 4096) == ["One.\n\n  Two."]
+
+
+def test_it_is_cut_at_a_paragraph_rather_than_at_a_line_a_sentence_or_a_word() -> None:
+    first, second = "One two. Three\nfour five " * 2, "Six. Seven\neight " * 3
+    assert split(f"{first.strip()}\n\n{second.strip()}", 80) == [first.strip(), second.strip()]
+
+
+@pytest.mark.parametrize("between", ["\n", ". ", " "])
+def test_without_a_better_place_it_is_cut_at_the_next_best(between: str) -> None:
+    first, second = "a" * 50, "b" * 50
+    found = split(f"{first}{between}{second}", 64)
+    assert found == [f"{first}{between.rstrip()}", second]
+
+
+def test_a_word_that_is_too_long_is_cut_anywhere() -> None:
+    assert "".join(split("x" * 1000, 64)) == "x" * 1000
+
+
+def test_an_emoji_counts_as_two_and_is_never_cut_in_half() -> None:
+    found = split("😀" * 3000, 4096)
+    assert "".join(found) == "😀" * 3000
+    assert all(len(one.encode("utf-16-le")) // 2 <= 4096 for one in found)
+
+
+def test_code_is_closed_and_opened_again_with_its_language_and_indentation() -> None:
+    lines = [f"    line {number:02}" for number in range(18)]
+    text = "Look:\n```python\n" + "\n".join(lines) + "\n```\nThat was it."
+    found = split(text, 100)
+    assert len(found) > 2
+    assert found[0].endswith("\n```")
+    assert found[1].startswith("```python\n    line")
+    assert found[-1].endswith("\n```\nThat was it.")
+
+
+def test_a_tiny_limit_is_refused() -> None:
+    with pytest.raises(UsageError):
+        split("hello", LEAST - 1)

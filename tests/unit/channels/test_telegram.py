@@ -1,0 +1,506 @@
+"""A bot with the real Telegram library, against a small Telegram on this machine."""
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.errors import ModelUnavailable, NotStored
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.sessions.importers.old import EVERY_LAYOUT
+from stenolog.sessions.migration import take_in
+from stenolog.stores.opening import open_store
+from telegram_server import TOKEN, USERNAME, TelegramServer
+from unit.agent.agents import bodies
+from unit.agent.agents import until as until_it_holds
+from unit.channels.bots import ALICE, KEY, bot, confirmed, in_the_end, mark, until
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+pytestmark = pytest.mark.filterwarnings("ignore::telegram.warnings.PTBDeprecationWarning")
+
+
+@pytest.fixture
+def server() -> Iterator[TelegramServer]:
+    """A small Telegram."""
+    with TelegramServer() as telegram:
+        yield telegram
+
+
+def _echo(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
+    del tools
+    return f"You said: {messages[-1]['content']}"
+
+
+def _have_come(server: TelegramServer, count: int) -> bool:
+    return len(server.sent) == count
+
+
+def test_a_message_is_answered_where_it_was_said_and_seen_typing(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bot(tmp_path, server, ["Hello, alice."]) as loop:
+            number = server.say("hello")
+            await until(server, lambda: server.texts(ALICE) == ["Hello, alice."])
+            await until(server, confirmed(server, number))
+            assert [body["content"] for body in bodies(loop, KEY)] == ["hello", "Hello, alice."]
+            assert ALICE in server.typing
+
+    asyncio.run(scenario())
+
+
+def test_an_empty_allow_list_answers_nobody(
+    server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        model = ScriptedModel(_echo)
+        async with bot(tmp_path, server, model, settings={"allow": ()}) as loop:
+            for text in ("hello", "/help", None):
+                number = server.say(text)
+            await until(server, confirmed(server, number))
+            assert loop.registry.agent().sessions.list_sessions() == []
+        assert server.sent == []
+        assert model.asked == []
+        assert sum("1001" in record.getMessage() for record in caplog.records) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_name_on_the_allow_list_is_answered_and_a_stranger_is_not(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bot(tmp_path, server, ScriptedModel(_echo), settings={"allow": ("@Alice",)}):
+            server.say("let me in", user=666, name="mallory")
+            server.say("hello")
+            await until(server, lambda: bool(server.texts(ALICE)))
+        assert server.texts(666) == []
+
+    asyncio.run(scenario())
+
+
+def test_messages_of_one_chat_stay_in_order_and_chats_do_not_wait_for_each_other(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    hold = threading.Event()
+
+    async def scenario() -> None:
+        model = ScriptedModel(_echo)
+
+        async def stream(*given: Any, **named: Any) -> Any:
+            if any(body["content"] == "slow" for body in given[0]):
+                await asyncio.to_thread(hold.wait)
+            async for delta in ScriptedModel.stream(model, *given, **named):
+                yield delta
+
+        model.stream = stream  # type: ignore[method-assign]
+        settings = {"allow": ("1001", "1002")}
+        async with bot(tmp_path, server, model, settings=settings) as loop, in_the_end(hold.set):
+            for text in ("slow", "second", "third"):
+                server.say(text)
+            last = server.say("quick", user=1002, name="bob")
+            await until(server, lambda: server.texts(1002) == ["You said: quick"])
+            await until(server, confirmed(server, last))
+            assert server.texts(ALICE) == []
+            assert [body["content"] for body in bodies(loop, KEY)] == ["slow", "second", "third"]
+            hold.set()
+            await until(server, lambda: "You said: third" in server.texts(ALICE))
+
+    asyncio.run(scenario())
+
+
+def test_an_update_that_comes_twice_is_answered_once(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bot(tmp_path, server, ["once", "and that"]) as loop:
+            server.say("hello", message=50)
+            await until(server, lambda: len(server.sent) == 1)
+            again = server.say("hello", message=50)
+            await until(server, confirmed(server, again))
+            server.say("more", message=51)
+            await until(server, lambda: len(server.sent) == 2)
+            said = [body["content"] for body in bodies(loop, KEY)]
+            assert said == ["hello", "once", "more", "and that"]
+        assert server.texts(ALICE) == ["once", "and that"]
+
+    asyncio.run(scenario())
+
+
+def test_a_long_answer_comes_in_pieces(server: TelegramServer, tmp_path: Path) -> None:
+    text = "\n\n".join(f"Paragraph {number}. " + "😀 word " * 60 for number in range(30))
+
+    async def scenario() -> None:
+        async with bot(tmp_path, server, [text]):
+            server.say("tell me everything")
+            await until(server, lambda: "Paragraph 29" in "".join(server.texts(ALICE)))
+        found = server.texts(ALICE)
+        assert len(found) > 3
+        assert "".join("".join(found).split()) == "".join(text.split())
+
+    asyncio.run(scenario())
+
+
+def test_commands_work_and_new_lasts_beyond_a_restart(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def before() -> None:
+        async with bot(tmp_path, server, ScriptedModel(_echo)):
+            server.say("one")
+            server.say("/new")
+            server.say("two")
+            await until(server, lambda: "You said: two" in server.texts(ALICE))
+            server.say("/start")
+            await until(server, lambda: "`/new`" in server.texts(ALICE)[-1])
+
+    async def after() -> None:
+        model = ScriptedModel(_echo)
+        async with bot(tmp_path, server, model) as loop:
+            server.say("three")
+            await until(server, lambda: "You said: three" in server.texts(ALICE))
+            asked = [body["content"] for body in model.asked[0].messages[1:]]
+            assert asked == ["two", "You said: two", "three"]
+            assert [body["content"] for body in bodies(loop, KEY)] == ["one", "You said: one"]
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_stop_overtakes_the_answer_that_is_being_written(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        endless = ScriptedModel(["word " * 100_000], pause=0.01)
+        async with bot(tmp_path, server, endless):
+            number = server.say("talk")
+            await until(server, lambda: bool(server.typing))
+            await until(server, confirmed(server, number))
+            server.say("/stop")
+            await until(server, lambda: len(server.sent) == 2)
+        assert "Stopped." in server.texts(ALICE)
+        assert any("[interrupted]" in text for text in server.texts(ALICE))
+
+    asyncio.run(scenario())
+
+
+def test_stop_ends_an_answer_that_a_command_has_begun(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bot(
+            tmp_path, server, ScriptedModel(["Short.", "x" * 99_999], pause=0.01)
+        ) as loop:
+            server.say("talk")
+            await until(server, lambda: server.texts(ALICE) == ["Short."])
+            server.say("/retry")
+            await until_it_holds(lambda: KEY in loop.busy)
+            server.say("/stop")
+            await until(server, lambda: "Stopped." in server.texts(ALICE))
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_text_is_answered_by_its_caption_or_a_sentence(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        photo: dict[str, Any] = {
+            "photo": [{"file_id": "a", "file_unique_id": "b", "width": 1, "height": 1}]
+        }
+        async with bot(tmp_path, server, ScriptedModel(_echo)):
+            server.say(None, **photo)
+            await until(server, lambda: server.texts(ALICE) == ["I understand only text."])
+            server.say(None, caption="a cat", **photo)
+            await until(server, lambda: server.texts(ALICE)[-1] == "You said: a cat")
+
+    asyncio.run(scenario())
+
+
+def test_a_group_is_answered_in_the_group_and_only_this_bots_commands_are_obeyed(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        settings = {"allow": ("1001", "1002"), "scope": "group"}
+        async with bot(tmp_path, server, ScriptedModel(_echo), settings=settings) as loop:
+            server.say("/help@another_bot", chat=-77, thread=5)
+            server.say(f"/help@{USERNAME.upper()}", chat=-77, thread=5)
+            server.say("hello", chat=-77, thread=5)
+            await until(server, lambda: len(server.texts(-77)) == 2)
+            server.say("me too", user=1002, name="bob", chat=-77, thread=5)
+            await until(server, lambda: len(server.texts(-77)) == 3)
+            assert {one.thread for one in server.sent} == {5}
+            said = [body["content"] for body in bodies(loop, "telegram:-77")]
+            assert said[::2] == ["hello", "me too"]
+
+    asyncio.run(scenario())
+
+
+# --- durable first -------------------------------------------------------------------------------
+
+
+def test_the_offset_does_not_pass_a_message_that_is_not_durable(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    let_go = threading.Event()
+
+    def slowed(instance: AgentInstance) -> None:
+        write = instance.sessions.add_full_message
+
+        def slow(key: str, message: Any, **named: Any) -> Any:
+            if key == KEY:
+                let_go.wait()
+            return write(key, message, **named)
+
+        instance.sessions.add_full_message = slow  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        options: dict[str, Any] = {"settings": {"allow": ("1001", "1002")}, "opened": slowed}
+        async with bot(tmp_path, server, ScriptedModel(_echo), **options), in_the_end(let_go.set):
+            first = server.say("slow to store")
+            second = server.say("quick", user=1002, name="bob")
+            await until(server, lambda: server.texts(1002) == ["You said: quick"])
+            asked = len(server.offsets)
+            await until(server, lambda: len(server.offsets) > asked + 2)
+            assert server.unconfirmed == [first, second]
+            third = server.say("also quick", user=1002, name="bob")
+            await until(server, lambda: len(server.texts(1002)) == 2)
+            let_go.set()
+            await until(server, confirmed(server, third))
+        assert all(offset is None or offset <= first for offset in server.offsets[: asked + 2])
+        assert server.texts(ALICE) == ["You said: slow to store"]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_neither_stored_nor_answered_comes_again(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    broken = threading.Event()
+    broken.set()
+
+    def failing(instance: AgentInstance) -> None:
+        store = instance.store
+        assert store is not None
+        write = store.add_full_message
+
+        def fails(*given: Any, **named: Any) -> int:
+            if broken.is_set():
+                raise NotStored("the disk is full")
+            return write(*given, **named)
+
+        store.add_full_message = fails  # type: ignore[method-assign]
+
+    def answer(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
+        if broken.is_set():
+            raise ModelUnavailable("it is not there")
+        return _echo(messages, tools)
+
+    async def scenario() -> None:
+        async with bot(tmp_path, server, ScriptedModel(answer), opened=failing) as loop:
+            number = server.say("hello")
+            await until(server, lambda: len(server.offsets) > 5)
+            assert server.unconfirmed == [number]
+            assert len(server.texts(ALICE)) == 1  # that it failed, once
+            broken.clear()
+            await until(server, confirmed(server, number))
+            await until(server, lambda: server.texts(ALICE)[-1] == "You said: hello")
+            assert [body["content"] for body in bodies(loop, KEY)] == ["hello", "You said: hello"]
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_crashes_us_does_not_end_the_bot(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    def answer(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
+        if messages[-1]["content"] == "boom":
+            raise ZeroDivisionError
+        return _echo(messages, tools)
+
+    async def scenario() -> None:
+        settings = {"allow": ("1001", "1002")}
+        async with bot(tmp_path, server, ScriptedModel(answer), settings=settings):
+            server.say("boom")
+            number = server.say("hello", user=1002, name="bob")
+            await until(server, lambda: server.texts(1002) == ["You said: hello"])
+            await until(server, confirmed(server, number))
+
+    asyncio.run(scenario())
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_a_restart_goes_on_in_the_same_session(
+    store: str, server: TelegramServer, tmp_path: Path
+) -> None:
+    async def said(model: ScriptedModel, text: str) -> None:
+        async with bot(tmp_path, server, model, store=store):
+            server.say(text)
+            await until(server, lambda: f"You said: {text}" in server.texts(ALICE))
+
+    after = ScriptedModel(_echo)
+    asyncio.run(said(ScriptedModel(_echo), "my name is Ada"))
+    asyncio.run(said(after, "who am I?"))
+    asked = [body["content"] for body in after.asked[0].messages[1:]]
+    assert asked == ["my name is Ada", "You said: my name is Ada", "who am I?"]
+
+
+def test_the_next_message_of_an_imported_picoclaw_session_sees_its_old_turns(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    (tmp_path / "sessions").mkdir()
+    for path in (SAMPLES / "picoclaw").glob("telegram_1001.*"):
+        shutil.copy(path, tmp_path / "sessions" / path.name)
+
+    async def scenario() -> None:
+        model = ScriptedModel(_echo)
+        async with bot(tmp_path, server, model):
+            server.say("And which level was it?")
+            await until(server, lambda: bool(server.sent))
+            shown = [body["content"] for body in model.asked[0].messages]
+            assert "Where did I park? <b>&" in shown
+            assert "Level 3, near the lift." in shown
+        # The old turns themselves are never sent.
+        assert server.texts(ALICE) == ["You said: And which level was it?"]
+
+    asyncio.run(scenario())
+
+
+def test_the_next_message_of_an_imported_zeroclaw_session_sees_its_old_turns(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        take_in(
+            SAMPLES / "zeroclaw",
+            store,
+            renaming=False,
+            layouts=EVERY_LAYOUT,
+            renamed=lambda key: KEY if key == "telegram_1001_alice" else key,
+        )
+
+    async def scenario() -> None:
+        model = ScriptedModel(_echo)
+        async with bot(tmp_path, server, model):
+            server.say("what was it?")
+            await until(server, lambda: bool(server.sent))
+        assert "forty-two" in [body["content"] for body in model.asked[0].messages]
+        assert len(server.sent) == 1
+
+    asyncio.run(scenario())
+
+
+# --- faults of Telegram --------------------------------------------------------------------------
+
+
+def test_what_was_refused_for_a_while_is_sent_when_it_is_taken(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server.play("sendMessage", "busy")
+        async with bot(tmp_path, server, ["Hello."]) as loop:
+            server.say("hello")
+            await until(server, lambda: server.texts(ALICE) == ["Hello."])
+            await until_it_holds(lambda: bool(mark(loop)["mark"] == "sent"))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["lost before", "lost after", "broken"])
+def test_what_may_have_arrived_is_not_sent_again_and_the_reader_is_told(
+    fault: Any, server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server.play("sendMessage", fault)
+        async with bot(tmp_path, server, ["Hello."]) as loop:
+            server.say("hello")
+            await until(server, lambda: any("may not have" in one for one in server.texts(ALICE)))
+            assert mark(loop)["mark"] == "unsure"
+        arrived = ["Hello."] if fault == "lost after" else []
+        assert server.texts(ALICE)[:-1] == arrived
+
+    asyncio.run(scenario())
+
+
+def test_polling_goes_on_after_conflicts_lost_connections_and_busy_servers(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server.play("getMe", "lost before")
+        server.play("getUpdates", "conflict", "lost before", "broken", "busy", "lost after")
+        async with bot(tmp_path, server, ["Hello."]):
+            server.say("hello")
+            await until(server, lambda: server.texts(ALICE) == ["Hello."])
+        assert server.played("getUpdates")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("method", ["getMe", "getUpdates"])
+def test_a_refused_token_ends_the_channel_with_one_sentence_and_is_told_to_nobody(
+    method: str, server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server.play(method, "unauthorized")
+        async with bot(tmp_path, server, ["Hello."]):
+            await until(server, lambda: server.played(method))
+            async with asyncio.timeout(20):
+                while not caplog.records:  # noqa: ASYNC110 - it is looked at from outside
+                    await asyncio.sleep(0.01)
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(scenario())
+    [record] = caplog.records
+    assert record.levelname == "ERROR"
+    assert "token" in record.getMessage()
+    assert TOKEN not in caplog.text
+
+
+def test_the_token_stands_in_no_log(
+    server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def scenario() -> None:
+        server.play("getUpdates", "lost before", "broken")
+        server.play("sendMessage", "lost after")
+        async with bot(tmp_path, server, ["Hello."]):
+            server.say("hello")
+            await until(server, lambda: len(server.texts(ALICE)) == 2)
+
+    asyncio.run(scenario())
+    assert caplog.records
+    assert TOKEN not in caplog.text
+    assert "AAH-a-token" not in caplog.text
+
+
+# --- several gateways ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_of_two_gateways_one_polls_and_the_other_takes_over(
+    store: str, server: TelegramServer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        gateway = partial(bot, tmp_path, server, ScriptedModel(_echo), store=store)
+        async with gateway():
+            await until(server, lambda: bool(server.offsets))
+            async with gateway():
+                for count, text in enumerate(("one", "two", "three")):
+                    server.say(text)
+                    await until(server, partial(_have_come, server, count + 1))
+            assert server.most_polls == 1
+        async with gateway():
+            server.say("four")
+            await until(server, lambda: "You said: four" in server.texts(ALICE))
+        assert len(server.sent) == 4
+
+    asyncio.run(scenario())

@@ -1,0 +1,268 @@
+"""Webhooks behind a real server: who signs is heard, and nobody else learns anything."""
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from stenolog.agent.loop import AgentLoop
+from stenolog.channels.signing import HEADER, STALE, is_signed, signature
+from stenolog.channels.webhook import MOST_BODY
+from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import bodies
+from unit.channels.bots import agent_and_channels, mark, webhook_settings
+
+PAGE: Final = Path(__file__).parents[3] / "docs" / "howto" / "chat-apps.md"
+SECRET: Final = "0123456789abcdef-both-sides"
+KEY: Final = "webhook-ci:alice"
+
+
+class Hook:
+    """A program that sends messages."""
+
+    def __init__(self, loop: AgentLoop, client: httpx2.AsyncClient, url: str) -> None:
+        self.loop = loop
+        self.client = client
+        self.url = url
+
+    async def post(
+        self,
+        *,
+        secret: str = SECRET,
+        at: float | None = None,
+        name: str = "ci",
+        raw: bytes | None = None,
+        header: str | None = None,
+        **fields: Any,
+    ) -> httpx2.Response:
+        """Send a message, signed as it should be but for what is said otherwise."""
+        given = {"sender": "alice", "text": "hello", "id": "1", **fields}
+        body = json.dumps(given).encode() if raw is None else raw
+        signed = signature(secret, body, at=int(time.time() if at is None else at))
+        headers = {HEADER: signed if header is None else header}
+        return await self.client.post(f"{self.url}/webhooks/{name}", content=body, headers=headers)
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, script: Iterable[Any] | ScriptedModel, **fields: Any
+) -> AsyncIterator[Hook]:
+    """The webhook `ci` behind a server of its own."""
+    settings = webhook_settings(SECRET, **fields)
+    async with agent_and_channels(folder, settings, script) as (loop, channels):
+        app = Starlette(routes=channels.routes)
+        config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none")
+        server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        await channels.start()
+        serving = asyncio.create_task(server.serve())
+        try:
+            while not server.started:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.002)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            async with httpx2.AsyncClient(trust_env=False, timeout=20, verify=False) as client:
+                yield Hook(loop, client, f"http://127.0.0.1:{port}")
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, ["Hello, alice."]) as hook:
+            response = await hook.post()
+            assert response.status_code == 200
+            told = response.json()
+            assert (told["answer"], told["session"], told["seq"]) == ("Hello, alice.", KEY, 2)
+            assert [body["content"] for body in bodies(hook.loop, KEY)] == [
+                "hello",
+                "Hello, alice.",
+            ]
+
+    asyncio.run(scenario())
+
+
+def test_nobody_without_a_signature_is_heard_or_learns_which_webhooks_there_are(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        model = ScriptedModel([])
+        async with served(tmp_path, model) as hook:
+            now = time.time()
+            refused = [
+                await hook.post(header=""),
+                await hook.post(header="t=1,v1=00"),
+                await hook.post(secret="another secret of 16"),
+                await hook.post(at=now - STALE - 5),
+                await hook.post(at=now + STALE + 5),
+                await hook.post(name="unknown"),
+                await hook.post(name="unknown", header=""),
+                await hook.post(raw=b"not json", header=""),
+            ]
+            assert [one.status_code for one in refused] == [401] * len(refused)
+            assert len({one.text for one in refused}) == 1
+            assert hook.loop.registry.agent().sessions.list_sessions() == []
+        assert model.asked == []
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_comes_twice_is_stored_and_answered_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, ["once"]) as hook:
+            first, again = await hook.post(id="7"), await hook.post(id="7")
+            assert first.json()["answer"] == again.json()["answer"] == "once"
+            assert again.json()["outcome"] == "again"
+            assert len(bodies(hook.loop, KEY)) == 2
+            assert (await hook.post(id="7", text="other words")).status_code == 409
+
+    asyncio.run(scenario())
+
+
+def test_a_sender_who_is_not_on_the_list_is_refused_and_an_empty_list_means_nobody(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, []) as hook:
+            assert (await hook.post(sender="mallory")).status_code == 403
+        async with served(tmp_path, [], allow=()) as hook:
+            assert (await hook.post()).status_code == 403
+            assert hook.loop.registry.agent().sessions.list_sessions() == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b'{"sender":"alice"}', b'{"sender":"alice","text":1,"id":"1"}', b"\xff"],
+)
+def test_what_is_no_message_is_refused(raw: bytes, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, []) as hook:
+            assert (await hook.post(raw=raw)).status_code == 400
+
+    asyncio.run(scenario())
+
+
+def test_a_huge_body_is_refused_however_it_is_announced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            for _ in range(3 * MOST_BODY // 65_536):
+                yield b"x" * 65_536
+
+        async with served(tmp_path, []) as hook:
+            told = await hook.post(raw=b"x" * (MOST_BODY + 1))
+            assert told.status_code == 413
+            try:
+                streamed = await hook.client.post(f"{hook.url}/webhooks/ci", content=endless())
+            except httpx2.WriteError:
+                return  # it was cut off before it could read the answer
+            assert streamed.status_code == 413
+
+    asyncio.run(scenario())
+
+
+def test_threads_and_chats_have_sessions_of_their_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, ["a", "b", "c"], allow=("alice", "bob", "#room")) as hook:
+            await hook.post(id="1", thread="42")
+            await hook.post(id="2", chat="room")
+            await hook.post(id="3", chat="room", sender="bob")
+            assert (await hook.post(id="4", sender="#room")).status_code == 400
+            keys = hook.loop.registry.agent().sessions.list_sessions()
+            assert keys == ["webhook-ci:#room", "webhook-ci:42:alice"]
+
+    asyncio.run(scenario())
+
+
+def test_the_example_in_the_docs_signs_as_it_should(tmp_path: Path) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(example, made)
+
+    async def scenario() -> None:
+        async with served(tmp_path, ["Hello."]) as hook:
+            request = made["message"](
+                f"{hook.url}/webhooks/ci", SECRET, sender="alice", text="hello", id="1"
+            )
+            response = await hook.client.post(
+                request.full_url, content=request.data, headers=dict(request.header_items())
+            )
+            assert response.json()["answer"] == "Hello."
+
+    asyncio.run(scenario())
+
+
+# --- with a reply_url ----------------------------------------------------------------------------
+
+
+class _Receiver(ThreadingHTTPServer):
+    """The address at which a program takes answers."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[dict[str, Any], bool]] = []
+        self.statuses: list[int] = []
+        self.arrived = threading.Event()
+        super().__init__(("127.0.0.1", 0), _Receives)
+
+
+class _Receives(BaseHTTPRequestHandler):
+    server: _Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        if status == 200:
+            signed = is_signed(SECRET, body, self.headers[HEADER], now=time.time())
+            self.server.got.append((json.loads(body), signed))
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        if status == 200:
+            self.server.arrived.set()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[_Receiver]:
+    """A program's own server."""
+    with _Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("statuses", [[], [429]])
+def test_with_a_reply_url_the_answer_is_sent_there_signed_and_marked(
+    statuses: list[int], receiver: _Receiver, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        receiver.statuses = statuses
+        url = f"http://127.0.0.1:{receiver.server_port}/answers"
+        async with served(tmp_path, ["Hello."], reply_url=url) as hook:
+            for _ in range(2):
+                response = await hook.post(id="9")
+                assert response.status_code == 202
+            assert await asyncio.to_thread(receiver.arrived.wait, 20)
+            loop = hook.loop
+            async with asyncio.timeout(20):
+                while mark(loop, KEY)["mark"] != "sent":  # noqa: ASYNC110 - told to nobody
+                    await asyncio.sleep(0.01)
+        assert receiver.got == [({"sender": "alice", "id": "9", "text": "Hello."}, True)]
+
+    asyncio.run(scenario())

@@ -1,0 +1,316 @@
+"""The gate: who is let through, as what, and what every answer carries."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from stenolog.gateway.access import Access
+from stenolog.gateway.hosts import known
+from stenolog.gateway.login import Cookies
+from stenolog.gateway.token import Token
+
+TOKEN = Token(b"x" * 43)
+BEARER = {"Authorization": f"Bearer {TOKEN.value.decode()}"}
+COOKIES = Cookies(TOKEN)
+ELSEWHERE = "https://chat.example.org"
+HERE = "http://localhost:8787"
+
+Pairs = dict[str, str] | list[tuple[str, str]]
+
+
+async def _caller(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers how it knows its caller."""
+    del receive
+    own = [tuple(pair) for pair in scope["state"].get("own", [])]
+    await send({"type": "http.response.start", "status": 200, "headers": own})
+    await send({"type": "http.response.body", "body": scope["state"]["caller"].encode()})
+
+
+def _gate(*own: tuple[bytes, bytes]) -> Access:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["own"] = own
+        await _caller(scope, receive, send)
+
+    return Access(
+        app,
+        token=TOKEN,
+        known=known(bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,)),
+        cookies=COOKIES,
+        prefixes=("/webhooks/",),
+    )
+
+
+def _ask(
+    headers: Pairs, *, method: str = "GET", path: str = "/v1/x", gate: Access | None = None
+) -> httpx2.Response:
+    async def main() -> httpx2.Response:
+        transport = httpx2.ASGITransport(gate or _gate())
+        async with httpx2.AsyncClient(transport=transport, base_url=HERE) as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(main())
+
+
+def _cookie() -> dict[str, str]:
+    return {"Cookie": f"other=1; steno={COOKIES.make()}; more=2"}
+
+
+def _code(response: httpx2.Response) -> str:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "code"}
+    assert error["message"].endswith(".")
+    return str(error["code"])
+
+
+def test_the_token_is_let_through() -> None:
+    assert _ask(BEARER).text == "bearer"
+    assert _ask({"Authorization": f"bEARER  {TOKEN.value.decode()} "}).text == "bearer"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {'x' * 42}",
+        f"Bearer {'x' * 44}",
+        f"Bearer {'x' * 5_000}",
+        f"Bearer {'X' * 43}",
+        f"Bearer {'x' * 43} more",
+        f"Bearer {'x' * 43},Bearer {'x' * 43}",
+        f"Basic {'x' * 43}",
+        f"Bearer:{'x' * 43}",
+        "x" * 43,
+    ],
+)
+def test_anything_else_is_not(given: str) -> None:
+    refused = _ask({"Authorization": given})
+    assert (refused.status_code, _code(refused)) == (401, "invalid_api_key")
+    assert refused.headers["www-authenticate"] == "Bearer"
+
+
+def test_who_sends_nothing_is_told_what_to_send() -> None:
+    refused = _ask({})
+    assert refused.status_code == 401
+    assert "Authorization: Bearer" in refused.json()["error"]["message"]
+    assert "steno open" in refused.json()["error"]["message"]
+
+
+def test_two_tokens_are_one_too_many() -> None:
+    assert _ask([*BEARER.items(), *BEARER.items()]).status_code == 401
+
+
+def test_a_wrong_token_is_not_made_good_by_a_cookie() -> None:
+    assert _ask({**_cookie(), "Authorization": "Bearer wrong"}).status_code == 401
+
+
+def test_the_cookie_is_let_through_to_look() -> None:
+    assert [_ask(_cookie(), method=method).status_code for method in ("GET", "HEAD")] == [200, 200]
+    assert _ask(_cookie()).text == "cookie"
+
+
+def test_a_cookie_of_the_same_name_does_not_hide_ours() -> None:
+    shadowed = {"Cookie": f"steno=1.{'0' * 64}; {_cookie()['Cookie']}; steno=x"}
+    assert _ask(shadowed).text == "cookie"
+
+
+@pytest.mark.parametrize("name", ["Steno", "steno2", "xsteno", ""])
+def test_a_cookie_of_another_name_is_not(name: str) -> None:
+    assert _ask({"Cookie": f"{name}={COOKIES.make()}"}).status_code == 401
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "BREW"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        {},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": ELSEWHERE},
+        {"Origin": ELSEWHERE, "Sec-Fetch-Site": "same-origin"},
+    ],
+)
+def test_with_a_cookie_no_other_page_changes_anything(method: str, page: dict[str, str]) -> None:
+    refused = _ask({**_cookie(), **page}, method=method)
+    assert (refused.status_code, _code(refused)) == (403, "foreign_page")
+
+
+@pytest.mark.parametrize("page", [{"Origin": HERE}, {"Sec-Fetch-Site": "same-origin"}])
+def test_with_a_cookie_our_own_pages_do(page: dict[str, str]) -> None:
+    assert _ask({**_cookie(), **page}, method="POST").text == "cookie"
+
+
+def test_with_the_token_no_page_is_needed() -> None:
+    assert _ask(BEARER, method="DELETE").text == "bearer"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/login", "/login?code=1", "/webhooks/a"])
+def test_what_is_open_needs_no_token(path: str) -> None:
+    assert _ask({}, path=path).text == "nobody"
+    assert _ask(BEARER, path=path).text == "bearer"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/healthz/",
+        "//healthz",
+        "/HEALTHZ",
+        "/healthz%20",
+        "/healthz/v1",
+        "/healthzz",
+        "/login/x",
+        "/webhooks",
+        "/webhooks/",
+        "/webhooks/a/b",
+        "/webhooks/a%2fb",
+        "/webhooks/%2e%2e",
+        "/webhooks/a%5cb",
+        "/v1/webhooks/a",
+        "/%68ealthz",
+        "/logi%6E",
+        "/webhooks%2fa",
+        "/%77ebhooks/a",
+    ],
+)
+def test_what_only_looks_open_is_closed(path: str) -> None:
+    assert _ask({}, path=path).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8787", "user@localhost", ""])
+def test_a_foreign_host_is_refused_whatever_is_asked(path: str, host: str) -> None:
+    refused = _ask({**BEARER, "Host": host}, path=path)
+    assert (refused.status_code, _code(refused)) == (421, "wrong_host")
+
+
+def test_the_host_is_looked_at_first() -> None:
+    assert _ask({"Host": "evil.example", "Origin": "http://evil.example"}).status_code == 421
+
+
+def test_a_further_host_is_ours_too() -> None:
+    assert _ask({**BEARER, "Host": "steno.example.org"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "", "http://localhost:3000"])
+def test_a_foreign_page_is_refused_whatever_it_asks(path: str, origin: str) -> None:
+    for method in ("GET", "POST", "OPTIONS"):
+        refused = _ask({**BEARER, "Origin": origin}, path=path, method=method)
+        assert (refused.status_code, _code(refused)) == (403, "foreign_origin")
+        assert "access-control-allow-origin" not in refused.headers
+
+
+def test_two_origins_are_one_too_many() -> None:
+    assert _ask([*BEARER.items(), ("Origin", HERE), ("Origin", HERE)]).status_code == 403
+
+
+def test_a_page_of_ours_may_ask_and_needs_no_further_leave() -> None:
+    answer = _ask({**BEARER, "Origin": HERE})
+    assert answer.status_code == 200
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_page_that_was_named_may_ask_with_the_token() -> None:
+    answer = _ask({**BEARER, "Origin": ELSEWHERE})
+    assert answer.text == "bearer"
+    assert answer.headers["access-control-allow-origin"] == ELSEWHERE
+    assert "access-control-allow-credentials" not in answer.headers
+    assert "Origin" in answer.headers["vary"]
+    refused = _ask({"Origin": ELSEWHERE})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == ELSEWHERE
+
+
+def test_a_browser_may_ask_first_for_a_page_that_was_named() -> None:
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "a, b-c"}
+    answer = _ask({**asking, "Origin": ELSEWHERE}, method="OPTIONS")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert answer.headers["access-control-allow-origin"] == ELSEWHERE
+    assert answer.headers["access-control-allow-headers"] == "a, b-c"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert "access-control-allow-credentials" not in answer.headers
+    assert _ask({**asking, "Origin": HERE}, method="OPTIONS").status_code == 401
+    assert _ask({**asking}, method="OPTIONS").status_code == 401
+    assert _ask({"Origin": ELSEWHERE}, method="OPTIONS").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers", [BEARER, {}, {"Host": "evil.example"}, {"Origin": "null"}, {"Origin": ELSEWHERE}]
+)
+def test_every_answer_keeps_browsers_from_making_more_of_it(headers: dict[str, str]) -> None:
+    answer = _ask(headers)
+    expected = {
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "x-frame-options": "DENY",
+        "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "no-store",
+    }
+    assert {name: answer.headers[name] for name in expected} == expected
+
+
+def test_an_answer_keeps_a_policy_of_its_own() -> None:
+    own = (b"content-security-policy", b"default-src 'self'")
+    answer = _ask(BEARER, gate=_gate(own))
+    assert answer.headers.get_list("content-security-policy") == ["default-src 'self'"]
+
+
+def test_a_request_with_two_lengths_is_refused() -> None:
+    both = {**BEARER, "Content-Length": "3", "Transfer-Encoding": "chunked"}
+    refused = _ask(both, method="POST")
+    assert (refused.status_code, refused.headers["connection"]) == (400, "close")
+
+
+def test_the_token_stands_in_no_answer() -> None:
+    for headers in (BEARER, _cookie(), {"Authorization": "Bearer wrong"}):
+        answer = _ask(headers, method="POST")
+        assert TOKEN.value.decode() not in f"{answer.headers} {answer.text}"
+
+
+def _run(scope: dict[str, Any]) -> tuple[list[Scope], list[Message]]:
+    """What the gate passed on, and what it sent itself."""
+    passed: list[Scope] = []
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del receive, send
+        passed.append(scope)
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    gate = Access(app, token=TOKEN, known=known(bound="127.0.0.1"), cookies=COOKIES)
+    asyncio.run(gate(scope, receive, send))
+    return passed, sent
+
+
+def test_the_life_of_the_application_passes() -> None:
+    scope = {"type": "lifespan"}
+    assert _run(scope) == ([scope], [])
+
+
+def test_a_websocket_is_closed() -> None:
+    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + TOKEN.value)]
+    passed, sent = _run({"type": "websocket", "path": "/healthz", "headers": headers})
+    assert (passed, [message["type"] for message in sent]) == ([], ["websocket.close"])
+
+
+@pytest.mark.parametrize("target", [b"http://evil.example/healthz", b"*", b"healthz", b""])
+def test_a_target_that_is_no_path_is_refused(target: bytes) -> None:
+    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + TOKEN.value)]
+    scope = {"type": "http", "method": "GET", "path": target.decode(), "raw_path": target}
+    passed, sent = _run({**scope, "headers": headers})
+    assert (passed, sent[0]["status"]) == ([], 400)
+    assert json.loads(sent[1]["body"])["error"]["code"] == "wrong_target"

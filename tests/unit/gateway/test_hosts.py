@@ -1,0 +1,208 @@
+"""Which Host is ours, and which Origin may ask."""
+
+from ipaddress import IPv4Address, IPv6Address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.gateway.hosts import (
+    Authority,
+    authority,
+    is_further_origin,
+    is_ours,
+    is_same_origin,
+    known,
+)
+
+KNOWN = known(
+    bound="192.168.1.5",
+    hosts=("Steno.example.org", "fe80:0::1"),
+    origins=("https://chat.example.org", "http://localhost:3000", "https://x.example:443"),
+)
+
+names = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z][a-z0-9-]{0,10}){0,3}", fullmatch=True)
+ports = st.one_of(st.just(""), st.integers(1, 65_535).map(lambda port: f":{port}"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"localhost",
+        b"LocalHost:8787",
+        b"127.0.0.1",
+        b"127.0.0.1:80",
+        b"127.255.0.3:9",
+        b"[::1]",
+        b"[::1]:8787",
+        b"[0:0:0:0:0:0:0:1]:8787",
+        b"192.168.1.5:8787",
+        b"steno.example.org",
+        b"STENO.EXAMPLE.ORG:443",
+        b"[fe80::1]",
+    ],
+)
+def test_a_name_of_ours_is_ours_at_any_port(host: bytes) -> None:
+    assert is_ours([host], KNOWN)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"",
+        b" ",
+        b":8787",
+        b"evil.example",
+        b"localhost.evil.example",
+        b"evil.example:8787",
+        b"localhost.",
+        b"localhost:",
+        b"localhost:0",
+        b"localhost:65536",
+        b"localhost:8787:8787",
+        b"localhost:http",
+        b"localhost:+80",
+        b"localhost:\xb2",
+        b"user@localhost",
+        b"localhost@evil.example",
+        b"localhost:80@evil.example",
+        b"localhost/evil",
+        b"localhost,evil.example",
+        b"localhost evil.example",
+        b"localhost\n",
+        b"http://localhost",
+        b"127.0.0.1.evil.example",
+        b"127.1",
+        b"0x7f.0.0.1",
+        b"2130706433",
+        b"0177.0.0.1",
+        b"::1",
+        b"[::1",
+        b"[::1]x",
+        b"[::1%25lo]",
+        b"[127.0.0.1]",
+        b"[localhost]",
+        b"0.0.0.0",
+        b"192.168.1.6",
+        b"l\xc3\xb6calhost",
+        b"a" * 400,
+    ],
+)
+def test_any_other_host_is_not_ours(host: bytes) -> None:
+    assert not is_ours([host], KNOWN)
+
+
+def test_no_host_and_two_hosts_are_not_ours() -> None:
+    assert not is_ours([], KNOWN)
+    assert not is_ours([b"localhost", b"localhost"], KNOWN)
+    assert not is_ours([b"localhost", b"evil.example"], KNOWN)
+
+
+@given(names, ports)
+def test_a_name_is_ours_only_if_it_was_named(name: str, port: str) -> None:
+    other = known(bound="127.0.0.1", hosts=(name,))
+    assert is_ours([f"{name}{port}".encode()], other)
+    assert is_ours([f"{name.upper()}{port}".encode()], other)
+    assert is_ours([f"{name}{port}".encode()], KNOWN) == (name in ("localhost",))
+
+
+@given(st.integers(0, 2**32 - 1), ports)
+def test_an_address_is_ours_if_it_is_a_loopback_or_the_bound_one(number: int, port: str) -> None:
+    address = IPv4Address(number)
+    ours = address.is_loopback or str(address) == "192.168.1.5"
+    assert is_ours([f"{address}{port}".encode()], KNOWN) == ours
+
+
+@given(st.integers(0, 2**128 - 1), ports)
+def test_an_address_of_ipv6_is_read_in_all_its_forms(number: int, port: str) -> None:
+    address = IPv6Address(number)
+    short, long = (f"[{text}]{port}".encode() for text in (str(address), address.exploded))
+    assert authority(short) == authority(long)
+    assert is_ours([short], known(bound=address.exploded))
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_or_refused(value: bytes) -> None:
+    found = authority(value)
+    if found is not None:
+        host = f"[{found.host}]" if ":" in found.host else found.host
+        port = f":{found.port}" if found.port else ""
+        assert authority(f"{host}{port}".encode()) == found
+    is_ours([value], KNOWN)
+    is_same_origin(value, value)
+    is_further_origin(value, KNOWN)
+
+
+def test_a_host_is_told_with_its_port() -> None:
+    assert authority(b"A.example:80") == Authority("a.example", 80)
+    assert authority(b"[0::1]") == Authority("::1", None)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        (b"http://localhost:8787", b"localhost:8787"),
+        (b"https://localhost:8787", b"localhost:8787"),
+        (b"http://localhost", b"localhost"),
+        (b"http://localhost", b"localhost:80"),
+        (b"https://steno.example.org", b"steno.example.org"),
+        (b"https://Steno.example.org:443", b"steno.example.org"),
+        (b"http://[::1]:8787", b"[0::1]:8787"),
+    ],
+)
+def test_a_page_of_the_same_host_and_port_has_the_same_origin(origin: bytes, host: bytes) -> None:
+    assert is_same_origin(origin, host)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        (b"null", b"localhost:8787"),
+        (b"", b"localhost:8787"),
+        (b"localhost:8787", b"localhost:8787"),
+        (b"http://localhost:3000", b"localhost:8787"),
+        (b"http://localhost", b"localhost:8787"),
+        (b"http://127.0.0.1:8787", b"localhost:8787"),
+        (b"http://localhost:8787/", b"localhost:8787"),
+        (b"http://localhost:8787.evil.example", b"localhost:8787"),
+        (b"http://localhost:8787@evil.example", b"localhost:8787"),
+        (b"http://user@localhost:8787", b"localhost:8787"),
+        (b"file://localhost:8787", b"localhost:8787"),
+        (b"chrome-extension://localhost:8787", b"localhost:8787"),
+        (b"http://localhost:8787 http://evil.example", b"localhost:8787"),
+        (b"http://", b""),
+        (b"http://evil.example", b"localhost"),
+    ],
+)
+def test_any_other_page_has_another_origin(origin: bytes, host: bytes) -> None:
+    assert not is_same_origin(origin, host)
+
+
+@pytest.mark.parametrize(
+    ("origin", "may"),
+    [
+        (b"https://chat.example.org", True),
+        (b"HTTPS://Chat.example.org:443", True),
+        (b"http://localhost:3000", True),
+        (b"https://x.example", True),
+        (b"http://chat.example.org", False),
+        (b"https://chat.example.org:444", False),
+        (b"https://a.chat.example.org", False),
+        (b"https://chat.example.org.evil.example", False),
+        (b"https://chat.example.org/", False),
+        (b"http://localhost:3001", False),
+        (b"null", False),
+        (b"*", False),
+    ],
+)
+def test_a_page_of_elsewhere_may_ask_where_it_was_named(origin: bytes, may: bool) -> None:
+    assert is_further_origin(origin, KNOWN) == may
+
+
+@given(st.sampled_from(["http", "https"]), names, ports)
+def test_no_page_may_ask_that_was_not_named(scheme: str, name: str, port: str) -> None:
+    origin = f"{scheme}://{name}{port}".encode()
+    assert not is_further_origin(origin, known(bound="127.0.0.1"))
+    assert is_further_origin(origin, known(bound="127.0.0.1", origins=(origin.decode(),)))
+    assert is_same_origin(origin, f"{name}{port}".encode())
+    assert not is_same_origin(origin, f"x.{name}{port}".encode())

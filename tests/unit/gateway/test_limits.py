@@ -1,0 +1,336 @@
+"""Bodies that are too large or too slow, and places that are taken."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stenolog.gateway.limits import (
+    Admission,
+    BodyLimit,
+    Held,
+    Overloaded,
+    Place,
+    streams_admission,
+    turns_admission,
+)
+
+MOST = 100
+FOR_EVER = 3_600.0
+
+
+async def _length(request: Request) -> Response:
+    return PlainTextResponse(str(len(await request.body())))
+
+
+async def _ignoring(request: Request) -> Response:
+    del request
+    return PlainTextResponse("not read")
+
+
+ECHO = Starlette(
+    routes=[
+        Route("/", _length, methods=["GET", "POST"]),
+        Route("/ignoring", _ignoring, methods=["POST"]),
+    ]
+)
+
+
+def _ask(
+    body: bytes | Iterable[bytes] = b"", *, app: ASGIApp = ECHO, path: str = "/"
+) -> httpx2.Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in body:
+            yield piece if isinstance(piece, bytes) else b""
+
+    async def main() -> httpx2.Response:
+        transport = httpx2.ASGITransport(BodyLimit(app, most=MOST, seconds=FOR_EVER))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
+            return await client.post(path, content=body if isinstance(body, bytes) else pieces())
+
+    return asyncio.run(main())
+
+
+@given(st.lists(st.integers(0, 60), max_size=6))
+def test_a_body_passes_if_it_has_no_more_bytes_than_allowed(sizes: list[int]) -> None:
+    answer = _ask([b"x" * size for size in sizes])
+    total = sum(sizes)
+    assert answer.status_code == (200 if total <= MOST else 413)
+    assert total > MOST or answer.text == str(total)
+
+
+@pytest.mark.parametrize(("size", "status"), [(0, 200), (MOST, 200), (MOST + 1, 413)])
+def test_a_body_that_says_its_length_is_judged_by_it(size: int, status: int) -> None:
+    assert _ask(b"x" * size).status_code == status
+
+
+def test_what_says_that_it_is_too_large_is_not_read() -> None:
+    asked = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive, send
+        asked.append(1)
+
+    refused = _ask(b"x" * (MOST + 1), app=app)
+    assert (refused.status_code, asked) == (413, [])
+    assert refused.json()["error"]["code"] == "body_too_large"
+
+
+def test_no_more_is_read_than_allowed() -> None:
+    taken = []
+
+    def long() -> Iterable[bytes]:
+        for _ in range(1_000):
+            taken.append(1)
+            yield b"x" * 10
+
+    assert _ask(long()).status_code == 413
+    assert len(taken) == MOST // 10 + 1
+
+
+def test_a_body_that_nobody_reads_is_not_counted() -> None:
+    assert _ask([b"x" * 1_000], path="/ignoring").text == "not read"
+
+
+def test_the_application_has_no_say_in_the_refusal() -> None:
+    async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await PlainTextResponse("all is well")(scope, receive, send)
+        raise RuntimeError("and then it fails")
+
+    refused = _ask([b"x" * 60, b"x" * 60], app=stubborn)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_client_that_leaves_is_no_error_of_the_application() -> None:
+    async def main() -> list[Message]:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await BodyLimit(ECHO, most=10, seconds=FOR_EVER)(scope, receive, send)
+        return sent
+
+    # What is sent then goes nowhere.
+    assert [message.get("status") for message in asyncio.run(main())][:1] in ([], [500])
+
+
+def test_an_error_of_the_application_stays_its_own() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive, send
+        raise RuntimeError("its own")
+
+    with pytest.raises(RuntimeError, match="its own"):
+        _ask(b"x", app=failing)
+
+
+def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.body", "body": b"half"})
+
+    answer = _ask([b"x" * 60, b"x" * 60], app=early)
+    assert (answer.status_code, answer.text) == (200, "half")
+
+
+def test_a_body_that_does_not_come_is_refused() -> None:
+    answer = asyncio.run(_slow([b"x", b"y"]))
+    assert answer[0]["status"] == 408
+    assert b"body_too_slow" in answer[1]["body"]
+
+
+def test_a_body_that_trickles_is_refused_too() -> None:
+    # Each piece comes sooner than the time that all of them have together.
+    answer = asyncio.run(_slow([b"x"] * 100, pause=0.01))
+    assert answer[0]["status"] == 408
+
+
+async def _slow(pieces: list[bytes], *, pause: float | None = None) -> list[Message]:
+    """What is answered to these pieces of a body, with so many seconds between; or to no end."""
+    sent: list[Message] = []
+    left = list(pieces)
+
+    async def receive() -> Message:
+        if pause is not None:
+            await asyncio.sleep(pause)
+        if not left and pause is None:
+            await asyncio.Event().wait()
+        body = left.pop() if left else b""
+        return {"type": "http.request", "body": body, "more_body": bool(left) or pause is None}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    await BodyLimit(ECHO, most=10_000, seconds=0.1)(scope, receive, send)
+    return sent
+
+
+def test_only_waiting_for_the_client_counts() -> None:
+    async def main() -> list[Message]:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def thinking(scope: Scope, receive: Receive, send: Send) -> None:
+            await asyncio.sleep(0.05)
+            await ECHO(scope, receive, send)
+
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await BodyLimit(thinking, most=10, seconds=0.01)(scope, receive, send)
+        return sent
+
+    assert asyncio.run(main())[0]["status"] == 200
+
+
+def test_after_the_body_the_client_may_stay_as_long_as_it_likes() -> None:
+    async def main() -> bool:
+        async def receive() -> Message:
+            if not begun:
+                begun.append(1)
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await asyncio.sleep(0.05)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+            del scope, send
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        begun: list[int] = []
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+        await BodyLimit(listening, most=10, seconds=0.01)(scope, receive, send)
+        return True
+
+    assert asyncio.run(main())
+
+
+def test_what_is_no_request_passes() -> None:
+    async def main() -> list[str]:
+        seen: list[str] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            del receive, send
+            seen.append(scope["type"])
+
+        async def receive() -> Message:
+            return {}
+
+        async def send(message: Message) -> None:
+            del message
+
+        await BodyLimit(app, most=1, seconds=1)({"type": "lifespan"}, receive, send)
+        return seen
+
+    assert asyncio.run(main()) == ["lifespan"]
+
+
+@pytest.mark.parametrize(("make", "status"), [(turns_admission, 429), (streams_admission, 503)])
+def test_who_finds_no_place_is_sent_away_at_once(
+    make: Callable[[int], Admission], status: int
+) -> None:
+    admission = make(2)
+    first, second = admission.admit(), admission.admit()
+    for _ in range(3):
+        with pytest.raises(Overloaded) as refused:
+            admission.admit()
+        assert refused.value.status_code == status
+        assert refused.value.headers == {"Retry-After": "1"}
+    assert (admission.taken, admission.refused) == (2, 3)
+    first.give_back()
+    with admission.admit():
+        assert admission.taken == 2
+    second.give_back()
+    assert (admission.taken, admission.refused) == (0, 3)
+
+
+def test_a_place_is_given_back_once() -> None:
+    admission = turns_admission(2)
+    kept, given = admission.admit(), admission.admit()
+    for _ in range(3):
+        given.give_back()
+    assert admission.taken == 1
+    with pytest.raises(RuntimeError), kept:
+        raise RuntimeError
+    assert admission.taken == 0
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_there_are_never_more_inside_than_places(comings: list[bool]) -> None:
+    admission = turns_admission(3)
+    inside: list[Place] = []
+    for comes in comings:
+        if not comes and inside:
+            inside.pop().give_back()
+        elif comes and len(inside) < 3:
+            inside.append(admission.admit())
+        elif comes:
+            with pytest.raises(Overloaded):
+                admission.admit()
+        assert admission.taken == len(inside) <= 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_has_its_place_until_it_has_ended(fails: bool) -> None:
+    admission = streams_admission(1)
+    seen = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        seen.append(admission.taken)
+        yield b"x"
+        if fails:
+            raise RuntimeError("cut")
+
+    async def stream(request: Request) -> Response:
+        del request
+        return Held(StreamingResponse(pieces()), admission.admit())
+
+    app = Starlette(routes=[Route("/", stream, methods=["POST"])])
+    if fails:
+        with pytest.raises(RuntimeError, match="cut"):
+            _ask(app=app)
+    else:
+        assert _ask(app=app).text == "x"
+    assert (seen, admission.taken) == ([1], 0)
+
+
+def test_a_stream_that_is_never_begun_gives_its_place_back() -> None:
+    admission = streams_admission(1)
+
+    async def main() -> None:
+        async def gone(message: Message) -> None:
+            raise OSError(str(message))
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        held = Held(PlainTextResponse("x"), admission.admit())
+        with pytest.raises(OSError, match="start"):
+            await held({"type": "http"}, receive, gone)
+
+    asyncio.run(main())
+    assert admission.taken == 0

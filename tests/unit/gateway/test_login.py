@@ -1,0 +1,161 @@
+"""Links that work once, and the cookie they become."""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.types import Receive, Scope, Send
+
+from stenolog.gateway.login import Cookies, Links, login_routes
+from stenolog.gateway.token import Token
+
+TOKEN = Token(b"x" * 43)
+DAYS_30 = 30 * 86_400
+
+
+class Clock:
+    """A time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time, for links and cookies alike."""
+    return Clock()
+
+
+@pytest.fixture
+def ask(clock: Clock) -> Callable[..., httpx2.Response]:
+    """Ask the login as a caller that the gate has let through."""
+    app = Starlette(routes=login_routes(Links(clock), Cookies(TOKEN, clock)))
+
+    def ask(method: str, url: str, *, caller: str | None = None) -> httpx2.Response:
+        async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
+            state = {} if caller is None else {"caller": caller}
+            await app({**scope, "state": state}, receive, send)
+
+        async def main() -> httpx2.Response:
+            transport = httpx2.ASGITransport(let_through)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
+                return await client.request(method, url)
+
+        return asyncio.run(main())
+
+    return ask
+
+
+Ask = Callable[..., httpx2.Response]
+
+
+def _new_link(ask: Ask) -> str:
+    return str(ask("POST", "/v1/login-links", caller="bearer").json()["url"])
+
+
+def test_a_link_becomes_a_cookie_and_leads_home(ask: Ask, clock: Clock) -> None:
+    given = ask("POST", "/v1/login-links", caller="bearer")
+    assert given.status_code == 200
+    assert given.json()["expires_in"] == 60
+    assert re.fullmatch(r"/login\?code=[\w-]{43}", given.json()["url"])
+    taken = ask("GET", given.json()["url"])
+    assert (taken.status_code, taken.headers["location"]) == (303, "/")
+    value, *attributes = taken.headers["set-cookie"].split("; ")
+    assert value.startswith("steno=")
+    assert {part.lower() for part in attributes} == {
+        "httponly",
+        "samesite=strict",
+        "path=/",
+        f"max-age={DAYS_30}",
+    }
+    assert Cookies(TOKEN, clock).is_good(value.removeprefix("steno="))
+
+
+def test_over_https_the_cookie_is_for_https_alone(ask: Ask) -> None:
+    taken = ask("GET", f"https://steno{_new_link(ask)}")
+    assert "; Secure" in taken.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("caller", [None, "nobody", "cookie"])
+def test_only_the_token_itself_gets_a_link(ask: Ask, caller: str | None) -> None:
+    refused = ask("POST", "/v1/login-links", caller=caller)
+    assert refused.status_code == 403
+    assert "url" not in refused.json()
+
+
+def test_a_link_works_once(ask: Ask) -> None:
+    link = _new_link(ask)
+    assert [ask("GET", link).status_code for _ in range(3)] == [303, 403, 403]
+
+
+def test_a_link_works_for_60_seconds(ask: Ask, clock: Clock) -> None:
+    first, second = _new_link(ask), _new_link(ask)
+    clock.now += 59
+    assert ask("GET", first).status_code == 303
+    clock.now += 1
+    refused = ask("GET", second)
+    assert refused.status_code == 403
+    assert "set-cookie" not in refused.headers
+    assert refused.text == "This link was used, or is too old. `steno open` makes another."
+
+
+@pytest.mark.parametrize("query", ["", "?code=", "?code=x", "?code=%ff", "?code=%C3%BC", "?c=1"])
+def test_what_is_no_code_is_refused(ask: Ask, query: str) -> None:
+    link = _new_link(ask)
+    assert ask("GET", f"/login{query}").status_code == 403
+    assert ask("GET", link).status_code == 303
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT"])
+def test_looking_at_a_link_does_not_use_it(ask: Ask, method: str) -> None:
+    link = _new_link(ask)
+    assert ask(method, link).status_code == 405
+    assert ask("GET", link).status_code == 303
+
+
+def test_no_more_than_100_links_are_kept_and_the_newest_count(clock: Clock) -> None:
+    links = Links(clock)
+    codes = [links.give() for _ in range(150)]
+    assert [links.use(code) for code in codes] == [False] * 50 + [True] * 100
+
+
+def test_a_cookie_is_good_for_30_days(clock: Clock) -> None:
+    cookies = Cookies(TOKEN, clock)
+    value = cookies.make()
+    clock.now += DAYS_30 - 1
+    assert cookies.is_good(value)
+    clock.now += 1
+    assert not cookies.is_good(value)
+
+
+def test_a_cookie_outlives_a_restart_and_dies_with_the_token(clock: Clock) -> None:
+    value = Cookies(TOKEN, clock).make()
+    assert Cookies(Token(TOKEN.value), clock).is_good(value)
+    assert not Cookies(Token(b"y" * 43), clock).is_good(value)
+
+
+def test_a_cookie_cannot_be_made_to_last(clock: Clock) -> None:
+    cookies = Cookies(TOKEN, clock)
+    until, _, signature = cookies.make().partition(".")
+    assert not cookies.is_good(f"{int(until) + 1}.{signature}")
+    assert not cookies.is_good(f"0{until}.{signature}")
+    assert not cookies.is_good(f"{until}.{signature.upper()}")
+    assert not cookies.is_good(f"{until}.")
+    assert not cookies.is_good(f"{until}.{signature}\n")
+
+
+@given(st.text(max_size=90), st.integers(0, 75))
+def test_no_other_value_is_good(other: str, cut: int) -> None:
+    cookies = Cookies(TOKEN, Clock())
+    value = cookies.make()
+    assert not cookies.is_good(other)
+    changed = value[:cut] + other + value[cut + 1 :]
+    assert cookies.is_good(changed) == (changed == value)
