@@ -16,6 +16,7 @@ from msgspec import Struct
 from stenolog.agent.events import Tell, ToolBegan, ToolEnded
 from stenolog.agent.tools import Here, Tool, as_text, read_arguments
 from stenolog.agent.waiting import ended
+from stenolog.catalog.answers import ran_for
 
 STOPPED: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
 
@@ -49,8 +50,7 @@ class Calling(Struct, frozen=True, kw_only=True):
         """Carry the calls out; each result is kept as soon as it is there."""
 
         async def one(call: Mapping[str, Any]) -> None:
-            result = await self._result(call, here, tell)
-            await keep({"role": "tool", "tool_call_id": call["id"], "content": result})
+            await keep(await self._result(call, here, tell))
 
         alone = [call for call in calls if self._is_alone(call)]
         together = [asyncio.create_task(one(call)) for call in calls if call not in alone]
@@ -66,14 +66,15 @@ class Calling(Struct, frozen=True, kw_only=True):
         found = self.tools.get(call["function"]["name"])
         return found is not None and found.alone
 
-    async def _result(self, call: Mapping[str, Any], here: Here, tell: Tell) -> str:
+    async def _result(self, call: Mapping[str, Any], here: Here, tell: Tell) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         tell(ToolBegan(id=call["id"], name=name, arguments=arguments))
         began = time.monotonic()
         failed, text = await self._outcome(name, arguments, here)
         took = time.monotonic() - began
         tell(ToolEnded(id=call["id"], name=name, text=text, failed=failed, seconds=took))
-        return text
+        body = {"role": "tool", "tool_call_id": call["id"], "content": text}
+        return ran_for(body, seconds=took, failed=failed)
 
     async def _outcome(self, name: str, arguments: str, here: Here) -> tuple[bool, str]:
         """Whether it failed, and what the model is told."""

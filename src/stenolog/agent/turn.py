@@ -5,9 +5,12 @@ said is stored as it happens, so that the next one to look at the log knows wher
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Literal
+
+from msgspec.structs import asdict
 
 from stenolog.agent.blocking import Closing
 from stenolog.agent.calling import STOPPED, not_made
@@ -17,7 +20,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.threads import Threads
 from stenolog.agent.waiting import settled
-from stenolog.catalog.answers import for_client
+from stenolog.catalog.answers import for_client, made_by
 from stenolog.context.context import Attempt
 from stenolog.context.shapes import Call, calls_of, words_of
 from stenolog.context.standing import Standing, standing
@@ -73,6 +76,8 @@ class Turn:
         self._asked_for = asked_for or 0
         self._reply = Reply()
         self._seen = Seen(upto=0)
+        self._asked = ("", 0.0)
+        """Who answered last, and how many seconds that took."""
         self._ending = ""
         """The answer that is being stored."""
         self._recalled: tuple[str, Recalled] = ("", Recalled())
@@ -125,7 +130,7 @@ class Turn:
             if not reply.calls:
                 return await self._end(reply)
             own, of_client = self._shared_out(reply)
-            body = for_client(reply.message(), [call["id"] for call in of_client])
+            body = for_client(self._signed(reply), [call["id"] for call in of_client])
             seq = await self._keep(body, seen=self._seen)
             self._reply = Reply()
             self._results = {}
@@ -176,6 +181,7 @@ class Turn:
                 Asked(model=model.name, tokens=window.tokens, budget=window.budget, recalled=told)
             )
             self._seen = Seen(upto=window.upto, token=token)
+            began = time.monotonic()
             try:
                 await self._listen(model, window.messages)
             except (ModelUnavailable, ModelRefused) as error:
@@ -183,6 +189,7 @@ class Turn:
                     raise
             else:
                 break
+        self._asked = (model.name, time.monotonic() - began)
         usage = self._reply.usage
         if usage is not None:
             self._tell(Counted(usage=usage))
@@ -281,8 +288,14 @@ class Turn:
         if not reply.text.strip():
             self._tell(Noticed(words="the model answered without a word"))
         self._ending = reply.text
-        seq = await self._keep(reply.message(), seen=self._seen)
+        seq = await self._keep(self._signed(reply), seen=self._seen)
         return self._made(reply.text, seq, finish=reply.finish)
+
+    def _signed(self, reply: Reply) -> dict[str, Any]:
+        """The answer with who gave it, and what it took."""
+        model, seconds = self._asked
+        counted = None if reply.usage is None else asdict(reply.usage)
+        return made_by(reply.message(), model=model, seconds=seconds, usage=counted)
 
     async def _give_up(self, words: str) -> Answer:
         self._tell(Said(text=words))

@@ -4,6 +4,9 @@
 written stands before it in the log, and is not answered by it. `interrupted` says why it was cut
 off. Messages of others have no such field: their answers have seen all that stands before them.
 Of a message that calls tools, `of_client` names the calls that the client carries out, not we.
+What a model said has its name as `model`, what its provider counted as `usage` (`prompt`, `answer`
+and `cached`, in tokens) and how long it took as `seconds`; the result of a tool has `seconds`, and
+`failed` where it did.
 A user's message from a chat app has `origin`: where its answer belongs, in the app's own words.
 """
 
@@ -15,6 +18,10 @@ _SEEN: Final = "seen"
 _INTERRUPTED: Final = "interrupted"
 _ORIGIN: Final = "origin"
 _OF_CLIENT: Final = "of_client"
+_MODEL: Final = "model"
+_USAGE: Final = "usage"
+_SECONDS: Final = "seconds"
+_FAILED: Final = "failed"
 
 
 def marked(body: Mapping[str, Any], *, seen: int | None, interrupted: str = "") -> dict[str, Any]:
@@ -49,6 +56,57 @@ def calls_of_client(body: Mapping[str, Any]) -> frozenset[str]:
     told = _told(body).get(_OF_CLIENT)
     listed = told if isinstance(told, list) else []
     return frozenset(one for one in listed if isinstance(one, str))
+
+
+def made_by(
+    body: Mapping[str, Any],
+    *,
+    model: str,
+    seconds: float,
+    usage: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """The message with who said it, how long that took, and what was counted for it."""
+    of_itself: dict[str, Any] = {_MODEL: model, _SECONDS: round(seconds, 3)}
+    if usage is not None:
+        of_itself[_USAGE] = dict(usage)
+    return {**body, FIELD: {**_told(body), **of_itself}}
+
+
+def ran_for(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[str, Any]:
+    """The result of a tool with how long it ran, and whether it failed."""
+    of_itself: dict[str, Any] = {_SECONDS: round(seconds, 3)}
+    if failed:
+        of_itself[_FAILED] = True
+    return {**body, FIELD: {**_told(body), **of_itself}}
+
+
+def model_of(body: Mapping[str, Any]) -> str | None:
+    """Which model said it; None where it does not tell."""
+    told = _told(body).get(_MODEL)
+    return told if isinstance(told, str) and told else None
+
+
+def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
+    """The tokens that its provider counted: `prompt`, `answer`, `cached`; None: it does not say."""
+    told = _told(body).get(_USAGE)
+    if not isinstance(told, Mapping):
+        return None
+    return {
+        name: value
+        for name in ("prompt", "answer", "cached")
+        if isinstance(value := told.get(name, 0), int) and not isinstance(value, bool)
+    }
+
+
+def seconds_of(body: Mapping[str, Any]) -> float | None:
+    """How long it took to say, or to run; None where it does not tell."""
+    told = _told(body).get(_SECONDS)
+    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else None
+
+
+def has_failed(body: Mapping[str, Any]) -> bool:
+    """Whether the tool that this is the result of has failed."""
+    return _told(body).get(_FAILED) is True
 
 
 def from_channel(body: Mapping[str, Any], origin: Mapping[str, Any] | None) -> dict[str, Any]:
