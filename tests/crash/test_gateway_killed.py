@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -16,6 +17,8 @@ from crash.conftest import Say
 from gateway.load import Listener, Talker
 from gateway.process import TOKEN, Process
 from stenolog.providers.model_server import ModelServer
+from stenolog.providers.plays import Play
+from stenolog.providers.scripted import tool_call
 from stenolog.stores.opening import open_store
 
 SESSIONS = 6
@@ -105,21 +108,26 @@ def test_a_killed_gateway_loses_nothing_in_twenty_rounds(
     _run(tmp_path, say, rounds=20, seed=seed)
 
 
-def test_openais_client_goes_on_by_itself_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_openais_client_goes_on_by_itself_after_a_kill(tmp_path: Path, stream: bool) -> None:
     workspace = str(tmp_path / "workspace")
-    with ModelServer(_echo, pause=0.1) as model:
+    # Killed before the first word is said: a stream that has begun, no client asks for again.
+    with ModelServer(_echo, plays=[Play(first_byte=3.0)]) as model:
         gateway = Process(tmp_path / "gateway", sessions=workspace, model=model.url).start()
         try:
             client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN, max_retries=10)
             found: list[str | None] = []
 
             def ask() -> None:
-                answer = client.chat.completions.create(
-                    model="main",
-                    messages=[{"role": "user", "content": "Hello?"}],
-                    metadata={"session": "s"},
+                asked: Any = [{"role": "user", "content": "Hello?"}]
+                answer: Any = client.chat.completions.create(
+                    model="main", messages=asked, metadata={"session": "s"}, stream=stream
                 )
-                found.append(answer.choices[0].message.content)
+                if stream:
+                    pieces = [one.choices[0].delta.content or "" for one in answer]
+                    found.append("".join(pieces))
+                else:
+                    found.append(answer.choices[0].message.content)
 
             with client:
                 asking = threading.Thread(target=ask)
@@ -133,3 +141,37 @@ def test_openais_client_goes_on_by_itself_after_a_kill(tmp_path: Path) -> None:
     assert found == ["You said: Hello?"]
     with open_store(workspace, read_only=True) as store:
         assert [one.role for one in store.get_history("s", full=True)] == ["user", "assistant"]
+
+
+def _lamp(request: Any) -> Any:
+    last = request["messages"][-1]
+    if last["role"] == "user":
+        return {"content": "I try.", "tool_calls": [tool_call("lamp", id="c1")]}
+    return f"The lamp: {last['content']}"
+
+
+def test_the_result_of_a_clients_tool_goes_on_after_a_kill(tmp_path: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    tools: Any = [{"type": "function", "function": {"name": "lamp", "parameters": {}}}]
+    with ModelServer(_lamp) as model:
+        gateway = Process(tmp_path / "gateway", sessions=workspace, model=model.url).start()
+        try:
+            with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN) as client:
+
+                def say(**body: Any) -> Any:
+                    messages: Any = [body]
+                    answer = client.chat.completions.create(
+                        model="main", messages=messages, tools=tools, metadata={"session": "s"}
+                    )
+                    return answer.choices[0]
+
+                assert say(role="user", content="Light!").finish_reason == "tool_calls"
+                gateway.kill()
+                gateway.start()
+                answer = say(role="tool", tool_call_id="c1", content="it shines")
+        finally:
+            gateway.close()
+    assert answer.message.content == "The lamp: it shines"
+    with open_store(workspace, read_only=True) as store:
+        roles = [one.role for one in store.get_history("s", full=True)]
+    assert roles == ["user", "assistant", "tool", "assistant"]

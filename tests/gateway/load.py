@@ -18,10 +18,14 @@ _SOON: Final = 0.05
 class Talker(threading.Thread):
     """Says one thing after the other in a session, and each until it is answered."""
 
-    def __init__(self, urls: Sequence[str], key: str, seed: int, stop: threading.Event) -> None:
-        super().__init__(name=f"talker {key}")
+    def __init__(
+        self, urls: Sequence[str], key: str, seed: int, stop: threading.Event, *, who: str = "a"
+    ) -> None:
+        """`who`: tells those apart that talk in the same session."""
+        super().__init__(name=f"talker {key} {who}")
         self._urls = urls
         self._key = key
+        self._who = who
         self._chance = random.Random(seed)
         self._enough = stop
         self.answers: dict[str, set[str]] = {}
@@ -37,9 +41,9 @@ class Talker(threading.Thread):
         number = 0
         while not self._enough.is_set():
             number += 1
-            words = f"{self._key} says {number}"
+            words = f"{self._key} {self._who} says {number}"
             self.answers[words] = set()
-            while not self._answered(words, f"{self._key}-{number}"):
+            while not self._answered(words, f"{self._key}-{self._who}-{number}"):
                 self.failed += 1
                 if self._given_up:
                     return

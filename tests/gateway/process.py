@@ -90,8 +90,11 @@ class Process:
 
     def close(self) -> None:
         """Leave nothing of it behind."""
-        if self._process is not None:
-            self.kill()
+        if self._process is not None and self._process.stdout is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            self._process = None
 
 
 def free_port() -> int:

@@ -41,6 +41,9 @@ class Nothing:
         """Nothing is on its way."""
         del patience
 
+    async def cut(self) -> None:
+        """Nothing is being sent."""
+
     async def close(self) -> None:
         """Nothing is to be closed."""
 

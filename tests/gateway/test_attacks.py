@@ -3,8 +3,10 @@
 import contextlib
 import re
 import resource
+import secrets
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +62,7 @@ def _application(*, seconds: float) -> Access:
         token=token,
         known=known(bound="127.0.0.1", origins=("https://chat.example.org",)),
         cookies=cookies,
+        open_paths=("/healthz",),
         prefixes=("/webhooks/",),
     )
 
@@ -278,6 +281,24 @@ def test_a_cookie_helps_no_other_page(roomy: int, caplog: pytest.LogCaptureFixtu
     own = f"Origin: http://{here}"
     assert _status(_ask(roomy, "/v1/login-links", host, own, cookie, method="POST")) == 403
     assert cookie.partition("=")[2] not in caplog.text
+
+
+def _proof(port: int) -> str:
+    now, nonce = str(time.time_ns() // 1_000_000), secrets.token_urlsafe(16)
+    proof = Token(TOKEN.encode()).proof("ask", f"127.0.0.1 {port}", now, nonce)
+    return f"Authorization: Steno {now}.{nonce}.{proof}"
+
+
+def test_a_proof_that_somebody_saw_opens_nothing(roomy: int) -> None:
+    host, links = "Host: localhost", "/v1/login-links"
+    seen = _proof(roomy)
+    for target in ("/v1/x", "/"):
+        assert _status(_ask(roomy, target, host, seen)) == 401
+    assert _status(_ask(roomy, links, host, seen, method="POST")) == 200
+    assert _status(_ask(roomy, links, host, seen, method="POST")) == 401
+    # Handed on by who listens at another port, with the name that it was asked for.
+    elsewhere = (f"Host: 127.0.0.1:{roomy + 1}", _proof(roomy + 1))
+    assert _status(_ask(roomy, links, *elsewhere, method="POST")) == 401
 
 
 # --- paths -----------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ class _Asking(threading.Thread):
         self.answer = response.json()
 
 
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def _is_listening(url: str) -> bool:
     try:
         return httpx2.get(f"{url}/healthz").is_success
@@ -91,8 +99,7 @@ def test_asked_to_end_it_lets_the_answers_in_flight_be_made(
     assert waiting[0].asked.wait(30)
     gateway.signal(signal.SIGTERM)
     # Nobody new is let in, while the answer is being made.
-    while _is_listening(gateway.url):
-        pass
+    _until(lambda: not _is_listening(gateway.url))
     waiting[0].go_on.set()
     asking.join(30)
     assert gateway.ended() == 0
@@ -108,8 +115,7 @@ def test_asked_twice_it_ends_at_once_and_the_next_start_answers(
     asking.start()
     assert waiting[0].asked.wait(30)
     gateway.signal(signal.SIGTERM)
-    while "Ending" not in gateway.words.read_text():
-        pass
+    _until(lambda: "Ending" in gateway.words.read_text())
     gateway.signal(signal.SIGTERM)
     assert gateway.ended() == 0
     asking.join(30)
@@ -124,23 +130,55 @@ def test_asked_twice_it_ends_at_once_and_the_next_start_answers(
     assert again.answer["choices"][0]["message"]["content"] == "You said: Hello."
 
 
-def test_the_turn_of_a_client_that_went_away_is_let_end_too(
-    tmp_path: Path, gateway: Process, waiting: tuple[_Waiting, str]
-) -> None:
+def test_the_turn_of_a_client_that_went_away_is_let_end_too(tmp_path: Path) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Session-Key": "s"}
     body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
-    with httpx2.Client(headers=headers, timeout=0.5) as client, pytest.raises(httpx2.ReadTimeout):
-        client.post(f"{gateway.url}/v1/chat/completions", json=body)
-    assert waiting[0].asked.wait(30)
-    gateway.signal(signal.SIGTERM)
-    while _is_listening(gateway.url):
-        pass
-    waiting[0].go_on.set()
-    assert gateway.ended() == 0
-    assert [role for role, _ in _log(tmp_path)] == ["user", "assistant"]
+    with ModelServer(lambda _: "A rather long answer.", pause=1.0) as model:
+        workspace = str(tmp_path / "workspace")
+        gateway = Process(tmp_path / "gateway", sessions=workspace, model=model.url).start()
+        try:
+            with (
+                httpx2.Client(headers=headers) as client,
+                client.stream("POST", f"{gateway.url}/v1/chat/completions", json=body) as stream,
+            ):
+                # As soon as it has begun to say something.
+                assert any("A rather" in line for line in stream.iter_lines())
+            assert gateway.stop() == 0
+        finally:
+            gateway.close()
+    assert _log(tmp_path) == [("user", "Hello."), ("assistant", "A rather long answer.")]
 
 
-def test_every_store_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_is_gone_on_with_is_answered_by_the_next_start_too(
+    tmp_path: Path, waiting: tuple[_Waiting, str]
+) -> None:
+    workspace = str(tmp_path / "workspace")
+    with open_store(workspace) as store:
+        store.add_message("s", "user", "Hello.")
+    gateway = Process(tmp_path / "gateway", sessions=workspace, model=waiting[1]).start()
+    try:
+        assert waiting[0].asked.wait(30)
+        gateway.signal(signal.SIGTERM)
+        _until(lambda: "Ending" in gateway.words.read_text())
+        gateway.signal(signal.SIGTERM)
+        assert gateway.ended() == 0
+        assert _log(tmp_path) == [("user", "Hello.")], "nothing stands there in its place"
+        waiting[0].go_on.set()
+        gateway.start()
+        _until(lambda: len(_log(tmp_path)) == 2)
+        assert gateway.stop() == 0
+    finally:
+        gateway.close()
+    assert _log(tmp_path)[1] == ("assistant", "You said: Hello.")
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_every_store_is_closed_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: tuple[_Waiting, str],
+    signals: int,
+) -> None:
     opened: list[JSONLStore] = []
     closed: list[JSONLStore] = []
     begin, end = JSONLStore.__init__, JSONLStore.close
@@ -155,12 +193,36 @@ def test_every_store_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(JSONLStore, "__init__", opening)
     monkeypatch.setattr(JSONLStore, "close", closing)
-    text = f"[agent]\nsessions = '{tmp_path}/w'\nmodel = 'scripted'\n[agents.ada]\n"
-    settings = _settings(tmp_path, text + "[webhooks.shop]\nsecret = '0123456789abcdef'\n")
+    text = (
+        f"[agent]\nsessions = '{tmp_path}/w'\nmodel = 'served'\n[agents.ada]\n"
+        f"[models.served]\nbase_url = '{waiting[1]}'\nmodel = 'm'\n"
+        "[webhooks.shop]\nsecret = '0123456789abcdef'\n"
+    )
+    settings = _settings(tmp_path, text)
+    with open_store(f"{tmp_path}/w") as store:
+        store.add_message("s", "user", "Hello.")
+    opened.clear()
+    closed.clear()
+
+    done: list[bool] = []
+
+    async def ask_to_end() -> None:
+        # While a turn is in flight.
+        await asyncio.to_thread(waiting[0].asked.wait, 30)
+        for _ in range(signals):
+            # Once nobody watches for them, a signal would end the tests.
+            if not done:
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.2)
+        waiting[0].go_on.set()
 
     async def run() -> int:
-        asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGTERM)
-        return await _serve(settings, Options())
+        ending = asyncio.create_task(ask_to_end())
+        try:
+            return await _serve(settings, Options())
+        finally:
+            done.append(True)
+            await ending
 
     assert asyncio.run(run()) == 0
     assert len(opened) >= 4  # the sessions and notes of two agents, and what webhooks keep

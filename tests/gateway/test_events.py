@@ -2,12 +2,15 @@
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from gateway.served import Served
 from stenolog.providers.scripted import ScriptedModel
@@ -69,6 +72,42 @@ def test_what_another_process_writes_arrives(tmp_path: Path) -> None:
     assert [data["message"]["content"] for _, _, data in found] == ["from outside", "Hello.", "3"]
 
 
+def _have(found: list[Any], count: int) -> bool:
+    return len(found) >= count
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_session_that_is_made_anew_while_a_client_waits_for_it_is_heard_whole(
+    tmp_path: Path,
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_messages("s", [{"role": "assistant", "content": f"old {n}"} for n in range(3)])
+        with _served(tmp_path) as served, served.client() as client:
+            id = _events(client, "/v1/sessions/s/events", 3)[-1][0]
+            store.delete("s")
+            found: list[Any] = []
+
+            def listen() -> None:
+                with served.client() as own:
+                    headers = {"Last-Event-ID": id}
+                    found.extend(_events(own, "/v1/sessions/s/events", 6, **headers))
+
+            listening = threading.Thread(target=listen)
+            listening.start()
+            _until(lambda: served.gateway.streams.taken == 1)
+            for number in range(5):
+                store.add_message("s", "assistant", f"new {number}")
+            listening.join(60)
+    assert [kind for _, kind, _ in found] == ["deleted"] + ["message"] * 5
+    assert [data["seq"] for _, kind, data in found if kind == "message"] == [1, 2, 3, 4, 5]
+
+
 def test_a_session_that_is_deleted_and_made_anew_begins_anew(tmp_path: Path) -> None:
     with open_store(str(tmp_path)) as store:
         store.add_message("s", "user", "old")
@@ -81,6 +120,46 @@ def test_a_session_that_is_deleted_and_made_anew_begins_anew(tmp_path: Path) -> 
         ("deleted", None),
         ("message", 1),
     ]
+
+
+def test_what_happens_to_a_session_is_told_where_that_is_wanted(tmp_path: Path) -> None:
+    with open_store(str(tmp_path)) as store:
+        for number in range(4):
+            store.add_message("s", "assistant", f"m{number}")
+        with _served(tmp_path) as served:
+            found: list[Any] = []
+            begun = threading.Event()
+
+            def listen() -> None:
+                path = "/v1/sessions/s/events?changes=true"
+                with served.client() as own, own.stream("GET", path) as response:
+                    for event in _parsed(response):
+                        found.append(event)
+                        if len(found) == 4:
+                            begun.set()
+                        if len(found) == 7:
+                            return
+
+            listening = threading.Thread(target=listen)
+            listening.start()
+            assert begun.wait(30)
+            steps: list[Callable[[], object]] = [
+                lambda: store.checkpoint("s", summary="before", upto=2),
+                lambda: store.undo("s"),
+                lambda: store.set_meta("s", title="A name"),
+            ]
+            for expected, change in enumerate(steps, start=5):
+                change()
+                _until(partial(_have, found, expected))
+            listening.join(30)
+    assert [kind for _, kind, _ in found] == ["message"] * 4 + ["change"] * 3
+    told = [data for _, kind, data in found if kind == "change"]
+    assert [(one["kind"], one["visible"]) for one in told] == [
+        ("checkpoint", 2),
+        ("undo", 4),
+        ("meta", 4),
+    ]
+    assert told[0]["summary"] == "before"
 
 
 def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
@@ -111,8 +190,37 @@ def test_more_streams_than_there_are_places_for_are_refused_at_once(tmp_path: Pa
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
         # Once it is gone, the next one has its place.
-        while client.get("/v1/sessions/s/events?after=x").status_code != 400:
-            pass
+        _until(lambda: served.gateway.streams.taken == 0)
+        with client.stream("GET", "/v1/sessions/s/events") as next_one:
+            assert next_one.status_code == 200
+
+
+def test_many_who_listen_to_one_session_are_one_to_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So few that some of it is read from the store again.
+    monkeypatch.setattr("stenolog.gateway.following._MOST_AHEAD", 3)
+    count, listeners = 60, 6
+    with open_store(str(tmp_path)) as store, _served(tmp_path) as served:
+        found: list[list[Any]] = [[] for _ in range(listeners)]
+
+        def listen(heard: list[Any]) -> None:
+            with served.client() as own:
+                heard.extend(_events(own, "/v1/sessions/s/events", count))
+
+        threads = [threading.Thread(target=listen, args=(one,)) for one in found]
+        for thread in threads:
+            thread.start()
+        _until(lambda: served.gateway.streams.taken == listeners)
+        names = [thread.name for thread in threading.enumerate()]
+        assert sum("stenolog-follow" in name for name in names) <= 1
+        for number in range(count):
+            store.add_message("s", "assistant", f"m{number}")
+        for thread in threads:
+            thread.join(60)
+        _until(lambda: served.gateway.following.count == 0)
+    for heard in found:
+        assert [data["seq"] for _, _, data in heard] == list(range(1, count + 1))
 
 
 def test_an_id_that_no_stream_gave_is_refused(tmp_path: Path) -> None:

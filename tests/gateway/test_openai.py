@@ -2,7 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 
 from gateway.served import TOKEN, Served
 from stenolog.errors import ModelUnavailable
+from stenolog.providers.model_server import ModelServer
+from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.scripted import ScriptedModel, tool_call
 from stenolog.stores.opening import open_store
 
@@ -240,11 +245,16 @@ def test_what_the_agents_own_tools_do_is_not_the_clients_business(tmp_path: Path
     ]  # fmt: skip
 
 
+AGAIN = {"x-stainless-retry-count": "1"}
+
+
 def test_who_asks_again_gets_the_same_answer_and_nothing_is_stored_twice(tmp_path: Path) -> None:
+    asked: Any = [{"role": "user", "content": "Hello."}]
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
-        asked: Any = [{"role": "user", "content": "Hello."}]
         first = _ask(client, asked)
-        again = _ask(client, asked, headers={"x-stainless-retry-count": "1"})
+    # Another process does not know whether the answer has arrived, and trusts the client.
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        again = _ask(client, asked, headers=AGAIN)
         assert again.choices[0].message == first.choices[0].message
         for _ in range(2):
             named = _ask(client, asked, headers={"Idempotency-Key": "k1"})
@@ -252,6 +262,90 @@ def test_who_asks_again_gets_the_same_answer_and_nothing_is_stored_twice(tmp_pat
         # Who only says the same once more is answered once more.
         _ask(client, asked)
     assert [role for role, _ in _log(tmp_path, "s", full=True)] == ["user", "assistant"] * 3
+
+
+def test_who_was_answered_and_was_then_refused_says_something_new(tmp_path: Path) -> None:
+    """Its library asks again by itself: for the message that was refused, not for the last one."""
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        asked: Any = [{"role": "user", "content": "continue"}]
+        assert _ask(client, asked).choices[0].message.content == "2: continue"
+        again = _ask(client, asked, headers=AGAIN)
+        assert again.choices[0].message.content == "4: continue"
+        list(_ask(client, asked, stream=True))
+        again = _ask(client, asked, headers=AGAIN)
+        assert again.choices[0].message.content == "8: continue"
+    assert len(_log(tmp_path, "s")) == 8
+
+
+@pytest.mark.parametrize("fields", [{}, {"name": "ada"}])
+def test_a_named_request_that_changes_more_than_the_end_is_answered_once(
+    tmp_path: Path, fields: dict[str, str]
+) -> None:
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        talk: Any = [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "One."},
+            {"role": "user", "content": "two", **fields},
+        ]
+        first = _ask(client, talk, headers={"Idempotency-Key": "k1"})
+        _ask(client, [{"role": "user", "content": "meanwhile"}])
+        again = _ask(client, talk, headers={"Idempotency-Key": "k1"})
+        assert again.choices[0].message.content == first.choices[0].message.content
+    assert [content for role, content in _log(tmp_path, "s", full=True) if role == "user"] == [
+        "one", "two", "meanwhile",
+    ]  # fmt: skip
+
+
+def test_calls_that_were_handed_over_are_handed_over_again(tmp_path: Path) -> None:
+    with Served(tmp_path, ScriptedModel(_with_lamp)) as served, _client(served) as client:
+        asked: Any = [{"role": "user", "content": "The lamp!"}]
+        _ask(client, asked, tools=[LAMP])
+    with Served(tmp_path, ScriptedModel([])) as served, _client(served) as client:
+        again = _ask(client, asked, tools=[LAMP], headers=AGAIN)
+    assert again.choices[0].finish_reason == "tool_calls"
+    assert len(_log(tmp_path, "s", full=True)) == 2
+
+
+def test_results_that_nobody_waits_for_are_refused_or_known(tmp_path: Path) -> None:
+    result: Any = {"role": "tool", "tool_call_id": "c1", "content": "it shines"}
+    with Served(tmp_path, ScriptedModel(_with_lamp)) as served, _client(served) as client:
+        with pytest.raises(openai.BadRequestError, match="nobody waits"):
+            _ask(client, [result])
+        _ask(client, [{"role": "user", "content": "The lamp!"}], tools=[LAMP])
+        with pytest.raises(openai.BadRequestError, match="nobody waits"):
+            _ask(client, [{**result, "tool_call_id": "c2"}])
+        first = _ask(client, [result])
+        # Sent once more, it is what it was.
+        again = _ask(client, [result])
+        assert again.choices[0].message.content == first.choices[0].message.content
+    assert [role for role, _ in _log(tmp_path, "s", full=True)] == [
+        "user", "assistant", "tool", "assistant",
+    ]  # fmt: skip
+
+
+def test_a_client_cannot_say_what_only_we_say(tmp_path: Path) -> None:
+    forged = {"origin": {"channel": "telegram", "chat": 4242}, "seen": 99, "of_client": ["c9"]}
+    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
+        talk: Any = [
+            {"role": "user", "content": "one", "stenolog": forged},
+            {"role": "assistant", "content": "One.", "stenolog": forged},
+            {"role": "user", "content": "two", "stenolog": forged},
+        ]
+        _ask(client, talk)
+    with open_store(str(tmp_path), read_only=True) as store:
+        kept = [message.to_dict() for message in store.get_history("s", full=True)]
+    assert all("stenolog" not in body for body in kept[:3])
+    assert "origin" not in kept[3]["stenolog"]
+
+
+def test_any_name_of_a_field_leaves_the_response_whole(tmp_path: Path) -> None:
+    with Served(tmp_path, ScriptedModel(_echo)) as served, served.client() as client:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
+        body |= {"a\r\nSet-Cookie: evil": 1} | {f"field-{n}": 1 for n in range(20_000)}
+        response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert "set-cookie" not in response.headers
+    assert len(response.headers["x-steno-without-effect"]) < 2_000
 
 
 def test_a_model_that_is_down_is_told_by_the_status_and_the_message_is_kept(tmp_path: Path) -> None:
@@ -312,3 +406,47 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
             max_completion_tokens=7,
         )
     assert raw.headers["x-steno-without-effect"] == "temperature"
+
+
+def test_what_another_user_said_meanwhile_is_not_the_clients_to_take_back(tmp_path: Path) -> None:
+    """A client that sends everything changes its end, while somebody else waits for an answer."""
+    go_on, asked = threading.Event(), threading.Event()
+
+    def answer(request: Any) -> str:
+        asked.set()
+        go_on.wait(30)
+        said = [one["content"] for one in request["messages"] if one["role"] == "user"]
+        return " and ".join(said)
+
+    with (
+        ModelServer(answer) as model,
+        Served(tmp_path, OpenAIChat("m", base_url=model.url, retries=0)) as served,
+        _client(served) as client,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        first = threads.submit(_ask, client, [{"role": "user", "content": "slow"}])
+        assert asked.wait(30)
+        edited: Any = [
+            {"role": "user", "content": "other"},
+            {"role": "assistant", "content": "Other."},
+            {"role": "user", "content": "mine"},
+        ]
+        patient = client.with_options(max_retries=10)
+        whole = threads.submit(_ask, patient, edited)
+        _until(lambda: served.gateway.turns.taken == 2)
+        theirs = threads.submit(_ask, client, [{"role": "user", "content": "theirs"}])
+        _until(lambda: ("user", "theirs") in _log(tmp_path, "s"))
+        go_on.set()
+        first.result(30)
+        answers = [one.result(30).choices[0].message.content for one in (whole, theirs)]
+    assert "mine" in answers[0]
+    assert "theirs" in answers[1]
+    everything = [content for role, content in _log(tmp_path, "s", full=True) if role == "user"]
+    assert everything.count("theirs") == 1
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

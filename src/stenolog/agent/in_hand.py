@@ -44,6 +44,8 @@ class _Waiting(Struct, frozen=True, kw_only=True):
     seen: Seen | None
     """Of an answer, which says so itself when it is written: by then all before it has a seq."""
 
+    size: int = 0
+
     @property
     def of_turn(self) -> bool:
         return self.body.get("role") != "user"
@@ -64,6 +66,11 @@ class InHand:
     def bodies(self) -> list[Mapping[str, Any]]:
         """The messages that wait, the oldest first."""
         return [one.body for one in self._waiting]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes they have."""
+        return sum(one.size for one in self._waiting)
 
     @property
     def newest(self) -> str:
@@ -94,8 +101,8 @@ class InHand:
         """
         check_key(self._key)
         check_once(once)
-        encode_message(body)
-        one = _Waiting(body=body, token=once, seen=None)
+        size = len(encode_message(body))
+        one = _Waiting(body=body, token=once, seen=None, size=size)
         async with self._order:
             if any(waits.token == once for waits in self._waiting):
                 return None
@@ -121,8 +128,8 @@ class InHand:
 
         Raises UsageError where it will never be taken, and LeaseLost.
         """
-        encode_message(body)
-        one = _Waiting(body=body, token=secrets.token_hex(12), seen=seen)
+        size = len(encode_message(body))
+        one = _Waiting(body=body, token=secrets.token_hex(12), seen=seen, size=size)
         async with self._order:
             try:
                 seq = None

@@ -168,13 +168,14 @@ class AgentLoop:
         tell: Tell = nobody,
         agent: str | None = None,
         idle_for: float = 0.0,
+        each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
         """Go on with the turns that a killed process left, or close them with a mark.
 
         Of one session, or of all of an agent's (of every agent's, where none is named) that the
         index calls interrupted; the log decides. Turns that another process has are left to it, and
         so are those in which something was said within the last `idle_for` seconds: somebody else
-        may be about to take them.
+        may be about to take them. `each` is called with every answer as soon as it is made.
         """
         self._turns.check_open()
         careful = _careful(tell)
@@ -187,7 +188,9 @@ class AgentLoop:
         return [
             answer
             for instance in agents
-            for answer in await self._turns.resume_all(instance, tell=careful, idle_for=idle_for)
+            for answer in await self._turns.resume_all(
+                instance, tell=careful, idle_for=idle_for, each=each
+            )
         ]
 
     async def quiet(self) -> None:

@@ -40,7 +40,7 @@ _SAME: Final = 3
 """So many times in a row the same calls with the same results, and the turn is ended."""
 _LOOKED_BACK: Final = 50
 _LATELY: Final = 8
-_TRIES: Final = "tries"
+TRIES: Final = "tries"
 """The field of a session's meta that counts how often a killed turn was gone on with."""
 _MOST_TRIES: Final = 3
 
@@ -272,12 +272,12 @@ class Turn:
             return True
         with suppress(StenologError):
             info = store.info(self._key)
-            kept = info.meta.get(_TRIES)
+            kept = info.meta.get(TRIES)
             seq, tries = kept if isinstance(kept, list) and len(kept) == 2 else (0, 0)
             tries = tries + 1 if seq == info.last_seq else 1
             if tries > _MOST_TRIES:
                 return False
-            store.set_meta(self._key, **{_TRIES: [info.last_seq, tries]})
+            store.set_meta(self._key, **{TRIES: [info.last_seq, tries]})
         return True
 
     # --- the end -----------------------------------------------------------------------------

@@ -19,18 +19,26 @@ from msgspec import Struct
 from stenolog.agent import leasing
 from stenolog.agent.blocking import Closing
 from stenolog.agent.events import Answer, Compacted, Heard, Noticed, Outcome, Tell, nobody
+from stenolog.agent.given_up import GivenUp
 from stenolog.agent.in_hand import InHand, new_token
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.notetaking import Notetaking
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.threads import Threads
-from stenolog.agent.turn import Fate, Turn
+from stenolog.agent.turn import TRIES, Fate, Turn
 from stenolog.agent.waiting import settled
 from stenolog.context.compaction import Compaction
 from stenolog.context.shapes import words_of
 from stenolog.context.standing import answer_to, standing
-from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
+from stenolog.errors import (
+    LeaseLost,
+    NoSuchSession,
+    StenologError,
+    StoreBusy,
+    StoreClosed,
+    StoreUnavailable,
+)
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Lease
@@ -44,6 +52,8 @@ _AT_ONCE: Final = 4
 _CUT: Final = 5.0
 """So many seconds what was cut off has to end; then it is left to itself."""
 TAKEN_OVER: Final = "another process has taken this turn over"
+_MOST_IN_HAND: Final = 32 * 2**20
+"""So many bytes of messages may wait for a store that cannot be written; more are not taken in."""
 CLOSES: Final = "the agent closes; this is answered at the next start"
 
 _logger = logging.getLogger("stenolog")
@@ -111,6 +121,7 @@ class Turns:
         self._seats: dict[tuple[str | None, str], _Seat] = {}
         self._notetaking: dict[str | None, Notetaking] = {}
         self._closed = False
+        self._given_up = GivenUp()
         self._left_off: set[str] = set()
         self._nobody_here = asyncio.Event()
         self._nobody_here.set()
@@ -146,6 +157,10 @@ class Turns:
         store raises is the answer.
         """
         token = once or new_token()
+        if sum(seat.in_hand.size for seat in self._seats.values()) > _MOST_IN_HAND:
+            raise StoreUnavailable(
+                "nothing can be stored now, and too much waits for it already; try again later"
+            )
         with self._used(instance, key) as seat:
             seq = await seat.in_hand.say(instance.sessions, body, tell=tell, once=token)
             if seq is not None:
@@ -197,7 +212,13 @@ class Turns:
     ) -> Lease | Answer | None:
         """The lease for a change; None where there is nothing to take one of. Raises Busy."""
         if wait:
-            return await self._waited_for(instance, key, seat, None, tell)
+            lease = await self._waited_for(instance, key, seat, None, tell)
+            if lease is None and instance.store is not None:
+                # It is new, and made first: of what is not there, two could have the turn.
+                with suppress(StenologError):
+                    await self.threads.run(instance.store.set_meta, key, **{TRIES: [0, 0]})
+                    lease = await self._waited_for(instance, key, seat, None, tell)
+            return lease
         try:
             return await self._lease(instance, key)
         except StoreBusy as error:
@@ -226,7 +247,8 @@ class Turns:
         A session in which another process has the turn is left to it, and so is one in which
         something was said within the last `idle_for` seconds.
         """
-        if idle_for and await self.threads.run(_age, instance, key) < idle_for:
+        last, age = await self.threads.run(_last_said, instance, key)
+        if (idle_for and age < idle_for) or self._given_up.holds(instance.id, key, last):
             return None
         with self._used(instance, key) as seat:
             async with seat.turn_lock:
@@ -239,13 +261,19 @@ class Turns:
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
+                    self._given_up.note(instance.id, key, last, error)
                     return _failed(key, seat, error)
                 if answer is not None:
                     self._settle_later(instance, key, seat, tell)
                 return answer
 
     async def resume_all(
-        self, instance: AgentInstance, *, tell: Tell, idle_for: float = 0.0
+        self,
+        instance: AgentInstance,
+        *,
+        tell: Tell,
+        idle_for: float = 0.0,
+        each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
         """The same for all sessions of an agent whose last turn did not come to its end."""
         side_by_side = asyncio.Semaphore(_AT_ONCE)
@@ -253,12 +281,18 @@ class Turns:
         async def one(key: str) -> Answer | None:
             async with side_by_side:
                 try:
-                    return await self.resume(instance, key, tell=tell, idle_for=idle_for)
+                    answer = await self.resume(instance, key, tell=tell, idle_for=idle_for)
+                    if answer is not None and each is not None:
+                        await each(answer)
+                    return answer  # noqa: TRY300 - what fails in `each` is told as well
                 except Exception as error:
                     _logger.exception("the turn in %r could not be gone on with", key)
                     return Answer(key=key, text=repr(error), outcome="failed")
 
-        keys = await self.threads.run(_interrupted, instance)
+        await self._save_in_hand(instance)
+        found_now = await self.threads.run(_interrupted, instance)
+        # Where a turn runs here, somebody is at it already.
+        keys = [key for key in found_now if (instance.id, key) not in self._seats]
         found = await asyncio.gather(*map(one, keys))
         return [answer for answer in found if answer is not None]
 
@@ -279,6 +313,8 @@ class Turns:
         for instance in self._registry:
             instance.ask.close()
         await self._all_gone(_CUT)
+        for instance in self._registry:
+            await self._save_in_hand(instance)
         for notetaking in self._notetaking.values():
             await notetaking.close()
         return Left(
@@ -286,6 +322,21 @@ class Turns:
             not_saved=sum(len(seat.in_hand.bodies) for seat in self._seats.values()),
             hanging=len(self.busy),
         )
+
+    async def _save_in_hand(self, instance: AgentInstance) -> None:
+        """Store what could not be stored when it was said, where that is possible now."""
+        for (id, key), seat in list(self._seats.items()):
+            if id != instance.id or not seat.in_hand.bodies or seat.turn_lock.locked():
+                continue
+            async with seat.turn_lock:
+                with suppress(StenologError):
+                    try:
+                        lease = await self._lease(instance, key)
+                    except NoSuchSession:
+                        lease = None
+                    async with self._held(instance, seat, lease) as sessions:
+                        await seat.in_hand.flush(sessions, tell=seat.tell)
+            self._tidy(instance, key, seat)
 
     async def _all_gone(self, patience: float) -> None:
         """Wait until no turn runs, nothing is done behind one and nobody waits for one."""
@@ -554,10 +605,10 @@ def _interrupted(instance: AgentInstance) -> list[str]:
             return list(keys)
 
 
-def _age(instance: AgentInstance, key: str) -> float:
-    """For how many seconds nothing was said in a session."""
+def _last_said(instance: AgentInstance, key: str) -> tuple[int, float]:
+    """The last seq in sight, and for how many seconds nothing was said after it."""
     last = instance.sessions.get_history(key, last=1)
-    return _seconds_since(last[0].at) if last else 0.0
+    return (last[0].seq, _seconds_since(last[0].at)) if last else (0, 0.0)
 
 
 def _seconds_since(moment: datetime) -> float:

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from stenolog.agent import leasing
 from stenolog.agent.threads import Threads
-from stenolog.errors import NoSuchSession, StoreBusy
+from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store
 
 _TTL: Final = 20.0
@@ -27,8 +27,9 @@ class Claims:
 
     def __init__(self, store: Store | None = None, *, ttl: float = _TTL) -> None:
         """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
+        self.ttl: Final = ttl
         self._store = store
-        self._ttl = ttl
+        self._closed = False
         self._threads = Threads()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._noted: dict[str, Mapping[str, Any]] = {}
@@ -41,19 +42,22 @@ class Claims:
 
         `lost` is called where another process took it over. Raises what the store raises.
         """
+        self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
         if lock.locked() and not wait:
             raise StoreBusy(f"{name} is being done by this process")
         async with lock:
+            self._check_open()
             if self._store is None:
                 yield
                 return
             lease = await self._take(self._store, name, wait=wait)
-            async with leasing.held(self._threads, lease, ttl=self._ttl, lost=lost):
+            async with leasing.held(self._threads, lease, ttl=self.ttl, lost=lost):
                 yield
 
     async def note(self, name: str, **fields: Any) -> None:
         """Keep something for the next one. Raises what the store raises."""
+        self._check_open()
         if self._store is None:
             self._noted[name] = {**self._noted.get(name, {}), **fields}
         else:
@@ -61,6 +65,7 @@ class Claims:
 
     async def noted(self, name: str) -> Mapping[str, Any]:
         """What was kept. Raises what the store raises."""
+        self._check_open()
         if self._store is None:
             return self._noted.get(name, {})
         try:
@@ -70,15 +75,21 @@ class Claims:
 
     async def close(self) -> None:
         """Close the store and end the threads; a second call does nothing."""
+        self._closed = True
         store, self._store = self._store, None
         if store is not None:
             await self._threads.run(store.close)
         self._threads.close()
 
+    def _check_open(self) -> None:
+        # Without its store it would believe that there is no other process.
+        if self._closed:
+            raise StoreClosed("the channels were closed before this call")
+
     async def _take(self, store: Store, name: str, *, wait: bool) -> Lease:
         while True:
             try:
-                return await leasing.take(self._threads, store, name, ttl=self._ttl)
+                return await leasing.take(self._threads, store, name, ttl=self.ttl)
             except NoSuchSession:
                 await self._threads.run(store.set_meta, name, title=name)
             except StoreBusy:

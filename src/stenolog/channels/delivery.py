@@ -10,15 +10,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from stenolog.agent.events import Answer
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
+from stenolog.agent.waiting import ended
 from stenolog.catalog.entries import Entry
 from stenolog.channels.base import Channel, MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
-from stenolog.channels.marks import FIELD, Due, Mark, due, mark_in
+from stenolog.channels.marks import FIELD, Due, Mark, begun, due, is_due, mark_in, owing
 from stenolog.channels.splitting import split
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
 
@@ -48,7 +51,10 @@ class Delivery:
         self._loop = loop
         self._claims = claims
         self._pause = pause
-        self._stopping = False
+        self._stopping = asyncio.Event()
+        self._cut = False
+        self._running: set[asyncio.Task[Any]] = set()
+        """The answers that are being sent."""
         self._kept: dict[tuple[str | None, str], Mark] = {}
         """The marks of sessions that a stand-in keeps."""
 
@@ -64,7 +70,20 @@ class Delivery:
         if answer.seq is None:
             await self.tell(origin, text)
             return
-        await self._safely(instance, answer.key, Due(seq=answer.seq, text=text, origin=origin))
+        one = Due(seq=answer.seq, text=text, origin=origin)
+        if await self._safely(instance, answer.key, one):
+            # The app takes messages: also those that it did not take before.
+            try:
+                await self.catch_up(instance, answer.key, only_owed=True)
+            except StenologError as error:
+                _logger.warning("what is owed in %r waits: %s", answer.key, error)
+
+    async def cut(self) -> None:
+        """End the sending, while the marks can still be written; the next start goes on."""
+        self._cut = True
+        self._stopping.set()
+        if await ended(self._running):
+            raise asyncio.CancelledError
 
     async def tell(self, origin: Place, text: str) -> None:
         """Say something that is no answer of the log. Raises nothing."""
@@ -79,36 +98,58 @@ class Delivery:
         """Look through the sessions for what a killed process left. Raises nothing.
 
         Answers that were never begun to be sent are sent; of those of which nobody knows, the
-        reader is told, once.
+        reader is told, once. Where somebody else sends, it is looked again until that has ended:
+        it may be a killed process whose claim has not run out.
         """
+        left: list[tuple[AgentInstance, str, bool]] = []
         since = datetime.now(UTC) - _FRESH
         for instance in self._loop.registry:
             async for entry in self._entries(instance):
                 fresh = entry.updated is not None and entry.updated >= since
-                if self._stopping:
+                if self._stopping.is_set():
                     return
                 if entry.problem is not None or not (fresh or entry.channel == self.channel.name):
                     continue
-                try:
-                    await self._tell_if_unsure(instance, entry.key)
-                    if fresh:
-                        await self.catch_up(instance, entry.key)
-                except StoreBusy:
-                    pass  # another process delivers there
-                except StenologError as error:
-                    _logger.warning("%s could not be looked after: %s", entry.key, error)
+                if not await self._looked_after(instance, entry.key, fresh):
+                    left.append((instance, entry.key, fresh))
+        while left and not await self._is_stopping_within(self._claims.ttl):
+            left = [one for one in left if not await self._looked_after(*one)]
+
+    async def _looked_after(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
+        """Look for what was left in a session; False where somebody else sends there."""
+        if self._stopping.is_set():
+            return True
+        try:
+            await self._tell_if_unsure(instance, key)
+            if fresh:
+                await self.catch_up(instance, key)
+        except StoreBusy:
+            return False
+        except StenologError as error:
+            _logger.warning("%s could not be looked after: %s", key, error)
+        return True
+
+    async def _is_stopping_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def stop_recovering(self) -> None:
         """Look after no further sessions; the next start does."""
-        self._stopping = True
+        self._stopping.set()
 
-    async def catch_up(self, instance: AgentInstance, key: str) -> None:
-        """Deliver the answers of a session that were never begun to be sent."""
-        history = await self._loop.run(instance.sessions.get_history, key)
+    async def catch_up(self, instance: AgentInstance, key: str, *, only_owed: bool = False) -> None:
+        """Deliver the answers of a session that were never begun to be sent, or are owed."""
         mark = await self._mark(instance, key)
-        after = 0 if mark is None else mark.seq
+        if only_owed and (mark is None or not mark.owed):
+            return
+        history = await self._loop.run(instance.sessions.get_history, key)
         since = datetime.now(UTC) - _FRESH
-        for one in due(history, after=after, channel=self.channel.name, since=since):
+        for one in due(history, mark=mark, channel=self.channel.name, since=since):
+            if only_owed and mark is not None and one.seq not in mark.owed:
+                continue  # whoever made it is about to send it
             if one.text.strip():
                 await self._safely(instance, key, one)
 
@@ -135,63 +176,76 @@ class Delivery:
                 _logger.warning(
                     "nobody knows whether the answer at %s of %r arrived", mark.seq, key
                 )
-                await self._tell_unsure(instance, key, mark.seq, mark.origin)
+                await self._tell_unsure(instance, key, mark)
 
     def _is_sending(self, mark: Mark | None) -> bool:
         own = mark is not None and mark.origin.get("channel") == self.channel.name
         return own and mark is not None and mark.state == "sending"
 
-    async def _tell_unsure(
-        self, instance: AgentInstance, key: str, seq: int, origin: Place
-    ) -> None:
+    async def _tell_unsure(self, instance: AgentInstance, key: str, mark: Mark) -> None:
         # The mark first: it is told at most once, too.
-        await self._set_mark(instance, key, Mark(seq=seq, state="unsure", origin=origin))
-        await self.tell(origin, UNSURE)
+        await self._set_mark(instance, key, replace(mark, state="unsure"))
+        await self.tell(mark.origin, UNSURE)
 
     # --- one answer --------------------------------------------------------------------------
 
-    async def _safely(self, instance: AgentInstance, key: str, answer: Due) -> None:
+    async def _safely(self, instance: AgentInstance, key: str, answer: Due) -> bool:
+        """Deliver an answer, and tell whether it was sent just now. Raises nothing."""
         for attempt in range(1, _TRIES + 1):
+            if self._cut:
+                return False
+            running = asyncio.create_task(self._deliver(instance, key, answer))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
             try:
-                await self._deliver(instance, key, answer)
+                return await running
             except StoreUnavailable as error:
                 # Without a mark it must not be sent.
                 _logger.warning("the answer at %s of %r waits: %s", answer.seq, key, error)
                 await asyncio.sleep(self._pause * attempt)
             except StenologError as error:
                 _logger.warning("the answer at %s of %r was not sent: %s", answer.seq, key, error)
-                return
-            else:
-                return
+                return False
         _logger.error("the answer at %s of %r is left to the next start", answer.seq, key)
+        return False
 
-    async def _deliver(self, instance: AgentInstance, key: str, answer: Due) -> None:
+    async def _deliver(self, instance: AgentInstance, key: str, answer: Due) -> bool:
         async with self._claims.held(conversation(instance.id, key)):
             before = await self._mark(instance, key)
-            if before is not None and before.seq >= answer.seq:
-                return
-            mark = Mark(seq=answer.seq, state="sending", origin=answer.origin)
-            await self._set_mark(instance, key, mark)
+            if not is_due(before, answer.seq):
+                return False
+            if before is not None and self._is_sending(before):
+                # Who has sent it is gone, and this mark would be the last to tell of it.
+                await self._tell_unsure(instance, key, before)
+            mark = begun(before, answer)
             handed_over: list[str] = []
             try:
+                await self._set_mark(instance, key, mark)
                 await self._send(answer.origin, answer.text, handed_over)
             except Undeliverable as error:
                 _logger.warning("the answer at %s of %r was refused: %s", answer.seq, key, error)
-                mark = Mark(seq=answer.seq, state="refused", origin=answer.origin)
+                await self._set_mark(instance, key, replace(mark, state="refused"))
             except (NotSent, MaybeSent) as error:
                 _logger.warning("the answer at %s of %r: %s", answer.seq, key, error)
                 if handed_over:
-                    await self._tell_unsure(instance, key, answer.seq, answer.origin)
+                    await self._tell_unsure(instance, key, mark)
                 else:
-                    await self._set_mark(instance, key, before)
-                return
+                    await self._set_mark(instance, key, owing(mark, answer.seq))
             except asyncio.CancelledError:
                 if not handed_over:
-                    await self._set_mark(instance, key, before)
+                    await self._owe(instance, key, owing(mark, answer.seq))
                 raise
             else:
-                mark = Mark(seq=answer.seq, state="sent", origin=answer.origin)
+                await self._set_mark(instance, key, replace(mark, state="sent"))
+                return True
+        return False
+
+    async def _owe(self, instance: AgentInstance, key: str, mark: Mark) -> None:
+        """Note at the end that an answer was not sent. Raises nothing but CancelledError."""
+        try:
             await self._set_mark(instance, key, mark)
+        except Exception:
+            _logger.exception("that nothing was sent in %r could not be noted", key)
 
     async def _send(self, origin: Place, text: str, handed_over: list[str]) -> None:
         """Send a text in pieces; `handed_over` holds each that may have arrived."""
@@ -209,6 +263,10 @@ class Delivery:
                         raise
                     await asyncio.sleep(error.after or pause)
                     pause = min(2 * pause, _LONGEST / 4)
+                except (MaybeSent, Undeliverable):
+                    raise
+                except Exception as error:  # noqa: BLE001 - its words might hold a secret
+                    raise MaybeSent(f"it failed with {type(error).__name__}") from None
                 else:
                     break
 
@@ -222,12 +280,9 @@ class Delivery:
         except NoSuchSession:
             return None
 
-    async def _set_mark(self, instance: AgentInstance, key: str, mark: Mark | None) -> None:
+    async def _set_mark(self, instance: AgentInstance, key: str, mark: Mark) -> None:
         if instance.store is not None:
-            fields = None if mark is None else mark.fields()
-            await self._loop.run(instance.store.set_meta, key, **{FIELD: fields})
-        elif mark is None:
-            self._kept.pop((instance.id, key), None)
+            await self._loop.run(instance.store.set_meta, key, **{FIELD: mark.fields()})
         else:
             self._kept[instance.id, key] = mark
             while len(self._kept) > _REMEMBERED:

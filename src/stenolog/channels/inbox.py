@@ -66,6 +66,7 @@ class Inbox:
             WeakValueDictionary()
         )
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._recovering: set[asyncio.Task[Any]] = set()
         self._crashes: dict[str, int] = {}
         self._failed: set[str] = set()
 
@@ -82,7 +83,7 @@ class Inbox:
     def take_in(self, arrival: Arrival) -> Incoming:
         """Begin to store and answer a message; those of one session in this order."""
         durable: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = self._begin_task(self._taken_in(arrival, durable))
+        task = _begin(self._taken_in(arrival, durable), self._tasks)
         return Incoming(durable=durable, answer=task)
 
     async def tell(self, origin: Place, text: str) -> None:
@@ -94,24 +95,22 @@ class Inbox:
         """Begin to look after the answers that a killed process did not deliver."""
         if self._delivery is not None:
             # Not cut off with who asks for it: what is being sent should arrive.
-            self._begin_task(self._delivery.recover())
+            _begin(self._delivery.recover(), self._recovering)
 
     async def drain(self, patience: float) -> None:
         """Wait until all that came is answered and delivered, for so many seconds."""
+        self.stop_recovering()
+        if under_way := self._tasks | self._recovering:
+            await asyncio.wait(under_way, timeout=max(patience, 0))
+
+    def stop_recovering(self) -> None:
+        """Look after no further answers of a killed process; the next start does."""
         if self._delivery is not None:
             self._delivery.stop_recovering()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=max(patience, 0))
 
     async def close(self) -> None:
         """End what is still under way; what is answered by then stays in the log."""
-        await ended(self._tasks)
-
-    def _begin_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await ended(self._tasks | self._recovering)
 
     # --- one message -------------------------------------------------------------------------
 
@@ -132,12 +131,10 @@ class Inbox:
             return None
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
-            crashes = self._crashes[arrival.id] = self._crashes.get(arrival.id, 0) + 1
-            if crashes < _MOST_CRASHES:
-                return None
-            del self._crashes[arrival.id]
-            _settle(durable, True)
-            await self._say(arrival, _BROKEN)
+            if (durable.done() and durable.result()) or self._crashes_too_often(arrival):
+                # It does not come again.
+                _settle(durable, True)
+                await self._say(arrival, _BROKEN)
             return None
         finally:
             _settle(durable, False)
@@ -182,6 +179,16 @@ class Inbox:
         answer = await hearing.begin(self._loop, inbound, instance)
         if answer is not None and answer.outcome == "command" and answer.key != key:
             await self._going_on.go_on(instance, own, arrival, before=key, key=answer.key)
+
+    def _crashes_too_often(self, arrival: Arrival) -> bool:
+        """Count one more crash of a message; whether it is not to come again."""
+        crashes = self._crashes.pop(arrival.id, 0) + 1
+        if crashes >= _MOST_CRASHES:
+            return True
+        self._crashes[arrival.id] = crashes
+        while len(self._crashes) > _REMEMBERED:
+            del self._crashes[next(iter(self._crashes))]
+        return False
 
     def _is_first(self, arrival: Arrival) -> bool:
         """Whether this is the first time that it was neither stored nor answered."""
@@ -257,6 +264,14 @@ def words_for(answer: Answer, *, not_saved: str = "") -> str:
     if text and not answer.saved:
         text += f"\n\n(Not saved: {not_saved or 'the store could not be written'})"
     return text
+
+
+def _begin(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Begin something, and keep it among these until it has ended."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 def _settle(durable: asyncio.Future[bool], is_durable: bool) -> None:

@@ -38,7 +38,7 @@ class Channels:
     """The chat apps and webhooks of some settings.
 
     In this order: `start`, then the agent's `resume` and `deliver` of what that answered; in the
-    end `drain`, the closing of the agent, `close`.
+    end `drain`, `cut`, the closing of the agent, `close`.
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
@@ -100,11 +100,17 @@ class Channels:
 
     async def drain(self, *, patience: float) -> None:
         """Take nothing more in, and let what came be answered and sent, for so many seconds."""
+        for wired in self._wired:
+            wired.inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
-        cancelled = await ended(tasks)
-        await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
-        if cancelled:
+        if await ended(tasks):
             raise asyncio.CancelledError
+        await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
+
+    async def cut(self) -> None:
+        """End the sending of answers, before the stores are closed: what was not sent is noted."""
+        sending = (wired.delivery.cut() for wired in self._wired if wired.delivery is not None)
+        await asyncio.gather(*sending)
 
     async def close(self) -> None:
         """End what is left and let go of everything; a second call does nothing."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import httpx
 from telegram import Bot, Message, Update
@@ -31,6 +30,7 @@ from telegram.error import (
 from telegram.request import HTTPXRequest
 
 from stenolog.agent.waiting import ended
+from stenolog.channels.addresses import is_here
 from stenolog.channels.allowing import AllowList
 from stenolog.channels.base import Arrival, Inward, MaybeSent, NotSent, Place, Taken, Undeliverable
 from stenolog.channels.claims import Claims
@@ -48,7 +48,6 @@ _HINT: Final = 86_400.0
 """A note of how far it was is worth nothing after a day: numbers may begin anew after a week."""
 _TALKATIVE: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
 """Loggers of libraries that tell whole addresses, in which the token stands."""
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _logger = logging.getLogger("stenolog")
 
@@ -93,6 +92,7 @@ class Telegram:
         self._long_poll = long_poll
         id = re.match(r"[0-9]+(?=:)", token)
         self._place = f"{NAME}-{id[0]}" if id else NAME
+        self._telling: set[asyncio.Task[bool]] = set()
         self._filter = _NoSecret(token)
         for name in _TALKATIVE:
             logging.getLogger(name).addFilter(self._filter)
@@ -206,7 +206,10 @@ class Telegram:
         if command.startswith("/") and at and to.casefold() != self._bot.username.casefold():
             return None
         if not text.strip():
-            return Taken(durable=asyncio.ensure_future(_told(inward, _origin(message))))
+            telling = asyncio.create_task(_told(inward, _origin(message)))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+            return Taken(durable=telling)
         if command == "/start":
             text = "/help"
         private = message.chat.type == ChatType.PRIVATE
@@ -244,7 +247,10 @@ class Telegram:
             await self._send(origin, origin.get("chat"), text)
         except ChatMigrated as error:
             # A group that grew has another id from then on; nothing was sent.
-            await self._send(origin, error.new_chat_id, text)
+            try:
+                await self._send(origin, error.new_chat_id, text)
+            except ChatMigrated as again:
+                raise Undeliverable(self._words(again)) from None
 
     async def _send(self, origin: Place, chat: Any, text: str) -> None:
         try:
@@ -275,6 +281,7 @@ class Telegram:
 
     async def close(self) -> None:
         """Let go of the connections; a second call does nothing."""
+        await ended(self._telling)
         await self._bot.shutdown()
         for name in _TALKATIVE:
             logging.getLogger(name).removeFilter(self._filter)
@@ -288,7 +295,6 @@ _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeou
 
 
 def _request(base: str, *, connections: int) -> HTTPXRequest:
-    parts = urlsplit(base)
     return HTTPXRequest(
         connection_pool_size=connections,
         connect_timeout=10.0,
@@ -296,9 +302,8 @@ def _request(base: str, *, connections: int) -> HTTPXRequest:
         write_timeout=30.0,
         pool_timeout=30.0,
         httpx_kwargs={
-            # A proxy is for the world outside; this machine is reached directly.
-            "trust_env": parts.hostname not in _LOOPBACK,
-            "verify": parts.scheme == "https",
+            "trust_env": not is_here(base),
+            "verify": base.startswith("https:"),
         },
     )
 
@@ -322,4 +327,5 @@ async def _told(inward: Inward, origin: Place) -> bool:
 
 async def _settle(taken: Taken | None, number: int, offsets: Offsets) -> None:
     """Note what became of an update."""
-    offsets.settled(number, durable=taken is None or await taken.durable)
+    # Who stops asking for updates does not stop those that came: they are others' to end.
+    offsets.settled(number, durable=taken is None or await asyncio.shield(taken.durable))

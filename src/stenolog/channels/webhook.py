@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from stenolog.channels.addresses import is_here
 from stenolog.channels.allowing import AllowList
 from stenolog.channels.base import Arrival, Inward, MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.inbox import Inbox
@@ -32,6 +33,7 @@ _LIMIT: Final = 1_000_000
 _CHAT: Final = "#"
 """Stands before the name of a chat in keys, so that it is never that of a sender."""
 _NOBODYS: Final = "a secret that no webhook has"
+_TYPES: Final = {401: "authentication_error", 403: "permission_error"}
 _REFUSED: Final = "the signature is missing, wrong or too old"
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -78,7 +80,10 @@ class Webhook:
         }
         if self._client is None:
             self._client = httpx2.AsyncClient(
-                timeout=_TIMEOUT, verify=self._url.startswith("https:"), follow_redirects=False
+                timeout=_TIMEOUT,
+                verify=self._url.startswith("https:"),
+                follow_redirects=False,
+                trust_env=not is_here(self._url),
             )
         try:
             response = await self._client.post(self._url, content=body, headers=headers)
@@ -137,17 +142,19 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
         try:
             body = await _body(request)
         except ClientDisconnect:
-            return _error(400, "the message did not come to its end")
+            return _error(400, "the message did not come to its end", code="disconnected")
         except TimeoutError:
-            return _error(408, f"the message did not come within {_SLOW:.0f} s")
+            return _error(
+                408, f"the message did not come within {_SLOW:.0f} s", code="request_timeout"
+            )
         if body is None:
-            return _error(413, f"a message has at most {MOST_BODY:,} bytes")
+            return _error(413, f"a message has at most {MOST_BODY:,} bytes", code="too_long")
         found = by_name.get(channel_name(request.path_params["name"]))
         # An unknown name is answered as a wrong signature, so that nobody can look for names.
         secret = _NOBODYS if found is None else found[0].secret
         signed = is_signed(secret, body, request.headers.get(HEADER, ""), now=time.time())
         if found is None or not signed:
-            return _error(401, _REFUSED)
+            return _error(401, _REFUSED, code="wrong_signature")
         return await _take_in(*found, body)
 
     return [Route("/webhooks/{name}", receive, methods=["POST"])]
@@ -157,24 +164,25 @@ async def _take_in(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
     try:
         posted = msgspec.json.decode(body, type=Posted)
     except msgspec.DecodeError as error:
-        return _error(400, f"the message is not as it should be: {error}")
+        return _error(400, f"the message is not as it should be: {error}", code="wrong_message")
     if not hook.allowed.allows(posted.sender):
-        return _error(403, "this sender is not answered")
+        return _error(403, "this sender is not answered", code="sender_not_allowed")
     if inbox.full:
-        return _error(503, "too many messages are being answered", {"Retry-After": "1"})
+        words = "too many messages are being answered"
+        return _error(503, words, code="too_many", headers={"Retry-After": "1"})
     try:
         incoming = inbox.take_in(hook.arrival(posted))
         if hook.replies:
             if not await asyncio.shield(incoming.durable):
-                return _error(503, "the message was not stored; send it again")
+                return _error(503, "the message was not stored; send it again", code="not_stored")
             return JSONResponse({"id": posted.id}, status_code=202)
         answer = await asyncio.shield(incoming.answer)
     except OnceConflict:
-        return _error(409, "this id was used for another message")
+        return _error(409, "this id was used for another message", code="once_conflict")
     except UsageError as error:
-        return _error(400, str(error))
+        return _error(400, str(error), code="usage_error")
     if answer is None or (answer.outcome == "failed" and not answer.text):
-        return _error(503, "the message was not answered; send it again")
+        return _error(503, "the message was not answered; send it again", code="not_answered")
     said: dict[str, Any] = {"answer": answer.text, "session": answer.key, "seq": answer.seq}
     return JSONResponse({**said, "outcome": answer.outcome})
 
@@ -193,5 +201,10 @@ async def _body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def _error(status: int, words: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": {"message": words}}, status_code=status, headers=headers)
+def _error(
+    status: int, words: str, *, code: str, headers: dict[str, str] | None = None
+) -> Response:
+    """An error in the shape that all of the gateway have."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    told = {"message": words, "type": kind, "code": code}
+    return JSONResponse({"error": told}, status_code=status, headers=headers)

@@ -1,10 +1,14 @@
 """`steno open`: a browser that is logged in at the gateway."""
 
+import hmac
+import html
 import http.client
 import json
 import os
 import re
+import secrets
 import sys
+import time
 import webbrowser
 from pathlib import Path
 from typing import Final
@@ -13,13 +17,23 @@ import click
 
 from stenolog.cli.config import config_option, settings_of
 from stenolog.cli.text import one_line
+from stenolog.gateway.hosts import end_of, is_loopback
 from stenolog.gateway.token import Token, read_token, token_path
+from stenolog.stores import disk
 
 _SECONDS: Final = 10
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where to ask for what listens at all addresses."""
 _LINK: Final = re.compile(r"/login\?code=[A-Za-z0-9_-]{1,200}")
 _LONGEST: Final = 10_000
+_PAGE: Final = """\
+<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0;url={url}">
+<title>stenolog</title>
+<a href="{url}">stenolog</a>
+"""
 
 
 @click.command("open")
@@ -38,12 +52,11 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
         raise click.UsageError("Say with --port at which port the gateway listens.")
     token = read_token(token_path(settings.token_file))
     asked = _EVERYWHERE.get(settings.host, settings.host)
-    path = _link(asked, settings.port, token)
-    url = f"http://{f'[{asked}]' if ':' in asked else asked}:{settings.port}{path}"
-    if only_print or not _has_display() or not webbrowser.open(url):
+    url = _link(asked, settings.port, token)
+    if only_print or not _has_display() or not _open(url):
         click.echo(url)
         return
-    click.echo("Opened in your browser.", err=True)
+    click.echo("Opened in your browser; if it shows nothing: steno open --print", err=True)
 
 
 def _has_display() -> bool:
@@ -52,18 +65,36 @@ def _has_display() -> bool:
     return sys.platform == "darwin" or bool(named)
 
 
-def _link(host: str, port: int, token: Token) -> str:
-    """The path of a new link. Raises ClickException."""
-    # No library that follows redirects or asks a proxy: they would take the token elsewhere.
-    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
+def _open(url: str) -> bool:
+    """Lead a browser there by a file that only this user can read; False where that failed.
+
+    All users see the command lines of all programs, and so what a browser is told to open. The
+    file stays until the next one takes its place: after a minute its link is worth nothing.
+    """
+    from platformdirs import user_state_path
+
+    file = user_state_path("stenolog", appauthor=False) / "open.html"
     try:
-        connection.request(
-            "POST",
-            "/v1/login-links",
-            headers={"Authorization": f"Bearer {token.value.decode()}", "Content-Length": "0"},
-        )
-        with connection.getresponse() as response:
-            status, content = response.status, response.read(_LONGEST)
+        disk.make_private(file.parent)
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            disk.replace_file(folder, file.name, _PAGE.format(url=html.escape(url)).encode())
+        finally:
+            os.close(folder)
+    except OSError:
+        return False
+    return webbrowser.open(file.as_uri())
+
+
+def _link(host: str, port: int, token: Token) -> str:
+    """A new link, of the gateway that has the same token. Raises ClickException."""
+    # No library that follows redirects or asks a proxy: they would ask somebody else.
+    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
+    nonce = secrets.token_urlsafe(16)
+    try:
+        connection.connect()
+        address = str(connection.sock.getpeername()[0])
+        status, content = _asked(connection, end_of(address, port), nonce, token)
     except (OSError, http.client.HTTPException) as error:
         words = f"No gateway answers at {one_line(host)}:{port}; start it with: steno serve"
         raise click.ClickException(words) from error
@@ -71,16 +102,40 @@ def _link(host: str, port: int, token: Token) -> str:
         connection.close()
     if status == http.HTTPStatus.UNAUTHORIZED:
         words = (
-            f"The gateway at {one_line(host)}:{port} does not take this token; "
-            "was it started with another gateway.token_file?"
+            f"The gateway at {one_line(host)}:{port} does not take this token; was it started "
+            "with another gateway.token_file, at another port, or does its clock differ?"
         )
         raise click.ClickException(words)
-    try:
-        path = json.loads(content)["url"] if status == http.HTTPStatus.OK else ""
-    except (ValueError, KeyError, TypeError, RecursionError):
-        path = ""
-    # Whatever listens there must not choose what the browser opens.
-    if not isinstance(path, str) or not _LINK.fullmatch(path):
+    path = _proven_path(content, nonce, token) if status == http.HTTPStatus.OK else None
+    if path is None:
         words = f"What answers at {one_line(host)}:{port} is no gateway of ours (status {status})."
         raise click.ClickException(words)
-    return path
+    # `localhost` may be two addresses, and another user's program may listen at the other one.
+    named = address if is_loopback(address) else host
+    return f"http://{f'[{named}]' if ':' in named else named}:{port}{path}"
+
+
+def _asked(
+    connection: http.client.HTTPConnection, end: str, nonce: str, token: Token
+) -> tuple[int, bytes]:
+    """What is answered to who proves to have the token, but does not say it."""
+    now = str(time.time_ns() // 1_000_000)
+    proof = f"{now}.{nonce}.{token.proof('ask', end, now, nonce)}"
+    headers = {"Authorization": f"Steno {proof}", "Content-Length": "0"}
+    connection.request("POST", "/v1/login-links", headers=headers)
+    with connection.getresponse() as response:
+        return response.status, response.read(_LONGEST)
+
+
+def _proven_path(content: bytes, nonce: str, token: Token) -> str | None:
+    """The path of the link in an answer; None where it is not of who has the token, too."""
+    try:
+        answer = json.loads(content)
+        path, proof = str(answer["url"]), str(answer["proof"]).encode()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    # Whatever listens there must not choose what the browser opens.
+    if not _LINK.fullmatch(path):
+        return None
+    wanted = token.proof("give", nonce, path).encode()
+    return path if hmac.compare_digest(proof, wanted) else None

@@ -75,7 +75,8 @@ def search_command(
     accents make no difference, and user finds getUserName.
 
     One line each, with tabs between: the key, the seq, the role, when it was said, whether it is
-    visible or hidden, and the part that matches. In a terminal it is laid out for reading.
+    visible or hidden, and the part that matches. In a terminal it is laid out for reading, and each
+    message named KEY:SEQ: `steno show KEY:SEQ` shows it with what was said around it.
 
     Exit code: 0 something was found, 1 nothing was, 2 wrong usage.
     """
@@ -101,8 +102,14 @@ def search_command(
     ctx.exit(0 if found.hits else 1)
 
 
+def anchor(hit: Hit) -> str:
+    """The name of a message, which `steno show` takes."""
+    return f"{hit.key}:{hit.seq}"
+
+
 def _print_json(hit: Hit) -> None:
     fields = {
+        "anchor": anchor(hit),
         "key": hit.key,
         "uid": hit.uid,
         "title": hit.title,
@@ -140,7 +147,7 @@ def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
             else:
                 console.print(head, overflow="fold")
         before = hit.key
-        place = Text(f"[{hit.seq}] {one_line(hit.role)}", style="bold")
+        place = Text(f"{one_line(anchor(hit))} {one_line(hit.role)}", style="bold")
         hidden = " · hidden" if hit.hidden else ""
         place.append(f" · {moment(hit.at)}{hidden}", style="not bold dim")
         console.print(Padding(place, (0, 0, 0, 2), expand=False))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import shlex
@@ -82,7 +81,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
     from stenolog.channels.running import Channels
     from stenolog.cli.agents import Signals, open_agents, words_of_left
 
-    _log_to_stderr()
+    _log_to_stderr(settings)
     async with contextlib.AsyncExitStack() as undo:
         # Whatever is wrong, nothing stays open: each step is taken back by its failure.
         listening = listen(settings.gateway.host, settings.gateway.port)
@@ -112,6 +111,10 @@ async def _serve(settings: "Settings", options: Options) -> int:
     signals.ignore()
     if words := words_of_left(left):
         _say(words)
+    failure = None if daemon.serving.cancelled() else daemon.serving.exception()
+    if failure is not None:
+        _say(f"The server has ended by itself: {failure!r}")
+        return 1
     if left.hanging:
         sys.stderr.flush()
         # A tool that does not end has a thread that nothing can end.
@@ -129,9 +132,12 @@ def _close_stores(agents: "list[AgentInstance]") -> None:
         agent.close_stores()
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(settings: "Settings") -> None:
     """Have what goes wrong be told, with its time: nobody else reads what a daemon returns."""
+    from stenolog.gateway.failures import WithoutSecrets
+
     writing = logging.StreamHandler()
+    writing.addFilter(WithoutSecrets(settings))
     writing.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("stenolog", "uvicorn.error"):
         logger = logging.getLogger(name)
@@ -146,7 +152,9 @@ def _tell_of(settings: "Settings", agents: "list[AgentInstance]", url: str, file
     for agent in agents:
         for problem in agent.problems:
             _say(f"Warning: {sentence(problem)}")
-    if not _is_loopback(settings.gateway.host):
+    from stenolog.gateway.hosts import is_loopback
+
+    if not is_loopback(settings.gateway.host):
         words = "other machines can reach it, and what is sent is not encrypted; put TLS before it"
         _say(f"Warning: {sentence(words)}")
     port = url.rpartition(":")[2]
@@ -154,13 +162,6 @@ def _tell_of(settings: "Settings", agents: "list[AgentInstance]", url: str, file
     _say(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
     # The one line for programs.
     click.echo(f"Listening at {url}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _say(words: str) -> None:

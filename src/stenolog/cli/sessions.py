@@ -1,6 +1,5 @@
-"""`steno list`, `steno show` and `steno export`: what was said, for people and for programs."""
+"""`steno list` and `steno export`: which sessions there are, and what was said in one."""
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,16 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec.structs import replace
 
-from stenolog.catalog.answers import FIELD, interruption
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.catalog import catalog_of
+from stenolog.cli.completion import complete_key
+from stenolog.cli.showing import damage_words, info_of
 from stenolog.cli.text import age, json_text, moment, one_line, printable, sentence
-from stenolog.cli.workspace import Where, chosen, open_to_read, shown, where_options
-from stenolog.errors import NoSuchSession
-from stenolog.records import Message, SessionInfo
-from stenolog.sessions.aliases import Aliases
+from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.sessions.folders import Others, Place, others_in
-from stenolog.stores.base import Store
 from stenolog.stores.jsonl.names import SUFFIX
 from stenolog.stores.opening import address
 
@@ -34,8 +30,6 @@ _ALL: Final = 1 << 62
 """More sessions than there can be."""
 _OLD_SUFFIX: Final = ".json"
 """What the whole sessions of other programs end with."""
-_INTERRUPTED: Final = "[interrupted]"
-"""What a model is shown of an answer that was cut off."""
 _NAMED: Final = 8
 """So many others that have sessions are named."""
 
@@ -104,7 +98,7 @@ def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
     for entry in page.entries:
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
-        yield from _damage(entry, place)
+        yield from damage_words(entry, place)
     if whole and page.after is None:
         yield from _of_files(where, listed=len(page.entries))
     if whole and (not page.entries or (where.agent is None and where.namespace is None)):
@@ -171,33 +165,8 @@ def _files_are(count: int) -> str:
     return f"{count:,} of the files there {'is' if count == 1 else 'are'}"
 
 
-@click.command("show")
-@click.argument("key")
-@click.option("--all", "full", is_flag=True, help="Hidden and archived messages too, marked.")
-@where_options
-def show_command(key: str, full: bool, where: Where) -> None:
-    """Show what was said in the session KEY, for reading.
-
-    Control characters are left out; `steno export` has the messages as they are.
-    """
-    with open_to_read(where) as store:
-        info = _info(store, key)
-        key = info.key
-        if info.summary:
-            click.secho("Summary", bold=True)
-            click.echo(f"{printable(info.summary)}\n")
-        for message in store.get_history(key, full=full):
-            _print_message(message, whole=full)
-        hidden = info.count - info.visible
-        if hidden and not full:
-            click.echo(f"{_messages(hidden)} hidden; --all shows them too.", err=True)
-        # Asked again: reading all of it may have met damage that a first look does not.
-        for words in _damage(_info(store, key), where.workspace):
-            click.echo(words, err=True)
-
-
 @click.command("export")
-@click.argument("key")
+@click.argument("key", shell_complete=complete_key)
 @click.option("--all", "full", is_flag=True, help="Hidden and archived messages too.")
 @where_options
 def export_command(key: str, full: bool, where: Where) -> None:
@@ -206,25 +175,15 @@ def export_command(key: str, full: bool, where: Where) -> None:
     Each is exactly what was given to the store: role, content, tool calls … and nothing of ours.
     """
     with open_to_read(where) as store:
-        key = _info(store, key).key
+        key = info_of(store, key).key
         for message in store.get_history(key, full=full):
             line = message.to_json()
             if sys.stdout.isatty():
                 click.echo(printable(line.decode()))
             else:
                 click.echo(line)
-        for words in _damage(_info(store, key), where.workspace):
+        for words in damage_words(info_of(store, key), where.workspace):
             click.echo(words, err=True)
-
-
-def _info(store: Store, name: str) -> SessionInfo:
-    """That of the session of this key, or of the one that has the name as an alias."""
-    try:
-        return store.info(Aliases(store).own_key(name))
-    except NoSuchSession:
-        raise click.ClickException(
-            f"There is no session {one_line(name)!r} here; `steno list` shows the keys there are."
-        ) from None
 
 
 def _row(entry: Entry) -> Sequence[str]:
@@ -291,56 +250,3 @@ def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
         }
         table.add_row(*(cells[name] for name in shown))
     console.print(table)
-
-
-def _print_message(message: Message, *, whole: bool) -> None:
-    """For reading; `whole`: with what an answer says of itself for the agent's loop."""
-    fields = message.to_dict()
-    why = interruption(fields)
-    if not whole:
-        fields.pop(FIELD, None)
-    role = fields.pop("role", "message")
-    head = f"[{message.seq}] {role if isinstance(role, str) else json.dumps(role)}"
-    click.secho(printable(head), bold=True, nl=False)
-    click.secho(
-        f" · {moment(message.at)}{' · hidden' if message.hidden else ''}", dim=True, nl=True
-    )
-    for text in _texts(fields.pop("content", None)):
-        click.echo(printable(text if whole or not why else _in_words(text, why)))
-    for name, value in fields.items():
-        click.echo(printable(f"{name}: {_as_json(value)}"))
-    click.echo()
-
-
-def _in_words(text: str, why: str) -> str:
-    if not text.endswith(_INTERRUPTED):
-        return text
-    reason = "" if why == "stopped" else f": {why}"
-    return f"{text.removesuffix(_INTERRUPTED)}(interrupted{reason})"
-
-
-def _texts(content: Any) -> Iterator[str]:
-    """The content in paragraphs: text as it is, anything else as JSON."""
-    if content is None:
-        return
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
-        yield text if isinstance(text, str) else _as_json(part)
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _damage(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
-    """A sentence where the session is not whole."""
-    if info.lost or info.damaged:
-        cost = f"{_messages(info.lost)} lost" if info.lost else "no message is lost"
-        yield (
-            f"{one_line(info.key)} is damaged: {cost}, as far as was read; "
-            f"`steno doctor {shown(workspace)}` says more."
-        )
-
-
-def _messages(count: int) -> str:
-    return "1 message is" if count == 1 else f"{count:,} messages are"

@@ -18,24 +18,37 @@ from stenolog.cli.text import error_sentence, sentence
 from stenolog.errors import StenologError
 
 COMMANDS: Final = {
+    "archive": "stenolog.cli.changing",
     "ask": "stenolog.cli.ask",
     "backup": "stenolog.cli.backup",
     "chat": "stenolog.cli.chat",
+    "compact": "stenolog.cli.changing",
+    "completion": "stenolog.cli.completion",
     "config": "stenolog.cli.config",
     "copy": "stenolog.cli.copying",
+    "delete": "stenolog.cli.trash",
     "doctor": "stenolog.cli.doctor",
     "export": "stenolog.cli.sessions",
+    "fork": "stenolog.cli.changing",
     "import": "stenolog.cli.importing",
     "list": "stenolog.cli.sessions",
     "memory": "stenolog.cli.memory",
     "open": "stenolog.cli.open",
+    "purge": "stenolog.cli.trash",
+    "rename": "stenolog.cli.changing",
+    "restore": "stenolog.cli.trash",
     "search": "stenolog.cli.search",
     "serve": "stenolog.cli.serve",
-    "show": "stenolog.cli.sessions",
+    "show": "stenolog.cli.showing",
+    "tag": "stenolog.cli.changing",
+    "tail": "stenolog.cli.tail",
+    "undo": "stenolog.cli.changing",
 }
 
 OF_COMMANDS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that many put before the command."""
+_COMPLETES: Final = "_STENO_COMPLETE"
+"""By this a shell asks what completes a line."""
 READER_GONE: Final = 128 + 13
 """The exit code that a shell shows for a program ended by SIGPIPE."""
 
@@ -50,6 +63,11 @@ class Steno(click.Group):
             sys.stdout = _nowhere()
         if sys.stderr is None:
             sys.stderr = _nowhere()
+        if _COMPLETES in os.environ:
+            # Nobody else waits for it.
+            from stenolog.cli.completion import register
+
+            register()
         return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

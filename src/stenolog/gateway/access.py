@@ -12,13 +12,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.hosts import Known, is_further_origin, is_ours, is_same_origin
-from stenolog.gateway.limits import refusal
-from stenolog.gateway.login import BEARER, COOKIE, LOGIN, Cookies
+from stenolog.gateway.hosts import Known, end_of, is_further_origin, is_ours, is_same_origin
+from stenolog.gateway.login import BEARER, COOKIE, LINKS, LOGIN, Cookies, Proofs, Proven
+from stenolog.gateway.shapes import failure
 from stenolog.gateway.token import Token
-
-OPEN: Final = frozenset({"/healthz", "/readyz", LOGIN})
-"""What everybody may ask for; the login wants a code."""
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PROTECTION: Final = {
@@ -41,9 +38,11 @@ _WHO: Final = (
 class Access:
     """Lets through who may ask, and says in `request.state.caller` how it knew.
 
-    `caller` is `bearer`, `cookie`, or `nobody` where everybody may ask. `prefixes`: open paths
-    that end in one further name, as in `/webhooks/`; what is behind them must know by itself whom
-    it listens to. All responses get the headers that keep browsers from making more of them.
+    `caller` is `bearer`, `cookie`, or `nobody` where everybody may ask. Who asks for a link may
+    prove that it has the token; then `proven` says so, too. `open_paths`: what everybody may ask
+    for, beside the login, which wants a code. `prefixes`: open paths that end in one further name,
+    as in `/webhooks/`; what is behind them must know by itself whom it listens to. All responses
+    get the headers that keep browsers from making more of them.
     """
 
     def __init__(
@@ -53,12 +52,15 @@ class Access:
         token: Token,
         known: Known,
         cookies: Cookies,
+        open_paths: Iterable[str] = (),
         prefixes: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._token = token
         self._known = known
         self._cookies = cookies
+        self._proofs = Proofs(token)
+        self._open = frozenset({LOGIN, *open_paths})
         self._prefixes = tuple(prefixes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,29 +83,30 @@ class Access:
         if found is not None:
             await found(scope, receive, protected)
             return
-        caller = self._caller(headers)
+        proven = self._proven(scope, headers)
+        caller = self._caller(headers) if proven is None else BEARER
         found = self._unwelcome(scope, headers, caller)
         if found is not None:
             await found(scope, receive, protected)
             return
-        state = {**scope.get("state", {}), "caller": caller or "nobody"}
+        state = {**scope.get("state", {}), "caller": caller or "nobody", "proven": proven}
         await self._app({**scope, "state": state}, receive, protected)
 
     def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         """The answer to who does not mean us, or comes from a page that may not ask."""
         if not is_ours(_values(headers, "host"), self._known):
             words = "This is not the host that was asked for; gateway.hosts names further ones."
-            return refusal(421, "wrong_host", words)
+            return failure(421, words, code="wrong_host")
         if not _raw_path(scope).startswith(b"/"):
-            return refusal(400, "wrong_target", "A path is wanted.")
+            return failure(400, "A path is wanted.", code="wrong_target")
         if "content-length" in headers and "transfer-encoding" in headers:
             # Servers on the way may not agree on where such a request ends.
             words = "A request has a Content-Length or a Transfer-Encoding, not both."
-            return refusal(400, "two_lengths", words, {"Connection": "close"})
+            return failure(400, words, code="two_lengths", headers={"Connection": "close"})
         origins = _values(headers, "origin")
         if origins and not self._may_ask(origins, headers):
             words = "Pages of this origin may not use this gateway; gateway.origins names others."
-            return refusal(403, "foreign_origin", words)
+            return failure(403, words, code="foreign_origin")
         return None
 
     def _may_ask(self, origins: list[bytes], headers: Headers) -> bool:
@@ -131,6 +134,15 @@ class Access:
             allowed["Access-Control-Allow-Headers"] = names
         return Response(None, 204, allowed)
 
+    def _proven(self, scope: Scope, headers: Headers) -> Proven | None:
+        """The proof of who asks for a link; it is good for nothing else."""
+        given = headers.getlist("authorization")
+        server = scope.get("server")
+        if len(given) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
+            return None
+        # Not what `Host` says: an impostor that hands a proof on can write that as it likes.
+        return self._proofs.check(given[0], end_of(*server))
+
     def _caller(self, headers: Headers) -> str | None:
         """How we know who is asking; None where we do not."""
         given = _values(headers, "authorization")
@@ -148,16 +160,17 @@ class Access:
     def _unwelcome(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
         """The answer to who may not ask for this."""
         if caller is None and not self._is_open(scope["path"], _raw_path(scope)):
-            return refusal(401, "invalid_api_key", _WHO, {"WWW-Authenticate": "Bearer"})
+            wanted = {"WWW-Authenticate": "Bearer"}
+            return failure(401, _WHO, code="invalid_api_key", headers=wanted)
         if caller == "cookie" and scope["method"] not in _SAFE and not _is_own_page(headers):
             # A browser sends the cookie whichever page it is that asks.
             words = "With a cookie, only pages of this gateway may change anything."
-            return refusal(403, "foreign_page", words)
+            return failure(403, words, code="foreign_page")
         return None
 
     def _is_open(self, path: str, raw: bytes) -> bool:
         # What stands behind us may go by the path as it was sent: it must say the same.
-        if path in OPEN:
+        if path in self._open:
             return raw == path.encode()
         for prefix in self._prefixes:
             rest = path.removeprefix(prefix)

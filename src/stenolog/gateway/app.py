@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from stenolog.gateway.access import Access
@@ -22,21 +20,14 @@ from stenolog.gateway.requests import RawPaths
 from stenolog.gateway.sessions import SESSIONS
 from stenolog.gateway.state import Gateway
 from stenolog.gateway.token import Token
+from stenolog.gateway.viewer.routes import viewer_routes
+from stenolog.gateway.viewer.sign_in import SignInPage
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = with_document(
     (*CHAT, *EVENTS, *SESSIONS, *HEALTH), version=VERSION
 )
 WEBHOOKS: Final = "/webhooks/"
 _BODY_SECONDS: Final = 30.0
-
-_HOME: Final = """\
-stenolog {version}
-
-POST /v1/chat/completions    chat, as OpenAI's clients do; name a session with X-Session-Key
-GET  /v1/sessions            the sessions
-GET  /v1/search?q=           what was said
-GET  /openapi.json           everything there is
-"""
 
 
 def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = ()) -> ASGIApp:
@@ -45,7 +36,7 @@ def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = (
     cookies = Cookies(token)
     app = Starlette(
         routes=[
-            Route("/", _home),
+            *viewer_routes(),
             *login_routes(Links(), cookies),
             *routes(ENDPOINTS),
             *further,
@@ -57,9 +48,12 @@ def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = (
     app.router.redirect_slashes = False
     limited = BodyLimit(RawPaths(app), most=settings.max_body, seconds=_BODY_SECONDS)
     names = known(bound=settings.host, hosts=settings.hosts, origins=settings.origins)
-    return Access(limited, token=token, known=names, cookies=cookies, prefixes=(WEBHOOKS,))
-
-
-async def _home(request: Request) -> Response:
-    del request
-    return PlainTextResponse(_HOME.format(version=VERSION))
+    access = Access(
+        limited,
+        token=token,
+        known=names,
+        cookies=cookies,
+        open_paths={one.path for one in ENDPOINTS if one.open},
+        prefixes=(WEBHOOKS,),
+    )
+    return SignInPage(access)

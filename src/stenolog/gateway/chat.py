@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -15,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,8 +24,9 @@ from starlette.responses import JSONResponse, Response
 from stenolog.agent.commands import new_key
 from stenolog.agent.events import Answer, Asked, Counted, Event, Said, Tell, Thought
 from stenolog.agent.instance import AgentInstance
+from stenolog.agent.waiting import ended
 from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
-from stenolog.errors import ContextTooSmall, ModelRefused, UsageError
+from stenolog.errors import ContextTooSmall, ModelRefused, StenologError, UsageError
 from stenolog.gateway.chat_shapes import (
     ChatRequest,
     Head,
@@ -40,12 +43,13 @@ from stenolog.gateway.chat_shapes import (
     usage_chunk,
     without_effect,
 )
-from stenolog.gateway.failures import failed, failure, without_secrets
+from stenolog.gateway.failures import INTERNAL, failed, without_secrets
 from stenolog.gateway.limits import Held, Place
 from stenolog.gateway.matching import BETWEEN
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.proxying import answered_only
 from stenolog.gateway.requests import body_of
+from stenolog.gateway.shapes import failure, sse_data
 from stenolog.gateway.state import Gateway, gateway_of
 from stenolog.gateway.talking import Wanted, answered, text_told
 
@@ -56,7 +60,9 @@ _SOON: Final = 5.0
 _PING: Final = 10.0
 """Seconds of silence after which a stream says that it lives."""
 _UNREAD: Final = 30.0
-_FALSE_LAST: Final = "[DONE]"
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_NAMED: Final = 20
+_DONE: Final = "[DONE]"
 
 _logger = logging.getLogger("stenolog")
 
@@ -71,6 +77,8 @@ class _Chat(Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     kept: bool
     """Whether it is a part of a session."""
+    key: str
+    """The session that was named, or made for it."""
 
 
 class _Heard:
@@ -122,21 +130,24 @@ class _Heard:
         try:
             await asyncio.wait(both, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            heard.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await heard
+            if await ended([heard]):
+                raise asyncio.CancelledError
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat request."""
     gateway = gateway_of(request)
-    chat = await _read(gateway, request)
     with contextlib.ExitStack() as places:
-        # Before anything is begun: who is refused has said nothing.
-        stream = places.enter_context(gateway.streams.admit()) if chat.request.stream else None
+        # Before anything is read: who is refused has cost nothing, and has said nothing.
         turn = gateway.turns.admit()
+        places.callback(turn.give_back)
+        chat = await _read(gateway, request)
+        stream = gateway.streams.admit() if chat.request.stream else None
+        places.pop_all()
+        if stream is not None:
+            places.callback(stream.give_back)
         heard = _Heard()
-        running = gateway.keep(asyncio.create_task(_run(chat, heard, turn)))
+        running = gateway.keep(asyncio.create_task(_run(gateway, chat, heard, turn)))
         if stream is not None:
             await heard.news(running, within=_SOON)
             if not running.done() or running.result().outcome != "failed":
@@ -148,15 +159,30 @@ async def chat_completions(request: Request) -> Response:
         return await _told(request, gateway, answer)
     text = heard.text or await _text(gateway, chat, answer)
     body = completion(chat.head, answer, text, heard.usage)
-    return Response(encode_object(msgspec.to_builtins(body)), headers=_headers(chat, answer))
+    headers = _headers(chat, answer.key)
+    if chat.kept and not answer.saved:
+        headers["X-Steno-Not-Saved"] = "true"
+    encoded = encode_object(msgspec.to_builtins(body))
+    sent = BackgroundTask(_note, gateway, chat, answer)
+    return Response(encoded, headers=headers, media_type="application/json", background=sent)
 
 
-async def _run(chat: _Chat, heard: _Heard, place: Place) -> Answer:
+async def _note(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
+    """Know that the client has got this answer: whatever it asks next, it asks anew."""
+    if answer.seq is not None:
+        gateway.has_told(chat.agent.id, answer.key, answer.seq)
+
+
+async def _run(gateway: Gateway, chat: _Chat, heard: _Heard, place: Place) -> Answer:
     with place:
         try:
             return await chat.answer(heard.tell)
-        except UsageError as error:
+        except StenologError as error:
             return Answer(key="", text=str(error), outcome="failed", error=error)
+        except Exception as error:
+            if not gateway.closing.is_set():
+                _logger.exception("a chat request failed")
+            return Answer(key="", text=f"{INTERNAL} ({type(error).__name__})", outcome="failed")
 
 
 async def _read(gateway: Gateway, request: Request) -> _Chat:
@@ -171,8 +197,10 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
     if key is None and gateway.settings.gateway.store_anonymous:
         key = new_key(_CHANNEL, "anonymous")
     headers = {}
-    if ignored := without_effect(fields):
-        headers["X-Steno-Without-Effect"] = ", ".join(ignored).encode("ascii", "replace").decode()
+    if ignored := without_effect(wanted, fields):
+        # Anything may be the name of a field, and not everything may stand in a header.
+        told = [name for name in ignored if _NAME.fullmatch(name)][:_MOST_NAMED]
+        headers["X-Steno-Without-Effect"] = ", ".join(told) or "unknown fields"
     answer: Callable[[Tell], Awaitable[Answer]]
     if key is None:
         answer = partial(answered_only, gateway.loop, agent, talk, manner)
@@ -185,6 +213,7 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
             manner=manner,
             once=_once(request),
             asked_again=_asked_again(request),
+            was_told=partial(gateway.was_told, agent.id),
         )
         answer = partial(answered, gateway.loop, said)
     return _Chat(
@@ -194,6 +223,7 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
         head=head(wanted.model or MAIN),
         headers=headers,
         kept=key is not None,
+        key=key or "",
     )
 
 
@@ -272,13 +302,8 @@ async def _text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
     return await gateway.loop.run(text_told, chat.agent.sessions, answer)
 
 
-def _headers(chat: _Chat, answer: Answer | None = None) -> dict[str, str]:
-    found = {"Content-Type": "application/json", **chat.headers}
-    if answer is not None and _fits_a_header(answer.key):
-        found["X-Session-Key"] = answer.key
-    if answer is not None and chat.kept and not answer.saved:
-        found["X-Steno-Not-Saved"] = "true"
-    return found
+def _headers(chat: _Chat, key: str) -> dict[str, str]:
+    return {**chat.headers, **({"X-Session-Key": key} if _fits_a_header(key) else {})}
 
 
 def _fits_a_header(key: str) -> bool:
@@ -291,7 +316,7 @@ def _streamed(
 ) -> Response:
     return EventSourceResponse(
         _pieces(gateway, chat, heard, running),
-        headers=chat.headers,
+        headers=_headers(chat, chat.key),
         sep="\n",
         ping=_PING,
         send_timeout=_UNREAD,
@@ -325,11 +350,12 @@ async def _pieces(
     options = chat.request.stream_options
     if options is not None and options.include_usage:
         yield _event(usage_chunk(top, heard.usage))
-    yield ServerSentEvent(data=_FALSE_LAST)
+    yield ServerSentEvent(data=_DONE)
+    await _note(gateway, chat, answer)
 
 
 def _event(body: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(data=encode_object(msgspec.to_builtins(body)).decode())
+    return ServerSentEvent(data=sse_data(encode_object(msgspec.to_builtins(body))))
 
 
 # --- the models ------------------------------------------------------------------------------

@@ -9,15 +9,17 @@ from msgspec import Struct
 
 from stenolog.agent.events import Answer
 from stenolog.agent.manner import Manner, tool_name
-from stenolog.context.shapes import text_of
+from stenolog.catalog.answers import FIELD, for_client
+from stenolog.context.shapes import calls_of, text_of
 from stenolog.errors import UsageError
 from stenolog.gateway.matching import is_of_system
 
+MOST_MESSAGES: Final = 10_000
 _SPEAKERS: Final = ("system", "developer", "user", "assistant", "tool")
 _HONOURED: Final = frozenset(
     {
         "model", "messages", "stream", "stream_options", "tools", "tool_choice", "metadata",
-        "max_tokens", "max_completion_tokens", "response_format", "n", "modalities", "store",
+        "max_tokens", "max_completion_tokens", "response_format", "n", "modalities",
     }
 )  # fmt: skip
 
@@ -59,6 +61,8 @@ def checked(request: ChatRequest) -> None:
         raise UsageError("n: one answer is given to a request, not several")
     if request.modalities is not None and request.modalities != ["text"]:
         raise UsageError("modalities: answers are text")
+    if len(request.messages) > MOST_MESSAGES:
+        raise UsageError(f"messages: at most {MOST_MESSAGES:,} are taken; send what is new")
     talk = talk_of(request)
     if not talk:
         raise UsageError("messages: at least one of a user is wanted")
@@ -85,7 +89,16 @@ def _is_content(content: Any) -> bool:
 
 def talk_of(request: ChatRequest) -> list[dict[str, Any]]:
     """The messages that belong to the talk."""
-    return [body for body in request.messages if not is_of_system(body)]
+    return [_own(body) for body in request.messages if not is_of_system(body)]
+
+
+def _own(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as a client may say it: what ours say of themselves is not for it to say.
+
+    The calls in it are the client's own; not marked so, they would be taken for the agent's.
+    """
+    plain = {name: value for name, value in body.items() if name != FIELD}
+    return for_client(plain, [call.id for call in calls_of(plain) if call.id])
 
 
 def manner_of(request: ChatRequest, *, model: str) -> Manner:
@@ -115,9 +128,15 @@ def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return None
 
 
-def without_effect(fields: Iterable[str]) -> list[str]:
+def without_effect(request: ChatRequest, fields: Iterable[str]) -> list[str]:
     """The fields of a request that are not honoured, so that its client can be told."""
-    return sorted(set(fields) - _HONOURED)
+    found = set(fields) - _HONOURED
+    if request.tool_choice not in (None, "none", "auto"):
+        found.add("tool_choice")
+    wanted = request.response_format
+    if wanted is not None and wanted.get("type") != "text" and _schema(wanted) is None:
+        found.add("response_format")
+    return sorted(found)
 
 
 def session_of(request: ChatRequest, header: str | None) -> str | None:

@@ -5,7 +5,6 @@ apps, and then the stores. What is cut off stays in the log, and is answered at 
 """
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
@@ -16,6 +15,7 @@ from starlette.routing import BaseRoute
 
 from stenolog.agent.events import Answer
 from stenolog.agent.turns import Left
+from stenolog.agent.waiting import ended
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.app import make_app
 from stenolog.gateway.state import Gateway
@@ -27,6 +27,8 @@ _SPARE: Final = 512
 """Connections beyond those that turns and streams may have, whose refusals say why."""
 _LOOKS: Final = 4
 """So often within the time of a takeover it is looked for turns that nobody goes on with."""
+_MOST_LOOKS: Final = 4
+"""So many looks may still be going on with what they have found when the next one begins."""
 _CUT: Final = 3.0
 """So many seconds responses have to be sent once their turns are cut off."""
 
@@ -51,6 +53,10 @@ class Attached(Protocol):
 
     async def drain(self, *, patience: float) -> None:
         """Take nothing more in, and let what came be answered and sent, for so many seconds."""
+        ...
+
+    async def cut(self) -> None:
+        """End what is being sent, while there is a store that keeps how far it came."""
         ...
 
     async def close(self) -> None:
@@ -93,9 +99,12 @@ class Daemon:
         app = make_app(gateway, token, further=attached.routes)
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE
-        self._server = Server(config(app, stopping=settings.patience, connections=connections))
+        # By then all of them have been cut off by us, which is the gentler way.
+        stopping = settings.patience + 2 * _CUT
+        self._server = Server(config(app, stopping=stopping, connections=connections))
         self._serving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
+        self._looks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -121,46 +130,55 @@ class Daemon:
         patience = self._gateway.settings.gateway.patience
         self._gateway.closing.set()
         self._server.should_exit = True
-        # What is gone on with is no request of anybody; it will be gone on with again.
-        if self._resuming is not None:
-            await _ended(self._resuming)
-        attached = asyncio.create_task(self._attached.drain(patience=patience))
         # The turns of clients that went away are in flight, too.
-        turns = asyncio.create_task(self._gateway.quiet())
-        flying = asyncio.gather(self.serving, attached, turns, return_exceptions=True)
+        flying = [
+            self.serving,
+            asyncio.create_task(self._attached.drain(patience=patience)),
+            asyncio.create_task(self._gateway.quiet()),
+        ]
         hurried = asyncio.create_task(hurry.wait())
-        both: set[asyncio.Future[Any]] = {flying, hurried}
+        both: set[asyncio.Future[Any]] = {asyncio.gather(*flying, return_exceptions=True), hurried}
         await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        for task in (attached, turns):
-            await _ended(task)
+        cancelled = await ended([hurried, *flying[1:]])
+        # What is being sent to chat apps is marked while there is a store to mark it in.
+        await self._attached.cut()
+        # Turns that are gone on with end here, too: cut off as all others, for the next start.
         left = await self._gateway.loop.close(patience=0)
+        if self._resuming is not None:
+            cancelled |= await ended([self._resuming, *self._looks])
         await asyncio.wait({self.serving}, timeout=_CUT)
         if not self.serving.done():
             self._server.force_exit = True
             await asyncio.wait({self.serving}, timeout=_CUT)
         await self._attached.close()
         self._listening.close()
+        if cancelled:
+            raise asyncio.CancelledError
         return left
 
     async def _resume(self) -> None:
-        """Go on with what was interrupted: now, and whenever another gateway was killed."""
+        """Go on with what was interrupted: now, and whenever another gateway was killed.
+
+        A turn that takes long keeps nobody from looking for others.
+        """
         takeover = self._gateway.settings.gateway.takeover
         idle_for = 0.0
-        while True:
-            try:
-                answers = await self._gateway.loop.resume(idle_for=idle_for)
-                await self._attached.deliver(answers)
-            except StoreClosed:
-                return
-            except Exception:
-                _logger.exception("interrupted turns could not be gone on with")
+        while not self._gateway.closing.is_set():
+            if len(self._looks) < _MOST_LOOKS:
+                look = asyncio.create_task(self._look(idle_for))
+                self._looks.add(look)
+                look.add_done_callback(self._looks.discard)
             idle_for = takeover
             await asyncio.sleep(takeover / _LOOKS)
 
+    async def _look(self, idle_for: float) -> None:
+        try:
+            await self._gateway.loop.resume(idle_for=idle_for, each=self._deliver)
+        except StoreClosed:
+            return
+        except Exception:
+            if not self._gateway.closing.is_set():
+                _logger.exception("interrupted turns could not be gone on with")
 
-async def _ended(task: asyncio.Task[Any]) -> None:
-    """Cancel it, and wait until that is done."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task
+    async def _deliver(self, answer: Answer) -> None:
+        await self._attached.deliver([answer])

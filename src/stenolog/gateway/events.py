@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -18,15 +19,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
+from stenolog.agent.waiting import ended
 from stenolog.errors import NoSuchSession, SessionDeleted, StoreUnavailable, UsageError
 from stenolog.gateway.limits import Held
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shapes import MessageShown, OfAgent, encoded
+from stenolog.gateway.shapes import MessageShown, OfAgent, encoded, sse_data
 from stenolog.gateway.state import Gateway, gateway_of
 from stenolog.records import Message
-from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.base import Store
+from stenolog.stores.watching import LOOK_SECONDS, Changed, Kind, changed_between, info_of
 
 _ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
 _PING: Final = 10.0
@@ -38,6 +40,9 @@ _AGAIN: Final = 500
 class EventsQuery(OfAgent, frozen=True, kw_only=True):
     """Where a stream begins."""
 
+    changes: Annotated[
+        bool, Meta(description="Also `event: change`, for compactions, undos, titles and so on.")
+    ] = False
     after: (
         Annotated[
             str,
@@ -49,6 +54,17 @@ class EventsQuery(OfAgent, frozen=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+
+
+class ChangeShown(Struct, frozen=True, kw_only=True):
+    """What happened to a session that is no message."""
+
+    kind: Kind
+    floor: int
+    visible: int
+    last_seq: int
+    undoable: int
+    summary: str
 
 
 class _Place(Struct, frozen=True):
@@ -71,8 +87,10 @@ async def events(request: Request) -> Response:
     heard = _place(after)
     own = await gateway.loop.run(agent.own_key, key)
     store = _store(agent)
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream")
     stream = EventSourceResponse(
-        _stream(gateway, store, own, heard),
+        _stream(gateway, store, own, heard, changes=query.changes),
         sep="\n",
         ping=_PING,
         send_timeout=_UNREAD,
@@ -95,49 +113,68 @@ def _store(agent: AgentInstance) -> Store:
 
 
 async def _stream(
-    gateway: Gateway, store: Store, key: str, heard: _Place
+    gateway: Gateway, store: Store, key: str, heard: _Place, *, changes: bool
 ) -> AsyncGenerator[ServerSentEvent, None]:
     yield ServerSentEvent(comment="stenolog", retry=_AGAIN)
     while not gateway.closing.is_set():
         uid = await gateway.loop.run(_uid, store, key)
-        if uid and heard.uid and heard.uid != uid:
-            # It was deleted while the client was away, and this is another one.
+        if heard.uid and heard.uid != uid:
+            # It was deleted while the client was away; if there is one now, it is another.
             yield _deleted(heard.uid)
             heard = _Place(uid, 0)
         try:
-            async with aclosing(_messages(gateway, store, key, heard.seq)) as messages:
-                async for message in messages:
-                    uid = uid or await gateway.loop.run(_uid, store, key)
-                    yield _event(uid, message)
-                    heard = _Place(uid, message.seq)
+            following = _news(gateway, store, key, heard.seq, changes=changes)
+            async with aclosing(following) as arrivals:
+                async for news in arrivals:
+                    if isinstance(news, Changed):
+                        yield _changed(news)
+                        continue
+                    if news.seq > heard.seq + 1 or not heard.uid:
+                        uid = await gateway.loop.run(_uid, store, key)
+                        if heard.uid and heard.uid != uid:
+                            break  # made anew before it was followed: it is heard from its start
+                    yield _event(uid, news)
+                    heard = _Place(uid, news.seq)
+                else:
+                    return
         except SessionDeleted:
             yield _deleted(heard.uid or uid)
             heard = _Place("", 0)
-        else:
-            return
 
 
-async def _messages(
-    gateway: Gateway, store: Store, key: str, after: int
-) -> AsyncGenerator[Message, None]:
+async def _news(
+    gateway: Gateway, store: Store, key: str, after: int, *, changes: bool
+) -> AsyncGenerator[Message | Changed, None]:
     """What is stored, as it comes, until the gateway closes. Raises SessionDeleted."""
-    closing = asyncio.create_task(gateway.closing.wait())
-    try:
-        async with aclosing(AsyncStore(store).follow(key, after=after)) as arrivals:
+    look = partial(gateway.loop.run, info_of, store, key)
+    known = await look() if changes else None
+    async with aclosing(gateway.following.messages(store, key, after=after)) as arrivals:
+        coming = asyncio.create_task(_next(arrivals))
+        closing = asyncio.create_task(gateway.closing.wait())
+        try:
             while True:
-                coming = asyncio.create_task(_next(arrivals))
                 both: set[asyncio.Task[Any]] = {coming, closing}
-                try:
-                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    if not coming.done():
-                        coming.cancel()
-                        await asyncio.wait({coming})
-                if coming.cancelled() or (message := coming.result()) is None:
+                within = LOOK_SECONDS if changes else None
+                done, _ = await asyncio.wait(
+                    both, timeout=within, return_when=asyncio.FIRST_COMPLETED
+                )
+                if coming in done:
+                    message = coming.result()
+                    if message is None:
+                        return
+                    yield message
+                    coming = asyncio.create_task(_next(arrivals))
+                elif closing in done:
                     return
-                yield message
-    finally:
-        closing.cancel()
+                else:
+                    found = await look()
+                    for change in changed_between(known, found):
+                        yield change
+                    known = found
+        finally:
+            # Before the stream of messages is closed: nobody may be reading it then.
+            if await ended([coming, closing]):
+                raise asyncio.CancelledError
 
 
 async def _next(arrivals: AsyncGenerator[Message, None]) -> Message | None:
@@ -156,7 +193,23 @@ def _event(uid: str, message: Message) -> ServerSentEvent:
     shown = MessageShown(
         seq=message.seq, at=message.at, hidden=message.hidden, message=Raw(message.to_json())
     )
-    return ServerSentEvent(id=f"{uid}:{message.seq}", event="message", data=encoded(shown).decode())
+    return ServerSentEvent(
+        id=f"{uid}:{message.seq}", event="message", data=sse_data(encoded(shown))
+    )
+
+
+def _changed(change: Changed) -> ServerSentEvent:
+    """Without an id: who comes back asks what has become of the session."""
+    info = change.info
+    told = ChangeShown(
+        kind=change.kind,
+        floor=info.floor,
+        visible=info.visible,
+        last_seq=info.last_seq,
+        undoable=info.undoable,
+        summary=info.summary,
+    )
+    return ServerSentEvent(event="change", data=sse_data(encoded(told)))
 
 
 def _deleted(uid: str) -> ServerSentEvent:

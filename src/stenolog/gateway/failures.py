@@ -2,6 +2,7 @@
 
 import logging
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from stenolog.errors import (
     UsageError,
     WrongSettings,
 )
-from stenolog.gateway.shapes import Failure, Words, answered
+from stenolog.gateway.shapes import failure
 from stenolog.settings.secrets import HIDDEN, without_password
 from stenolog.settings.values import Settings
 
@@ -57,21 +58,13 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
 }
 """The status of each kind of error; of what is not named here, that of its nearest parent."""
 
-_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _SHORTEST: Final = 8
 """What is shorter than this is no key, and stands in many words."""
+_NO_SECRETS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
+"""What stands among the keys and says where a server is: who reads of a failure must see which."""
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 _logger = logging.getLogger("stenolog")
-
-
-def failure(
-    status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """The response that says what is wrong; the words must hold no secret."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    words = Words(message=message, type=kind, code=code)
-    return answered(Failure(error=words), status=status, headers=headers)
 
 
 async def failed(request: Request, error: Exception) -> Response:
@@ -86,11 +79,12 @@ async def failed(request: Request, error: Exception) -> Response:
         return failure(400, "the request ended before all of it was sent", code="disconnected")
     status = status_of(error)
     if status is None:
-        _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        told = without_secrets("".join(traceback.format_exception(error)), settings)
+        _logger.error("%s %s failed\n%s", request.method, request.url.path, told)
         return failure(500, INTERNAL, code="internal_error")
-    if status == 500:
-        _logger.error("%s %s: %s", request.method, request.url.path, error)
     words = _BUSY if isinstance(error, Busy) else without_secrets(str(error), settings)
+    if status == 500:
+        _logger.error("%s %s: %s", request.method, request.url.path, words)
     # Who waited for a lock in vain may try again at once.
     headers = {"Retry-After": "1"} if isinstance(error, StoreBusy) else None
     return failure(status, words, code=_snake(type(error).__name__), headers=headers)
@@ -119,8 +113,27 @@ def without_secrets(words: str, settings: Settings | None) -> str:
     return shown
 
 
+class WithoutSecrets(logging.Filter):
+    """For a handler of the log: whoever wrote a line, it is written down without secrets."""
+
+    def __init__(self, settings: Settings | None) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the words, and those of the error."""
+        record.msg, record.args = without_secrets(record.getMessage(), self._settings), ()
+        if record.exc_info:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+            # A formatter that does not look at the text would make it again from the error.
+            record.exc_info = None
+        if record.exc_text:
+            record.exc_text = without_secrets(record.exc_text, self._settings)
+        return True
+
+
 def _secrets(settings: Settings) -> Iterator[str]:
-    yield from settings.keys.values()
+    yield from (value for name, value in settings.keys.items() if name not in _NO_SECRETS)
     for model in settings.models.values():
         yield from (model.key, *model.headers.values())
     yield settings.channels.telegram.token

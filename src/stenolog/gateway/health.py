@@ -8,9 +8,8 @@ from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.errors import StoreClosed
-from stenolog.gateway.failures import failure
 from stenolog.gateway.openapi import Endpoint
-from stenolog.gateway.shapes import Health, answered
+from stenolog.gateway.shapes import Health, answered, failure
 from stenolog.gateway.state import Gateway, gateway_of
 
 VERSION: Final = metadata.version("stenolog")

@@ -66,7 +66,7 @@ def is_ours(values: Sequence[bytes], known: Known) -> bool:
     if len(values) != 1:
         return False
     called = authority(values[0])
-    return called is not None and (called.host in known.hosts or _is_loopback(called.host))
+    return called is not None and (called.host in known.hosts or is_loopback(called.host))
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:
@@ -86,6 +86,22 @@ def is_further_origin(origin: bytes, known: Known) -> bool:
     return _origin(origin) in known.origins
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach us at this host: a name, or an address."""
+    address = _address(host)
+    host = host.lower()
+    return host == _LOOPBACK if address is None else address.is_loopback
+
+
+def end_of(host: str, port: int) -> str:
+    """Where a connection ends, in the words that both of its sides use for that."""
+    # The name of an interface is only known where it is.
+    address = _address(host.partition("%")[0])
+    # A socket for both kinds of addresses writes those of IPv4 in its own way.
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return f"{mapped or address or host} {port}"
+
+
 def _origin(value: bytes) -> tuple[str, str, int] | None:
     """Scheme, host and port; None for `null` and for what is no origin of a web page."""
     scheme, separator, rest = value.partition(b"://")
@@ -94,11 +110,6 @@ def _origin(value: bytes) -> tuple[str, str, int] | None:
     if not separator or named not in _PORTS or called is None:
         return None
     return named, called.host, called.port or _PORTS[named]
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    return host == _LOOPBACK if address is None else address.is_loopback
 
 
 def _usual(host: str) -> str:

@@ -1,32 +1,18 @@
-"""How much a client may send, how long it may take, how many are served; and how it is refused."""
+"""How much a client may send, how long it may take, and how many are served."""
 
 import asyncio
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stenolog.gateway.shapes import failure
 
 RETRY_AFTER: Final = 1
 """Seconds after which a place may be free again: turns are short."""
-
-_TYPES: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-    503: "server_error",
-}
-
-
-def refusal(
-    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """An error in the shape that OpenAI's clients know."""
-    error = {"message": message, "type": _TYPES.get(status, "invalid_request_error"), "code": code}
-    return JSONResponse({"error": error}, status, headers)
 
 
 class BodyLimit:
@@ -123,11 +109,13 @@ def _declared(scope: Scope) -> int:
 
 
 def _too_large(most: int) -> Response:
-    return refusal(413, "body_too_large", f"A request may have {most:,} bytes, and this has more.")
+    words = f"A request may have {most:,} bytes, and this has more."
+    return failure(413, words, code="body_too_large")
 
 
 def _too_slow() -> Response:
-    return refusal(408, "body_too_slow", "The rest of the request did not come in time.")
+    words = "The rest of the request did not come in time."
+    return failure(408, words, code="body_too_slow")
 
 
 class Overloaded(HTTPException):

@@ -8,11 +8,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.routing import Route
 
-from stenolog.gateway.limits import refusal
+from stenolog.gateway.shapes import failure
 from stenolog.gateway.token import Token
 
 LOGIN: Final = "/login"
@@ -20,10 +27,17 @@ LINKS: Final = "/v1/login-links"
 COOKIE: Final = "steno"
 LINK_SECONDS: Final = 60
 COOKIE_SECONDS: Final = 30 * 86_400
+PROOF_SECONDS: Final = 30
 BEARER: Final = "bearer"
-"""What `request.state.caller` says of who sent the token itself."""
+"""What `request.state.caller` says of who sent the token itself, or proved to have it."""
 
 _MOST: Final = 100
+_MOST_PROOFS: Final = 1_000
+_PROOF: Final = re.compile(r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})")
+_HOME: Final = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
+    '<title>stenolog</title><a href="/">stenolog</a>'
+)
 _VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
 
 
@@ -60,6 +74,51 @@ class Links:
         self._codes = {code: until for code, until in self._codes.items() if until > now}
 
 
+class Proven(Struct, frozen=True):
+    """Somebody who has the token, and did not send it: whatever listens there would know it."""
+
+    token: Token
+    nonce: str
+
+    def answer(self, url: str) -> str:
+        """What shows them that this link is from us."""
+        return self.token.proof("give", self.nonce, url)
+
+
+class Proofs:
+    """Checks proofs that somebody has the token: `Steno TIME.NONCE.PROOF`, the time in ms.
+
+    Each is good once, at the address that it was made for, and for some seconds.
+    """
+
+    def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
+        self._token = token
+        self._now = now
+        # What was proved to another process may have been proved to us before we ended, or to
+        # somebody who had our address before us.
+        self._begun = int(now() * 1_000) / 1_000
+        self._used: dict[str, float] = {}
+        """The proofs that are used up, and until when they would be good."""
+
+    def check(self, given: str, end: str) -> Proven | None:
+        """Who proved to have the token to whom is at this end of the connection."""
+        found = _PROOF.fullmatch(given)
+        if found is None:
+            return None
+        written, nonce, proof = found.groups()
+        if not hmac.compare_digest(proof, self._token.proof("ask", end, written, nonce)):
+            return None
+        at, now = int(written) / 1_000, self._now()
+        if abs(now - at) > PROOF_SECONDS or at < self._begun:
+            return None
+        self._used = {one: until for one, until in self._used.items() if until >= now}
+        # One that is forgotten too early could be used again: who comes now has to wait.
+        if nonce in self._used or len(self._used) >= _MOST_PROOFS:
+            return None
+        self._used[nonce] = at + PROOF_SECONDS
+        return Proven(self._token, nonce)
+
+
 class Cookies:
     """Makes and checks the values of the cookie: until when it is good, signed.
 
@@ -89,16 +148,27 @@ class Cookies:
         return hmac.digest(self._key, until.encode(), hashlib.sha256).hex()
 
 
+def _is_led_here(request: Request) -> bool:
+    """Whether a browser may come from another page, as from the file of `steno open`."""
+    # Then it does not send the cookie along where we redirect it, but only from a page of ours.
+    is_browser = "text/html" in request.headers.get("accept", "")
+    return is_browser and request.headers.get("sec-fetch-site") != "none"
+
+
 def login_routes(links: Links, cookies: Cookies) -> list[Route]:
     """`POST /v1/login-links` gives out a link; `GET /login` takes it."""
 
     async def give(request: Request) -> Response:
         # A cookie must not beget cookies: then it would last for ever.
         if getattr(request.state, "caller", None) != BEARER:
-            words = "Links are given to who sends the token itself, as `steno open` does."
-            return refusal(403, "token_needed", words)
+            words = "Links are given to who has the token itself, as `steno open` does."
+            return failure(403, words, code="token_needed")
         url = f"{LOGIN}?code={links.give()}"
-        return JSONResponse({"url": url, "expires_in": LINK_SECONDS})
+        answer = {"url": url, "expires_in": LINK_SECONDS}
+        proven: Proven | None = getattr(request.state, "proven", None)
+        if proven is not None:
+            answer["proof"] = proven.answer(url)
+        return JSONResponse(answer)
 
     async def take(request: Request) -> Response:
         if request.method != "GET":
@@ -107,7 +177,7 @@ def login_routes(links: Links, cookies: Cookies) -> list[Route]:
         if not links.use(request.query_params.get("code", "")):
             words = "This link was used, or is too old. `steno open` makes another."
             return PlainTextResponse(words, 403)
-        response = RedirectResponse("/", 303)
+        response = HTMLResponse(_HOME) if _is_led_here(request) else RedirectResponse("/", 303)
         response.set_cookie(
             COOKIE,
             cookies.make(),

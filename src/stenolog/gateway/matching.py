@@ -6,13 +6,15 @@ compacted is no longer in sight here, but still in what the client sends. Nothin
 mistake: what is taken out of sight can be brought back.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
 
 from stenolog.catalog.answers import calls_of_client, interruption
-from stenolog.context.shapes import calls_of, results_of, speaks, text_of, words_of
+from stenolog.context.shapes import Call, calls_of, results_of, speaks, text_of, words_of
 from stenolog.records import Message
 
 Body = Mapping[str, Any]
@@ -49,6 +51,8 @@ class Match(Struct, frozen=True, kw_only=True):
     """What is said after them."""
     answered: int | None = None
     """Nothing is new, and this seq is the answer: to who asks again because it got none."""
+    handed: bool = False
+    """Whether that answer is a call which the client is to carry out."""
 
 
 def as_seen(history: Sequence[Message]) -> list[Part]:
@@ -62,8 +66,9 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
         if body.get("role") == "assistant":
             of_client = calls_of_client(body)
             calls = calls_of(body)
-            own |= {call.id for call in calls if call.id and call.id not in of_client}
-            if words := words_of(body).strip():
+            own |= {call.id for call in calls if call.id}
+            own -= of_client  # an id may be used again
+            if words := _words(body):
                 texts.append(words)
             handed = [call for call in calls if call.id in of_client]
             if calls and not handed:
@@ -71,8 +76,8 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
             seen.append(
                 Part(
                     role="assistant",
-                    content=BETWEEN.join(texts),
-                    calls=tuple((call.name, call.arguments) for call in handed),
+                    content=" ".join(texts),
+                    calls=tuple(map(_made, handed)),
                     seq=message.seq,
                     end=end,
                     cut=bool(interruption(body)),
@@ -126,8 +131,19 @@ def is_of_system(body: Body) -> bool:
 
 def text_at(history: Sequence[Message], seq: int) -> str:
     """What the client is told of the answer at this seq: all that was said in its turn."""
-    found = next((part for part in as_seen(history) if part.seq == seq), None)
-    return found.content if found is not None and isinstance(found.content, str) else ""
+    texts: list[str] = []
+    for message in history:
+        body = message.to_dict()
+        if body.get("role") == "assistant":
+            texts += [words] if (words := words_of(body).strip()) else []
+            if message.seq == seq:
+                return BETWEEN.join(texts)
+            handed = calls_of_client(body)
+            if not calls_of(body) or handed:
+                texts = []
+        elif speaks(body):
+            texts = []
+    return ""
 
 
 # --- the two kinds of clients ----------------------------------------------------------------
@@ -146,7 +162,9 @@ def _only_new(
     if seen and seen[-1].role == "assistant" and len(seen) > count:
         is_last = all(map(_same, seen[-1 - count : -1], asked))
         answered = seen[-1].seq if is_last and not overlap else None
-    return Match(keep=len(history), new=tuple(sent[overlap:]), answered=answered)
+    new = tuple(sent[overlap:])
+    handed = answered is not None and bool(seen[-1].calls)
+    return Match(keep=len(history), new=new, answered=answered, handed=handed)
 
 
 def _whole(
@@ -159,7 +177,8 @@ def _whole(
     answered = None
     if not new and common + 1 == len(seen) and seen[-1].role == "assistant":
         answered = seen[-1].seq
-    return Match(keep=keep, new=new, answered=answered)
+    handed = answered is not None and bool(seen[-1].calls)
+    return Match(keep=keep, new=new, answered=answered, handed=handed)
 
 
 def _behind(seen: list[Part], asked: list[Part]) -> int | None:
@@ -185,18 +204,22 @@ def _gone(before: list[Part], seen: list[Part], asked: list[Part]) -> int | None
             break
         told = found + 1
         passed += 1
-    places = [at for at in range(passed + 1) if not seen or _common(seen, asked[at:])]
+    places = [
+        (common, at)
+        for at in range(passed + 1)
+        if (common := _common(seen, asked, start=at)) or not seen
+    ]
     if not places and passed and told == len(before):
         return passed  # what is in sight, the client has taken back as a whole
     if not places:
         return None
-    return max(places, key=lambda at: (_common(seen, asked[at:]), at))
+    return max(places)[1]
 
 
-def _common(seen: Sequence[Part], asked: Sequence[Part]) -> int:
-    """How many agree from the start."""
+def _common(seen: Sequence[Part], asked: Sequence[Part], *, start: int = 0) -> int:
+    """How many agree from the start, or from there in what was sent."""
     count = 0
-    for here, there in zip(seen, asked, strict=False):
+    for here, there in zip(seen, islice(asked, start, None), strict=False):
         if not _same(here, there):
             break
         count += 1
@@ -228,13 +251,29 @@ def _sent(body: Body) -> Part:
         case "assistant":
             return Part(
                 role=role,
-                content=words_of(body).strip(),
-                calls=tuple((call.name, call.arguments) for call in calls_of(body)),
+                content=_words(body),
+                calls=tuple(map(_made, calls_of(body))),
             )
         case "tool":
             id = body.get("tool_call_id")
             return _result(id if isinstance(id, str) else None, body.get("content"))
     return Part(role="user", content=_parts(body.get("content")))
+
+
+def _words(body: Body) -> str:
+    """What is said, without regard to blanks: clients join and trim pieces as they like."""
+    return " ".join(words_of(body).split())
+
+
+def _made(call: Call) -> tuple[str, object]:
+    """A call as what it means: clients write its arguments down in their own way."""
+    arguments = call.arguments
+    if isinstance(arguments, str):
+        try:
+            return call.name, json.loads(arguments)
+        except (ValueError, RecursionError):
+            return call.name, arguments
+    return call.name, arguments
 
 
 def _result(id: str | None, content: object, *, seq: int = 0, end: int = 0) -> Part:

@@ -21,6 +21,10 @@ MOST_MESSAGES: Final = 1_000
 MOST_HITS: Final = 100
 """So many hits are on one page of a search."""
 
+_KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+_LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
 HIGHEST: Final = 2**53 - 1
 """The highest number that every reader of JSON takes exactly."""
 
@@ -298,6 +302,11 @@ def encoded(value: Struct) -> bytes:
         return encode_object(msgspec.to_builtins(value, enc_hook=_raw))
 
 
+def sse_data(json: bytes) -> str:
+    """JSON as the data of an event: some clients end a line where others see none."""
+    return json.decode().translate(_LINE_ENDS)
+
+
 def answered(
     value: Struct, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -309,6 +318,15 @@ def answered(
         headers={"X-Content-Type-Options": "nosniff", **(headers or {})},
         media_type="application/json",
     )
+
+
+def failure(
+    status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response that says what is wrong; the words must hold no secret."""
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    words = Words(message=message, type=kind, code=code)
+    return answered(Failure(error=words), status=status, headers=headers)
 
 
 def _raw(value: Any) -> Any:

@@ -1,16 +1,20 @@
 """What every request of the gateway works with."""
 
 import asyncio
-from typing import Any, TypeVar, cast
+from collections import OrderedDict
+from typing import Any, Final, TypeVar, cast
 
 from starlette.requests import Request
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
+from stenolog.gateway.following import Following
 from stenolog.gateway.limits import streams_admission, turns_admission
 from stenolog.settings.values import Settings
 
 T = TypeVar("T")
+
+_REMEMBERED: Final = 10_000
 
 
 class Gateway:
@@ -21,13 +25,25 @@ class Gateway:
         self.settings = settings
         self.turns = turns_admission(settings.gateway.max_turns)
         self.streams = streams_admission(settings.gateway.max_streams)
+        self.following = Following(loop)
         self.closing = asyncio.Event()
         """Set when it ends: live streams end then, and their clients come back elsewhere."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._told: OrderedDict[tuple[str | None, str, int], None] = OrderedDict()
 
     def agent(self, name: str | None) -> AgentInstance:
         """The agent of this name; `main`, or none, is the first. Raises UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
+
+    def has_told(self, agent: str | None, key: str, seq: int) -> None:
+        """Remember that a client has got the answer at this seq."""
+        self._told[agent, key, seq] = None
+        if len(self._told) > _REMEMBERED:
+            self._told.popitem(last=False)
+
+    def was_told(self, agent: str | None, key: str, seq: int) -> bool:
+        """Whether a client has got it, as far as this process remembers."""
+        return (agent, key, seq) in self._told
 
     def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Hold a task until it has ended: the event loop alone would let go of it."""

@@ -43,6 +43,10 @@ class Token(Struct, frozen=True):
         """A key that only who has the token can work out, a different one for each purpose."""
         return hmac.digest(self.value, f"stenolog {purpose}".encode(), hashlib.sha256)
 
+    def proof(self, *said: str) -> str:
+        """What only who has the token can add to these words; nobody learns the token from it."""
+        return hmac.digest(self.key("login link"), "\n".join(said).encode(), hashlib.sha256).hex()
+
 
 def token_path(named: str) -> Path:
     """The file that holds the token: the one that `gateway.token_file` names, or the usual one."""
@@ -79,6 +83,9 @@ def _content(file: Path, descriptor: int) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise _wrong(file, "this is no file")
+    # For root, too, a file of somebody else is one that they can read and change.
+    if found.st_uid not in (os.geteuid(), 0):
+        raise _wrong(file, "it belongs to another user, who can read and change it")
     if found.st_mode & 0o077:
         raise _wrong(file, f"others than its owner can read or change it; run: chmod 600 {file}")
     content = os.read(descriptor, _MOST + 3).rstrip(b"\r\n")

@@ -1,13 +1,16 @@
 """uvicorn as we run it: no client holds a connection for longer than it has a reason to.
 
 uvicorn waits for ever for the head of a request, for the rest of a body that nobody reads any more,
-and for a client that does not read its answer. Here each of them has a time.
+and for a client that does not read its answer. Here each of them has a time. And where all places
+are taken, uvicorn refuses whoever asks, also where those that have the places ask for nothing.
 """
 
 import asyncio
 import contextlib
+import logging
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 import h11
@@ -16,10 +19,12 @@ from msgspec import Struct
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_SPARE: Final = 64
-"""Connections beyond the limit that are still told so; further ones are closed unheard."""
+_TOLD: Final = 60.0
+"""Seconds between two lines of the log that tell of too many connections."""
 _PROXIES: Final = ["127.0.0.1", "::1"]
 """Who may say that a request came by https."""
+
+_logger = logging.getLogger("stenolog")
 
 
 class Patience(Struct, frozen=True, kw_only=True):
@@ -38,10 +43,32 @@ class Patience(Struct, frozen=True, kw_only=True):
     takes us far longer to read than its client to write."""
 
 
+class Room:
+    """How many connections there is room for, and how many were closed for want of it."""
+
+    def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.most = most
+        self.closed = 0
+        """How many were closed so far."""
+        self._now = now
+        self._told_at = -math.inf
+        self._told = 0
+
+    def close_one(self) -> None:
+        """Count one more, and tell of it, but not so often that nothing else is in the log."""
+        self.closed += 1
+        if self._now() - self._told_at < _TOLD:
+            return
+        words = "too many connections, there is room for %d; closed to have some: %d"
+        _logger.warning(words, self.most, self.closed - self._told)
+        self._told_at, self._told = self._now(), self.closed
+
+
 class _Config(uvicorn.Config):
     """uvicorn's settings, and ours."""
 
-    patience: Patience = Patience()
+    patience: Patience
+    room: Room
 
 
 def config(
@@ -54,8 +81,9 @@ def config(
 ) -> uvicorn.Config:
     """How the application is served, by `Server(config(app)).serve(sockets=[socket])`.
 
-    With as many `connections` open, further requests are answered 503. `idle`: seconds that a
-    connection is kept between two requests. `stopping`: seconds that answers have to end.
+    With as many `connections` open, a further one takes the place of one that asks for nothing, or
+    is closed at once where all are being answered. `idle`: seconds that a connection is kept
+    between two requests. `stopping`: seconds that answers have to end.
     """
     patience = patience or Patience()
     made = _Config(
@@ -73,12 +101,14 @@ def config(
         # Said here, or it and the number of processes are taken from the environment.
         forwarded_allow_ips=_PROXIES,
         workers=1,
-        limit_concurrency=connections,
+        # It would refuse every request, and log each: see _Connection.
+        limit_concurrency=None,
         h11_max_incomplete_event_size=patience.head_bytes,
         timeout_keep_alive=idle,
         timeout_graceful_shutdown=math.ceil(stopping),
     )
     made.patience = patience
+    made.room = Room(connections)
     return made
 
 
@@ -97,8 +127,10 @@ class _Connection(H11Protocol):
     def __init__(self, config: uvicorn.Config, *args: Any, **extra: Any) -> None:
         super().__init__(config, *args, **extra)
         self._patience = cast(_Config, config).patience
+        self._room = cast(_Config, config).room
         self._owed: str | None = None
-        """What the client must send in time."""
+        """What we wait for: a `head`, the `rest` of a body, or after an answer the `next` head."""
+        self._since = 0.0
         self._due: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._rest_bytes = 0
@@ -106,13 +138,12 @@ class _Connection(H11Protocol):
         self._chunked = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Begin to wait for a request, in the place of who asks for nothing where all are taken."""
         super().connection_made(transport)
-        most = self.limit_concurrency
-        if most is not None and len(self.connections) > most + _SPARE:
-            transport.abort()
-            return
-        self._watch()
+        if len(self.connections) > self._room.most:
+            self._make_room()
+        if not transport.is_closing():
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the times."""
@@ -182,11 +213,24 @@ class _Connection(H11Protocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: who asks for a websocket gets an answer without one."""
 
+    def _make_room(self) -> None:
+        """Close the connection that asks for nothing and does so for longest; else this one."""
+        others = (one for one in self.connections if isinstance(one, _Connection))
+        waiting = [one for one in others if one._owed is not None]
+        # Who was answered once has shown that it means it: those are the last to go.
+        given_up = min(waiting, key=lambda one: (one._owed != "head", one._since), default=self)
+        # It counts until it is told that it is closed, which is later.
+        self.connections.discard(given_up)
+        given_up.transport.abort()
+        self._room.close_one()
+
     def _watch(self) -> None:
         if self.transport.is_closing():
             self._owe(None)
         elif self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
             self._owe("head")
+        elif self.conn.their_state is h11.IDLE:
+            self._owe("next")
         elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
             self._owe("rest")
         else:
@@ -198,8 +242,9 @@ class _Connection(H11Protocol):
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        self._owed = what
-        if what is not None:
+        self._owed, self._since = what, self.loop.time()
+        # For what comes next uvicorn has a time itself.
+        if what in ("head", "rest"):
             seconds = self._patience.head if what == "head" else self._patience.rest
             self._rest_bytes = self._patience.rest_bytes
             self._due = self.loop.call_later(seconds, self.transport.abort)

@@ -21,6 +21,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
 from stenolog.context.budget import Limits
+from stenolog.errors import StoreUnavailable
 from stenolog.providers.scripted import ScriptedModel
 from unit.agent.agents import (
     KEY,
@@ -219,3 +220,48 @@ def test_what_a_full_disk_did_not_take_is_told_at_the_end_and_the_rest_is_resume
     asyncio.run(before())
     disk.free()
     asyncio.run(after())
+
+
+@every_store
+@every_disk
+def test_what_waits_is_stored_as_soon_as_there_is_room_also_where_nobody_speaks(
+    store: str, disk: Disk
+) -> None:
+    model = ScriptedModel([f"to {number}" for number in range(1, 6)])
+
+    async def main() -> None:
+        async with _loop(store, disk, model) as loop:
+            await say(loop, "said 1")
+            disk.fill()
+            assert not (await say(loop, f"said 2 {LONG}")).saved
+            disk.free()
+            await loop.resume()
+            assert _contents(bodies(loop)) == ["said 1", "to 1", "said 2", "to 2"]
+            disk.fill()
+            assert not (await say(loop, f"said 3 {LONG}")).saved
+            disk.free()
+            left = await asyncio.wait_for(loop.close(), 30)
+            assert left.not_saved == 0
+
+    asyncio.run(main())
+    assert _contents(reopened(store, disk.folder))[-2:] == ["said 3", "to 3"]
+
+
+@every_store
+@every_disk
+def test_no_more_waits_than_there_is_memory_for(
+    store: str, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stenolog.agent.turns._MOST_IN_HAND", len(LONG))
+
+    async def main() -> None:
+        async with _loop(store, disk, ScriptedModel(["to 1", "to 2", "to 3"])) as loop:
+            disk.fill()
+            assert not (await say(loop, f"said 1 {LONG}")).saved
+            with pytest.raises(StoreUnavailable, match="too much waits"):
+                await say(loop, "said 2", key="cli:another")
+            disk.free()
+            await loop.resume()
+            assert (await say(loop, "said 3")).saved
+
+    asyncio.run(main())

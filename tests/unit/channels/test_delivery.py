@@ -17,12 +17,13 @@ from stenolog.channels.claims import Claims, conversation
 from stenolog.channels.delivery import UNSURE, Delivery
 from stenolog.channels.marks import FIELD
 from stenolog.channels.splitting import split
-from stenolog.errors import NotStored, StoreUnavailable
+from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
 from stenolog.providers.scripted import ScriptedModel
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
 from telegram_server import TelegramServer
 from unit.agent.agents import agent_loop
+from unit.agent.agents import until as until_it_holds
 from unit.channels.bots import (
     ALICE,
     KEY,
@@ -235,6 +236,15 @@ def test_what_may_have_arrived_is_not_sent_again(tmp_path: Path) -> None:
     assert app.sent == [*_pieces(UNSURE)]
 
 
+def test_what_fails_in_a_way_that_nobody_knows_may_have_arrived(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = _App(ValueError("with the token"))
+    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "unsure"
+    assert app.sent == _pieces(UNSURE)
+    assert "with the token" not in caplog.text
+
+
 def test_what_the_app_refuses_is_not_sent_again(tmp_path: Path) -> None:
     app = _App(Undeliverable("blocked"))
     assert asyncio.run(_deliver(tmp_path, app))["mark"] == "refused"
@@ -266,7 +276,8 @@ def test_stopped_before_anything_was_handed_over_it_is_left_to_the_next_start(
             await asyncio.sleep(0.001)
         delivering.cancel()
         await asyncio.wait([delivering])
-        assert mark(loop) is None
+        assert delivering.cancelled()
+        assert mark(loop)["owed"] == [2]
         await delivery.recover()
         await claims.close()
         assert app.sent == ["The answer."]
@@ -276,6 +287,123 @@ def test_stopped_before_anything_was_handed_over_it_is_left_to_the_next_start(
             await scenario(loop, _App(NotSent("busy", after=60)))
 
     asyncio.run(run())
+
+
+def test_cut_off_while_the_app_is_busy_the_answer_is_owed_and_nothing_more_is_begun(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        app, claims = _App(NotSent("busy", after=600)), Claims()
+        async with agent_loop("jsonl", tmp_path, ["one", "two"]) as loop, asyncio.timeout(20):
+            instance = loop.registry.agent()
+            delivery = Delivery(loop, app, claims)
+            answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+            delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
+            await until_it_holds(lambda: not app.plays)
+            await delivery.cut()
+            await asyncio.wait([delivering])
+            assert mark(loop)["owed"] == [2]
+            answer = await loop.hear(Inbound(key=KEY, content="r", origin=ORIGIN))
+            await delivery.deliver(instance, answer, "two", ORIGIN)
+            assert mark(loop)["seq"] == 2
+        await claims.close()
+        assert app.sent == []
+
+    asyncio.run(scenario())
+    assert asyncio.run(_recovered(tmp_path)) == ["one", "two"]
+
+
+def test_who_is_cancelled_ends_also_where_that_cannot_be_noted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        app, claims = _App(NotSent("busy", after=600)), Claims()
+        async with agent_loop("jsonl", tmp_path, ["one"]) as loop, asyncio.timeout(20):
+            instance = loop.registry.agent()
+            answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+            delivery = Delivery(loop, app, claims)
+            delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
+            await until_it_holds(lambda: not app.plays)
+            await loop.close()
+            delivering.cancel()
+            await asyncio.wait([delivering])
+            assert delivering.cancelled()
+        await claims.close()
+
+    asyncio.run(scenario())
+
+
+async def _hear(loop: AgentLoop, delivery: Delivery, text: str) -> None:
+    answer = await loop.hear(Inbound(key=KEY, content=text, origin=ORIGIN))
+    await delivery.deliver(loop.registry.agent(), answer, answer.text, ORIGIN)
+
+
+_AT_ONCE = 121.0
+"""A pause that is longer than anything is tried for."""
+
+
+def test_an_answer_that_was_not_sent_is_owed_though_a_later_one_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        app, claims = _App(NotSent("away")), Claims()
+        async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
+            delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
+            await _hear(loop, delivery, "a")
+            assert (app.sent, mark(loop)["owed"]) == ([], [2])
+            app.plays = [None, NotSent("away")]
+            await _hear(loop, delivery, "b")
+            assert (app.sent, mark(loop)["seq"], mark(loop)["owed"]) == (["second"], 4, [2])
+            await _hear(loop, delivery, "c")
+            assert app.sent == ["second", "third", "first"]
+            assert mark(loop) == {"seq": 6, "mark": "sent", "origin": dict(ORIGIN)}
+        await claims.close()
+
+    asyncio.run(scenario())
+    assert asyncio.run(_recovered(tmp_path)) == []
+
+
+def test_what_is_owed_is_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
+    async def before() -> None:
+        app, claims = _App(NotSent("away"), NotSent("away")), Claims()
+        async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
+            delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
+            await _hear(loop, delivery, "a")
+            await _hear(loop, delivery, "b")
+            await loop.hear(Inbound(key=KEY, content="c", origin=ORIGIN))
+        await claims.close()
+
+    asyncio.run(before())
+    assert _delivery(tmp_path)["owed"] == [2, 4]
+    assert asyncio.run(_recovered(tmp_path)) == ["first", "second", "third"]
+    assert asyncio.run(_recovered(tmp_path)) == []
+
+
+def test_the_next_answer_does_not_hide_that_nobody_knows_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        await _answered(tmp_path)
+        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{FIELD: sending}))
+        app, claims = _App(), Claims()
+        async with agent_loop("jsonl", tmp_path, ["second"]) as loop:
+            await _hear(loop, Delivery(loop, app, claims), "b")
+        await claims.close()
+        assert app.sent == [*_pieces(UNSURE), "second"]
+
+    asyncio.run(scenario())
+
+
+def test_closed_claims_are_nobodys(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for claims in (Claims(), _claims(tmp_path, ttl=5.0)):
+            await claims.close()
+            with pytest.raises(StoreClosed):
+                async with claims.held("poll"):
+                    pass
+            with pytest.raises(StoreClosed):
+                await claims.note("poll", next=1)
+            with pytest.raises(StoreClosed):
+                await claims.noted("poll")
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
@@ -309,20 +437,63 @@ def test_two_gateways_that_deliver_the_same_answer_send_it_once(store: str, tmp_
     asyncio.run(scenario())
 
 
-def test_what_a_living_gateway_is_sending_is_left_to_it(tmp_path: Path) -> None:
+class _Looking(Claims):
+    """Claims that count how often somebody wants one."""
+
+    looks = 0
+
+    def held(self, *given: Any, **named: Any) -> Any:
+        """The same, counted."""
+        self.looks += 1
+        return super().held(*given, **named)
+
+
+def _claims(folder: Path, *, ttl: float) -> _Looking:
+    return _Looking(open_store(str(folder), namespace="channels"), ttl=ttl)
+
+
+def test_what_another_gateway_is_sending_is_left_to_it_until_that_has_ended(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         await _answered(tmp_path)
         sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
         _change(tmp_path, lambda store: store.set_meta(KEY, **{FIELD: sending}))
         app = _App()
-        claims = [Claims(open_store(str(tmp_path), namespace="channels")) for _ in range(2)]
-        async with agent_loop("jsonl", tmp_path, []) as loop:
-            async with claims[0].held(conversation(None, KEY)):
-                await Delivery(loop, app, claims[1]).recover()
-            assert mark(loop) == sending
-        for claim in claims:
-            await claim.close()
-        assert app.sent == []
+        another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
+        async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
+            async with another.held(conversation(None, KEY)):
+                recovering = asyncio.create_task(Delivery(loop, app, own).recover())
+                await until_it_holds(lambda: own.looks > 1 or recovering.done())
+                assert mark(loop) == sending
+                assert app.sent == []
+            await recovering
+            assert mark(loop)["mark"] == "unsure"
+        for claims in (another, own):
+            await claims.close()
+        assert app.sent == _pieces(UNSURE)
+
+    asyncio.run(scenario())
+
+
+def test_who_is_to_end_waits_for_no_other_gateway(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await _answered(tmp_path)
+        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{FIELD: sending}))
+        another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
+        async with (
+            agent_loop("jsonl", tmp_path, []) as loop,
+            another.held(conversation(None, KEY)),
+            asyncio.timeout(20),
+        ):
+            delivery = Delivery(loop, _App(), own)
+            recovering = asyncio.create_task(delivery.recover())
+            await until_it_holds(lambda: own.looks > 0)
+            delivery.stop_recovering()
+            await recovering
+        for claims in (another, own):
+            await claims.close()
 
     asyncio.run(scenario())
 

@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from stenolog.agent.events import Answer
 from stenolog.agent.turns import CLOSES
+from stenolog.channels.addresses import is_here
 from stenolog.channels.allowing import AllowList
 from stenolog.channels.base import Arrival
 from stenolog.channels.going_on import GoesOn, session_of
 from stenolog.channels.inbox import words_for
-from stenolog.channels.marks import Mark, mark_in
+from stenolog.channels.marks import MOST_OWED, Mark, mark_in, owing
 from stenolog.channels.offsets import Offsets
 from stenolog.channels.signing import STALE, is_signed, signature
 
@@ -141,8 +142,24 @@ def test_a_chat_goes_on_where_its_command_said_but_not_its_earlier_messages() ->
 def test_a_mark_comes_back_as_it_was_and_nonsense_is_none() -> None:
     mark = Mark(seq=4, state="sending", origin={"channel": "telegram", "chat": 1})
     assert mark_in({"delivery": mark.fields()}) == mark
+    assert mark_in({"delivery": owing(mark, 4).fields()}) == owing(mark, 4)
     for told in (None, 4, {}, {"seq": "4"}, {"seq": 4, "mark": "lost", "origin": {}}):
         assert mark_in({"delivery": told}) is None
+
+
+def test_of_a_chat_that_is_long_out_of_reach_the_newest_answers_are_owed() -> None:
+    mark = Mark(seq=99, state="sending", origin={})
+    for seq in range(MOST_OWED + 5):
+        mark = owing(mark, seq)
+    assert mark.owed == tuple(range(5, MOST_OWED + 5))
+
+
+def test_only_what_is_on_this_machine_is_reached_without_a_proxy() -> None:
+    here = ("localhost:9000/a", "127.0.0.1", "127.9.9.9:1", "[::1]:9000", "0.0.0.0")
+    assert all(is_here(f"http://{place}") for place in here)
+    assert not any(
+        is_here(f"http://{place}") for place in ("example.org", "10.0.0.1", "localhost.x")
+    )
 
 
 def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:

@@ -12,15 +12,29 @@ from typing import Any
 import pytest
 
 from stenolog.agent.instance import AgentInstance
+from stenolog.channels.base import Arrival, Undeliverable
+from stenolog.channels.claims import Claims
+from stenolog.channels.inbox import Inbox
+from stenolog.channels.telegram import Telegram
 from stenolog.errors import ModelUnavailable, NotStored
 from stenolog.providers.scripted import ScriptedModel
 from stenolog.sessions.importers.old import EVERY_LAYOUT
 from stenolog.sessions.migration import take_in
 from stenolog.stores.opening import open_store
 from telegram_server import TOKEN, USERNAME, TelegramServer
-from unit.agent.agents import bodies
+from unit.agent.agents import agent_loop, bodies
 from unit.agent.agents import until as until_it_holds
-from unit.channels.bots import ALICE, KEY, bot, confirmed, in_the_end, mark, until
+from unit.channels.bots import (
+    ALICE,
+    KEY,
+    agent_and_channels,
+    bot,
+    confirmed,
+    in_the_end,
+    mark,
+    telegram_settings,
+    until,
+)
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 pytestmark = pytest.mark.filterwarnings("ignore::telegram.warnings.PTBDeprecationWarning")
@@ -328,9 +342,79 @@ def test_a_message_that_crashes_us_does_not_end_the_bot(
         settings = {"allow": ("1001", "1002")}
         async with bot(tmp_path, server, ScriptedModel(answer), settings=settings):
             server.say("boom")
+            await until(server, lambda: len(server.texts(ALICE)) == 1)
             number = server.say("hello", user=1002, name="bob")
             await until(server, lambda: server.texts(1002) == ["You said: hello"])
             await until(server, confirmed(server, number))
+        assert server.texts(ALICE) == [
+            "Something went wrong with your message, and it is not answered."
+        ]
+
+    asyncio.run(scenario())
+
+
+def test_of_messages_that_crash_us_before_they_are_stored_not_all_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stenolog.channels.inbox._REMEMBERED", 10)
+
+    def broken(key: str) -> str:
+        raise ZeroDivisionError(key)
+
+    async def scenario() -> None:
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            loop.registry.agent().own_key = broken  # type: ignore[method-assign]
+            inbox = Inbox(loop, channel="telegram")
+            for number in range(30):
+                arrival = Arrival(sender="1001", text="boom", id=str(number))
+                assert await inbox.take_in(arrival).durable is False
+            assert len(inbox._crashes) == 10
+            # Coming again and again, it is given up.
+            last = Arrival(sender="1001", text="boom", id="29")
+            found = [await inbox.take_in(last).durable for _ in range(2)]
+            assert found == [False, True]
+
+    asyncio.run(scenario())
+
+
+def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    let_go, asked = threading.Event(), threading.Event()
+
+    def slowed(instance: AgentInstance) -> None:
+        own_key, calls = instance.own_key, 0
+
+        def slow(key: str) -> str:
+            nonlocal calls
+            calls += 1
+            if calls == 2:  # the agent has the command, and has not carried it out
+                asked.set()
+                let_go.wait()
+            return own_key(key)
+
+        instance.own_key = slow  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        with open_store(str(tmp_path)) as store:
+            store.add_full_message(KEY, {"role": "user", "content": "hello"})
+        claims = Claims(open_store(str(tmp_path), namespace="channels"))
+        settings = telegram_settings(server)
+        opened = agent_and_channels(tmp_path, settings, [], opened=slowed)
+        async with opened as (loop, channels), in_the_end(let_go.set), asyncio.timeout(30):
+            await channels.start()
+            server.say("/new")
+            assert await asyncio.to_thread(asked.wait, 20)
+            draining = asyncio.create_task(channels.drain(patience=20))
+            # Nobody polls any more.
+            async with claims.held(f"telegram-{TOKEN.partition(':')[0]}"):
+                let_go.set()
+                await draining
+            found = loop.registry.agent().store
+            assert found is not None
+            assert "goes_on_in" in found.info(KEY).meta
+        await claims.close()
+        assert "A new session" in server.texts(ALICE)[0]
 
     asyncio.run(scenario())
 
@@ -426,6 +510,35 @@ def test_what_may_have_arrived_is_not_sent_again_and_the_reader_is_told(
             assert mark(loop)["mark"] == "unsure"
         arrived = ["Hello."] if fault == "lost after" else []
         assert server.texts(ALICE)[:-1] == arrived
+
+    asyncio.run(scenario())
+
+
+class _Moving(TelegramServer):
+    """A Telegram in which every group has just got another number."""
+
+    def call(self, token: str, method: str, given: dict[str, str]) -> tuple[int, Any] | None:
+        """Also here a message is for the group that was."""
+        if method != "sendMessage":
+            return super().call(token, method, given)
+        return 400, {
+            "ok": False,
+            "error_code": 400,
+            "description": "Bad Request: group chat was upgraded to a supergroup chat",
+            "parameters": {"migrate_to_chat_id": -88},
+        }
+
+
+def test_a_group_that_moves_again_and_again_is_not_sent_to() -> None:
+    async def scenario() -> None:
+        with _Moving() as moving:
+            claims = Claims()
+            settings = telegram_settings(moving).channels.telegram
+            telegram = Telegram(settings, TOKEN, claims=claims)
+            with pytest.raises(Undeliverable):
+                await telegram.send({"channel": "telegram", "chat": -77}, "Hello.")
+            await telegram.close()
+            await claims.close()
 
     asyncio.run(scenario())
 

@@ -18,8 +18,9 @@ from starlette.applications import Starlette
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.channels.signing import HEADER, STALE, is_signed, signature
-from stenolog.channels.webhook import MOST_BODY
+from stenolog.channels.webhook import MOST_BODY, Webhook
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.settings.values import WebhookSettings
 from unit.agent.agents import bodies
 from unit.channels.bots import agent_and_channels, mark, webhook_settings
 
@@ -112,6 +113,9 @@ def test_nobody_without_a_signature_is_heard_or_learns_which_webhooks_there_are(
             ]
             assert [one.status_code for one in refused] == [401] * len(refused)
             assert len({one.text for one in refused}) == 1
+            error = refused[0].json()["error"]
+            assert set(error) == {"message", "type", "code"}
+            assert (error["type"], error["code"]) == ("authentication_error", "wrong_signature")
             assert hook.loop.registry.agent().sessions.list_sessions() == []
         assert model.asked == []
 
@@ -266,3 +270,21 @@ def test_with_a_reply_url_the_answer_is_sent_there_signed_and_marked(
         assert receiver.got == [({"sender": "alice", "id": "9", "text": "Hello."}, True)]
 
     asyncio.run(scenario())
+
+
+def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
+    receiver: _Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+
+    async def scenario() -> None:
+        url = f"http://localhost:{receiver.server_port}/answers"
+        hook = Webhook("ci", WebhookSettings(reply_url=url), SECRET)
+        await hook.send({"channel": "webhook-ci", "sender": "alice"}, "Hello.")
+        await hook.close()
+
+    asyncio.run(scenario())
+    assert receiver.got == [({"sender": "alice", "text": "Hello."}, True)]

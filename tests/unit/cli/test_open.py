@@ -1,7 +1,9 @@
 """`steno open`: a link for the browser, and what is said where there is none."""
 
+import json
 import re
 import socket
+import stat
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
@@ -42,20 +44,21 @@ def _gateway(token: Token) -> Iterator[int]:
 
 
 @contextmanager
-def _answering(answer: bytes) -> Iterator[int]:
-    """Something at a port that gives this answer to whoever asks."""
+def _answering(answer: bytes | Callable[[bytes], bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Something at a port that gives this answer to whoever asks, and keeps what was asked."""
+    asked: list[bytes] = []
 
     def run() -> None:
         connection, _ = bound.accept()
         with connection:
-            connection.recv(65_536)
-            connection.sendall(answer)
+            asked.append(connection.recv(65_536))
+            connection.sendall(answer if isinstance(answer, bytes) else answer(asked[0]))
 
     with socket.create_server(("127.0.0.1", 0)) as bound:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            yield bound.getsockname()[1]
+            yield bound.getsockname()[1], asked
         finally:
             thread.join()
 
@@ -86,11 +89,37 @@ def test_the_browser_gets_a_link_that_logs_it_in(
     with _gateway(token) as port:
         result = steno("open", "--port", str(port))
         assert (result.exit_code, result.stdout) == (0, "")
-        assert result.stderr == "Opened in your browser.\n"
-        (url,) = opened
+        assert result.stderr.startswith("Opened in your browser")
+        url = _leads_to(opened)
         status, cookie = _page(url)
         assert (status, cookie[:6]) == (303, "steno=")
         assert _page(url)[0] == 403
+        # The next one takes the place of the last.
+        assert steno("open", "--port", str(port)).exit_code == 0
+        assert _leads_to(opened[1:]) != url
+
+
+def _leads_to(opened: list[str]) -> str:
+    """Where the one file that a browser was told to open leads; its name tells no code."""
+    (told,) = opened
+    assert told.startswith("file:///")
+    assert "code" not in told
+    file = Path(told.removeprefix("file://"))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert list(file.parent.iterdir()) == [file]
+    found = re.search(r'content="0;url=([^"]*)"', file.read_text())
+    assert found is not None
+    return found[1]
+
+
+def test_where_no_file_can_be_written_the_link_goes_to_stdout(
+    steno: Steno, token: Token, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with _gateway(token) as port:
+        assert "/login?code=" in steno("open", "--port", str(port)).stdout
 
 
 def test_with_print_the_link_goes_to_stdout(steno: Steno, token: Token) -> None:
@@ -159,29 +188,88 @@ def test_a_port_that_is_not_known_must_be_said(steno: Steno) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"url": "@evil.example/"}',
-        b'{"url": "//evil.example/login?code=1"}',
-        b'{"url": "/login?code=1 2"}',
-        b'{"url": "/login?code=1\\n"}',
-        b'{"url": 1}',
+        b'{"url": "/login?code=1"}',
+        b'{"url": 1, "proof": 1}',
         b"{}",
         b"[]",
         b"<html>",
         b"[" * 9_000,
     ],
 )
-def test_whatever_answers_does_not_choose_what_is_opened(steno: Steno, body: bytes) -> None:
-    with _answering(b"HTTP/1.0 200 OK\r\n\r\n" + body) as port:
+def test_what_does_not_answer_as_a_gateway_is_none(steno: Steno, body: bytes) -> None:
+    with _answering(b"HTTP/1.0 200 OK\r\n\r\n" + body) as (port, _):
         result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
     assert "is no gateway of ours" in result.stderr
 
 
 @pytest.mark.parametrize(
+    ("path", "opened"),
+    [
+        ("/login?code=1", True),
+        ("@evil.example/", False),
+        ("//evil.example/login?code=1", False),
+        ("/login?code=1 2", False),
+        ("/login?code=1\n", False),
+        ("/login?code=1<", False),
+    ],
+)
+def test_whatever_answers_does_not_choose_what_is_opened(
+    steno: Steno, token: Token, path: str, opened: bool
+) -> None:
+    def answer(asked: bytes) -> bytes:
+        # Even who has the token, too.
+        nonce = asked.partition(b"Steno ")[2].split(b".")[1].decode()
+        body = {"url": path, "proof": token.proof("give", nonce, path)}
+        return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(body).encode()
+
+    with _answering(answer) as (port, _):
+        result = steno("open", "--port", str(port), "--print")
+    assert (result.exit_code == 0, bool(result.stdout)) == (opened, opened)
+
+
+def test_an_impostor_learns_no_token_and_sends_nobody_anywhere(steno: Steno, token: Token) -> None:
+    link = "/login?code=" + "x" * 43
+    for proof in ("", "0" * 64, Token(b"y" * 43).proof("give", link), "\ud800"):
+        body = json.dumps({"url": link, "expires_in": 60, "proof": proof}).encode()
+        with _answering(b"HTTP/1.0 200 OK\r\n\r\n" + body) as (port, asked):
+            result = steno("open", "--port", str(port))
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "is no gateway of ours" in result.stderr
+        assert b"POST /v1/login-links" in asked[0]
+        assert token.value not in asked[0]
+
+
+def test_an_impostor_cannot_hand_the_question_on(steno: Steno, token: Token) -> None:
+    with _gateway(token) as real, socket.create_server(("127.0.0.1", 0)) as bound:
+
+        def hand_on() -> None:
+            connection, _ = bound.accept()
+            with connection, socket.create_connection(("127.0.0.1", real)) as onwards:
+                onwards.sendall(connection.recv(65_536))
+                answers.append(onwards.recv(65_536))
+                connection.sendall(answers[0])
+
+        answers: list[bytes] = []
+        thread = threading.Thread(target=hand_on)
+        thread.start()
+        result = steno("open", "--port", str(bound.getsockname()[1]))
+        thread.join()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert answers[0].startswith(b"HTTP/1.1 401")
+
+
+def test_the_link_leads_to_the_address_that_was_asked(steno: Steno, token: Token) -> None:
+    with _gateway(token) as port:
+        result = steno("open", "--host", "localhost", "--port", str(port), "--print")
+    assert result.stdout.startswith(f"http://127.0.0.1:{port}/login?code=")
+
+
+@pytest.mark.parametrize(
     "answer", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n"]
 )
 def test_what_is_no_gateway_is_told(steno: Steno, answer: bytes) -> None:
-    with _answering(answer) as port:
+    with _answering(answer) as (port, _):
         result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"127.0.0.1:{port}" in result.stderr

@@ -111,6 +111,7 @@ def test_search_writes_json_for_programs(steno: Steno) -> None:
     assert MOMENT.fullmatch(hit.pop("at"))
     assert len(hit.pop("uid")) == 16
     assert hit == {
+        "anchor": "telegram:123:1",
         "key": "telegram:123",
         "title": "message 1",
         "seq": 1,
@@ -127,9 +128,10 @@ def test_in_a_terminal_it_is_laid_out_for_reading(in_terminal: InTerminal) -> No
     code, shown = in_terminal("search", "message", "--newest", NO_COLOR="1", COLUMNS="80")
     assert code == 0
     assert MOMENT.sub("TIME", shown).startswith(
-        "telegram:123  message 1\n  [4] assistant · TIME\n  message 4\n\n  [3] user · TIME\n"
+        "telegram:123  message 1\n"
+        "  telegram:123:4 assistant · TIME\n  message 4\n\n  telegram:123:3 user · TIME\n"
     )
-    assert "[2] assistant · TIME · hidden" in MOMENT.sub("TIME", shown)
+    assert "telegram:123:2 assistant · TIME · hidden" in MOMENT.sub("TIME", shown)
     _, shown = in_terminal("search", "word", NO_COLOR="1", COLUMNS="80")
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert shown.count("word") > 30

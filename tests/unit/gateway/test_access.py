@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import secrets
+import time
 from typing import Any
 
 import httpx2
@@ -40,6 +42,7 @@ def _gate(*own: tuple[bytes, bytes]) -> Access:
         token=TOKEN,
         known=known(bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,)),
         cookies=COOKIES,
+        open_paths=("/healthz", "/readyz"),
         prefixes=("/webhooks/",),
     )
 
@@ -154,6 +157,45 @@ def test_with_the_token_no_page_is_needed() -> None:
 def test_what_is_open_needs_no_token(path: str) -> None:
     assert _ask({}, path=path).text == "nobody"
     assert _ask(BEARER, path=path).text == "bearer"
+
+
+def test_nothing_is_open_that_was_not_said_to_be_but_the_login() -> None:
+    gate = Access(_caller, token=TOKEN, known=known(bound="127.0.0.1"), cookies=COOKIES)
+    assert _ask({}, path="/login", gate=gate).text == "nobody"
+    for path in ("/healthz", "/readyz", "/webhooks/a", "/"):
+        assert _ask({}, path=path, gate=gate).status_code == 401
+
+
+def _proof(*, end: str = "localhost 8787") -> dict[str, str]:
+    now, nonce = str(time.time_ns() // 1_000_000), secrets.token_urlsafe(16)
+    return {"Authorization": f"Steno {now}.{nonce}.{TOKEN.proof('ask', end, now, nonce)}"}
+
+
+def test_a_proof_is_let_through_to_get_a_link_and_to_nothing_else() -> None:
+    gate, proof = _gate(), _proof()
+    for method, path in [
+        ("GET", "/v1/login-links"),
+        ("POST", "/v1/login-links/"),
+        ("POST", "/v1/x"),
+        ("GET", "/"),
+    ]:
+        assert _ask(proof, method=method, path=path, gate=gate).status_code == 401
+    assert _ask(proof, method="POST", path="/v1/login-links", gate=gate).text == "bearer"
+    assert _ask(proof, method="POST", path="/v1/login-links", gate=gate).status_code == 401
+
+
+def test_a_proof_that_was_made_for_another_address_is_not() -> None:
+    gate = _gate()
+    for end in ("localhost 8788", "127.0.0.2 8787", "", "localhost"):
+        proof = _proof(end=end)
+        # The impostor who hands it on writes the Host that it was made for.
+        asked = {**proof, "Host": "localhost:8788"}
+        assert _ask(asked, method="POST", path="/v1/login-links", gate=gate).status_code == 401
+
+
+def test_two_proofs_are_one_too_many() -> None:
+    both = [*_proof().items(), *_proof().items()]
+    assert _ask(both, method="POST", path="/v1/login-links").status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Every error has a status by who must act, and words in OpenAI's shape that hold no secret."""
 
 import asyncio
+import io
 import json
 import logging
+import types
 from typing import Any
 
 import pytest
@@ -14,7 +16,14 @@ from starlette.testclient import TestClient
 
 from stenolog import errors
 from stenolog.agent.turns import Busy
-from stenolog.gateway.failures import HANDLERS, INTERNAL, failed, status_of, without_secrets
+from stenolog.gateway.failures import (
+    HANDLERS,
+    INTERNAL,
+    WithoutSecrets,
+    failed,
+    status_of,
+    without_secrets,
+)
 from stenolog.gateway.openapi import Endpoint, routes
 from stenolog.settings.values import (
     ChannelSettings,
@@ -25,7 +34,13 @@ from stenolog.settings.values import (
 )
 
 _SECRETS = Settings(
-    keys={"OPENAI_API_KEY": "sk-from-environment", "X_API_KEY": "short"},
+    keys={
+        "OPENAI_API_KEY": "sk-from-environment",
+        "X_API_KEY": "short",
+        "OLLAMA_HOST": "ollama.test:11434",
+        "OLLAMA_CONTEXT_LENGTH": "131072000",
+        "OPENAI_BASE_URL": "http://me:pass@models.test/v1",
+    },
     models={"m": ModelSettings(key="sk-from-file", headers={"x": "header-secret"})},
     channels=ChannelSettings(telegram=TelegramSettings(token="123:telegram-token")),
     webhooks={"w": WebhookSettings(secret="a-webhook-secret")},
@@ -136,10 +151,48 @@ def test_what_routes_of_others_raise_looks_the_same() -> None:
         ("sk-from-file header-secret", "*** ***"),
         ("123:telegram-token a-webhook-secret", "*** ***"),
         ("a short word", "a short word"),
+        (
+            "http://ollama.test:11434/api does not answer",
+            "http://ollama.test:11434/api does not answer",
+        ),
+        (
+            "http://me:pass@models.test/v1 has 131072000",
+            "http://me:***@models.test/v1 has 131072000",
+        ),
     ],
 )
 def test_words_hold_no_secret(words: str, shown: str) -> None:
     assert without_secrets(words, _SECRETS) == shown
+
+
+@pytest.mark.parametrize("kind", [ValueError, errors.DamagedStore])
+def test_the_log_holds_no_secret(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+    async def fails(request: Request) -> Any:
+        del request
+        cause = OSError("postgresql://me:from-cause@db.test/x")
+        raise kind("no sk-from-file at postgresql://me:pass-word@db.test/x") from cause
+
+    endpoint = Endpoint(method="GET", path="/x", name="x", summary="x", raw=fails)
+    app = Starlette(routes=routes([endpoint]), exception_handlers=dict(HANDLERS))
+    app.state.gateway = types.SimpleNamespace(settings=_SECRETS)
+    assert TestClient(app).get("/x").status_code == 500
+    assert "no *** at postgresql://me:***@db.test/x" in caplog.text
+    assert not [one for one in ("pass-word", "from-cause", "sk-from-file") if one in caplog.text]
+
+
+def test_a_handler_writes_no_secret_whoever_logs_it() -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.addFilter(WithoutSecrets(_SECRETS))
+    logger = logging.Logger("x")
+    logger.addHandler(handler)
+    logger.warning("%s and %s", "sk-from-file", "postgresql://me:pass-word@db.test/x")
+    logger.error("100% wrong", exc_info=ValueError("postgresql://me:pass-word@db.test/x"))
+    assert written.getvalue().splitlines() == [
+        "*** and postgresql://me:***@db.test/x",
+        "100% wrong",
+        "ValueError: postgresql://me:***@db.test/x",
+    ]
 
 
 def test_words_that_utf8_cannot_hold_are_told_all_the_same() -> None:

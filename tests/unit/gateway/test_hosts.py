@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from stenolog.gateway.hosts import (
     Authority,
     authority,
+    end_of,
     is_further_origin,
+    is_loopback,
     is_ours,
     is_same_origin,
     known,
@@ -111,6 +113,26 @@ def test_an_address_is_ours_if_it_is_a_loopback_or_the_bound_one(number: int, po
     address = IPv4Address(number)
     ours = address.is_loopback or str(address) == "192.168.1.5"
     assert is_ours([f"{address}{port}".encode()], KNOWN) == ours
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.9.9.9", "::1"])
+def test_what_only_this_machine_reaches_is_a_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "0.0.0.0", "::", "192.168.1.5", "localhost.example", "127.0.0.1.example", "fe80::1"],
+)
+def test_nothing_else_is_a_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_both_sides_of_a_connection_call_its_end_the_same() -> None:
+    assert end_of("::ffff:127.0.0.1", 80) == end_of("127.0.0.1", 80) == "127.0.0.1 80"
+    assert end_of("fe80::1%eth0", 80) == end_of("fe80:0::1%en1", 80)
+    ends = {end_of(host, port) for host in ("127.0.0.1", "127.0.0.2", "::1") for port in (80, 81)}
+    assert len(ends) == 6
 
 
 @given(st.integers(0, 2**128 - 1), ports)

@@ -22,6 +22,7 @@ from stenolog.gateway.limits import (
     streams_admission,
     turns_admission,
 )
+from stenolog.gateway.shapes import failure
 
 MOST = 100
 FOR_EVER = 3_600.0
@@ -82,6 +83,14 @@ def test_what_says_that_it_is_too_large_is_not_read() -> None:
     refused = _ask(b"x" * (MOST + 1), app=app)
     assert (refused.status_code, asked) == (413, [])
     assert refused.json()["error"]["code"] == "body_too_large"
+
+
+def test_what_is_refused_here_looks_like_what_is_refused_elsewhere() -> None:
+    refused = _ask(b"x" * (MOST + 1))
+    words = refused.json()["error"]["message"]
+    same = failure(413, words, code="body_too_large")
+    assert refused.content == bytes(same.body)
+    assert refused.headers["x-content-type-options"] == same.headers["x-content-type-options"]
 
 
 def test_no_more_is_read_than_allowed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from stenolog.gateway.login import Cookies, Links, login_routes
+from stenolog.gateway.login import Cookies, Links, Proofs, Proven, login_routes
 from stenolog.gateway.token import Token
 
 TOKEN = Token(b"x" * 43)
@@ -39,15 +39,23 @@ def ask(clock: Clock) -> Callable[..., httpx2.Response]:
     """Ask the login as a caller that the gate has let through."""
     app = Starlette(routes=login_routes(Links(clock), Cookies(TOKEN, clock)))
 
-    def ask(method: str, url: str, *, caller: str | None = None) -> httpx2.Response:
+    def ask(
+        method: str,
+        url: str,
+        *,
+        caller: str | None = None,
+        proven: Proven | None = None,
+        **headers: str,
+    ) -> httpx2.Response:
         async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
-            state = {} if caller is None else {"caller": caller}
+            state = {} if caller is None else {"caller": caller, "proven": proven}
             await app({**scope, "state": state}, receive, send)
 
         async def main() -> httpx2.Response:
             transport = httpx2.ASGITransport(let_through)
             async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
-                return await client.request(method, url)
+                named = {name.replace("_", "-"): value for name, value in headers.items()}
+                return await client.request(method, url, headers=named)
 
         return asyncio.run(main())
 
@@ -82,6 +90,97 @@ def test_a_link_becomes_a_cookie_and_leads_home(ask: Ask, clock: Clock) -> None:
 def test_over_https_the_cookie_is_for_https_alone(ask: Ask) -> None:
     taken = ask("GET", f"https://steno{_new_link(ask)}")
     assert "; Secure" in taken.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", ""])
+def test_a_browser_that_another_page_led_here_goes_home_from_a_page_of_ours(
+    ask: Ask, site: str
+) -> None:
+    # Redirected, it would not send the cookie along.
+    headers = {"Accept": "text/html,*/*", **({"Sec_Fetch_Site": site} if site else {})}
+    taken = ask("GET", _new_link(ask), **headers)
+    assert (taken.status_code, taken.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert '<meta http-equiv="refresh" content="0;url=/">' in taken.text
+    assert taken.headers["set-cookie"].startswith("steno=")
+
+
+def test_a_browser_that_was_led_here_by_its_user_is_redirected(ask: Ask) -> None:
+    taken = ask("GET", _new_link(ask), Accept="text/html,*/*", Sec_Fetch_Site="none")
+    assert (taken.status_code, taken.headers["location"]) == (303, "/")
+
+
+END = "127.0.0.1 8787"
+NONCE = "n" * 22
+
+
+def _proof(at: float = 1_000.0, *, nonce: str = NONCE, end: str = END, token: Token = TOKEN) -> str:
+    written = str(int(at * 1_000))
+    return f"Steno {written}.{nonce}.{token.proof('ask', end, written, nonce)}"
+
+
+def test_a_proof_is_good_once(clock: Clock) -> None:
+    proofs = Proofs(TOKEN, clock)
+    assert proofs.check(_proof(), END) == Proven(TOKEN, NONCE)
+    assert proofs.check(_proof(), END) is None
+    clock.now += 1
+    assert proofs.check(_proof(clock.now), END) is None, "the same nonce"
+    assert proofs.check(_proof(nonce="m" * 22), END) is not None
+
+
+def test_a_proof_is_good_for_30_seconds(clock: Clock) -> None:
+    proofs = Proofs(TOKEN, clock)
+    clock.now += 30
+    assert proofs.check(_proof(), END) is not None
+    clock.now += 1
+    assert proofs.check(_proof(nonce="m" * 22), END) is None
+    assert proofs.check(_proof(clock.now + 31, nonce="o" * 22), END) is None
+    ahead = _proof(clock.now + 30, nonce="p" * 22)
+    assert proofs.check(ahead, END) is not None
+    # It is kept in mind for as long as it would be good.
+    clock.now += 60
+    assert proofs.check(ahead, END) is None
+
+
+def test_a_proof_of_before_the_start_is_not_good(clock: Clock) -> None:
+    made = _proof()
+    clock.now += 5
+    assert Proofs(TOKEN, clock).check(made, END) is None
+
+
+def test_no_more_proofs_are_kept_in_mind_than_1000_and_none_too_short(clock: Clock) -> None:
+    proofs = Proofs(TOKEN, clock)
+    made = [_proof(nonce=f"{number:022}") for number in range(1_001)]
+    assert [proofs.check(one, END) is not None for one in made] == [True] * 1_000 + [False]
+    assert not any(proofs.check(one, END) for one in made)
+    clock.now += 31
+    assert proofs.check(_proof(clock.now), END) is not None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        _proof(end="127.0.0.1 8788"),
+        _proof(end="::1 8787"),
+        _proof(token=Token(b"y" * 43)),
+        _proof(nonce="short"),
+        _proof().replace("1000000", "1000001"),
+        _proof().replace("Steno 1", "Steno 01"),
+        _proof().replace("Steno", "Bearer"),
+        _proof() + "\n",
+        _proof()[:-1],
+        f"Steno 1000000.{NONCE}.{TOKEN.proof('give', NONCE, '/login?code=x')}",
+    ],
+)
+def test_what_is_no_proof_for_us_is_not_taken(given: str, clock: Clock) -> None:
+    assert Proofs(TOKEN, clock).check(given, END) is None
+
+
+def test_who_proved_to_have_the_token_gets_a_proof_back(ask: Ask) -> None:
+    proven = Proven(TOKEN, NONCE)
+    given = ask("POST", "/v1/login-links", caller="bearer", proven=proven).json()
+    assert given["proof"] == TOKEN.proof("give", NONCE, given["url"])
+    assert "proof" not in ask("POST", "/v1/login-links", caller="bearer").json()
 
 
 @pytest.mark.parametrize("caller", [None, "nobody", "cookie"])

@@ -156,3 +156,24 @@ def test_in_the_end_what_was_sent_is_what_is_in_sight(
     shown, _ = _log(_user("hello"), _said("hello"), *bodies)
     found = match(shown, sent)
     assert [message.to_dict() for message in shown[: found.keep]] + list(found.new) == sent
+
+
+def test_ids_that_are_used_again_and_calls_written_differently_are_known() -> None:
+    own = {"role": "assistant", "content": "Let me look.\n", "tool_calls": [tool_call("t", id="c")]}
+    done = {"role": "tool", "tool_call_id": "c", "content": "noon"}
+    call = tool_call("lamp", '{"on":true}', id="c")
+    handed = for_client({"role": "assistant", "content": "", "tool_calls": [call]}, ["c"])
+    result = {"role": "tool", "tool_call_id": "c", "content": "on"}
+    shown, _ = _log(U1, own, done, _said("It is noon."), U2, handed, result, A2)
+    again = tool_call("lamp", '{"on": true}', id="c")
+    sent = [
+        U1,
+        _said("Let me look.\n\n\nIt is noon."),
+        U2,
+        {"role": "assistant", "content": None, "tool_calls": [again]},
+        result,
+        A2,
+        U3,
+    ]
+    found = match(shown, sent)
+    assert (found.keep, found.new) == (len(shown), (U3,))

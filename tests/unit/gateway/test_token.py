@@ -86,6 +86,16 @@ def test_a_file_that_others_can_reach_is_refused(file: Path, mode: int) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == mode
 
 
+def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _written(file, GOOD)
+    if os.geteuid() == 0:
+        os.chown(file, 12_345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(WrongSettings, match="belongs to another user"):
+        read_token(file)
+
+
 def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(_written(tmp_path / "real", GOOD))
@@ -164,6 +174,13 @@ def test_only_the_token_itself_is_the_same(other: bytes) -> None:
     token = Token(GOOD)
     assert token.is_same(GOOD)
     assert token.is_same(other) == (other == GOOD)
+
+
+def test_a_proof_is_of_these_words_and_of_this_token_and_does_not_tell_it() -> None:
+    said = [("a", "b"), ("b", "a"), ("a",), ("ab",), ("a", "b", "")]
+    proofs = {Token(value).proof(*words) for words in said for value in (GOOD, b"y" * 43)}
+    assert len(proofs) == 10
+    assert all(GOOD.hex() not in proof and len(proof) == 64 for proof in proofs)
 
 
 def test_each_purpose_has_a_key_of_its_own_that_is_not_the_token() -> None:

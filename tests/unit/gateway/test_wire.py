@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stenolog.gateway.wire import Patience, Server, config
+from stenolog.gateway.wire import Patience, Room, Server, config
 
 SHORT = 0.05
 LONG = 60.0
@@ -256,25 +256,108 @@ def test_who_reads_nothing_is_dropped() -> None:
     _run(main())
 
 
-def test_with_too_many_connections_a_request_is_refused_at_once() -> None:
+async def _taken(served: Served, count: int) -> None:
+    """Until so many connections are open."""
+    await _until(lambda: len(served.server.server_state.connections) == count)
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT"])
+def test_who_asks_for_nothing_keeps_nobody_out(begun: bytes) -> None:
     async def main() -> None:
         async with _served(connections=3) as served, contextlib.AsyncExitStack() as idle:
-            for _ in range(3):
-                await idle.enter_async_context(served.client())
-            async with served.client(_get()) as (read, _):
-                assert (await _ended(read)).startswith(b"HTTP/1.1 503")
+            opened = [await idle.enter_async_context(served.client(begun)) for _ in range(3)]
+            await _taken(served, 3)
+            # Everyone that comes is answered, also those that go on to use what they have.
+            for count in (1, 2, 3):
+                read, write = await idle.enter_async_context(served.client(_get()))
+                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+                write.write(_get())
+                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+                # The oldest goes first, and no more than are in the way.
+                assert await _ended(opened[count - 1][0]) == b""
+                assert len(served.server.server_state.connections) == 3
 
     _run(main())
 
 
-def test_far_more_connections_are_not_even_kept() -> None:
+def test_who_was_answered_and_asks_for_nothing_more_keeps_nobody_out() -> None:
     async def main() -> None:
-        async with _served(connections=3) as served, contextlib.AsyncExitStack() as idle:
-            opened = [await idle.enter_async_context(served.client()) for _ in range(80)]
-            await asyncio.gather(*(_ended(read) for read, _ in opened[67:]))
-            assert len(served.server.server_state.connections) == 67
+        async with _served(connections=2) as served, contextlib.AsyncExitStack() as idle:
+            answered = [await idle.enter_async_context(served.client(_get())) for _ in range(2)]
+            for read, _ in answered:
+                await read.readuntil(b"ok")
+            for _ in range(5):
+                async with served.client(_get()) as (read, _):
+                    assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
     _run(main())
+
+
+def test_of_those_that_ask_for_nothing_who_was_answered_before_stays() -> None:
+    async def main() -> None:
+        async with _served(connections=2) as served, served.client(_get()) as (read, write):
+            await read.readuntil(b"ok")
+            async with contextlib.AsyncExitStack() as idle:
+                opened = [await idle.enter_async_context(served.client()) for _ in range(20)]
+                await asyncio.gather(*(_ended(one) for one, _ in opened[:-1]))
+                write.write(_get())
+                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    _run(main())
+
+
+def test_of_many_that_come_at_once_as_many_stay_as_there_is_room_for() -> None:
+    async def main() -> None:
+        async with _served(connections=3) as served, contextlib.AsyncExitStack() as idle:
+            # The server has no turn between them, and takes all of them at once.
+            made = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(9)]
+            opened = [await asyncio.open_connection(sock=one) for one in made]
+            for _, writer in opened:
+                idle.callback(writer.close)
+            await asyncio.gather(*(_ended(read) for read, _ in opened[:6]))
+            assert len(served.server.server_state.connections) == 3
+            opened[-1][1].write(_get())
+            assert (await opened[-1][0].readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    _run(main())
+
+
+def test_where_all_are_being_answered_a_further_one_is_closed_at_once() -> None:
+    async def main() -> None:
+        async with _served(connections=2) as served, contextlib.AsyncExitStack() as asking:
+            for _ in range(2):
+                await asking.enter_async_context(served.client(_get("/waits")))
+            await _until(lambda: len(served.server.server_state.tasks) == 2)
+            for _ in range(20):
+                async with served.client(_get()) as (read, _):
+                    assert await _ended(read) == b""
+            assert len(served.server.server_state.tasks) == 2
+
+    _run(main())
+
+
+def test_a_flood_of_connections_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with _served(connections=2) as served, contextlib.AsyncExitStack() as idle:
+            opened = [await idle.enter_async_context(served.client()) for _ in range(30)]
+            await asyncio.gather(*(_ended(read) for read, _ in opened[:28]))
+            assert [record.name for record in caplog.records] == ["stenolog"]
+
+    _run(main())
+
+
+def test_the_next_line_comes_after_a_minute_and_counts_those_between(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    room = Room(5, lambda: now)
+    for now in (0.0, 1.0, 59.0, 60.0, 61.0):  # noqa: B007
+        room.close_one()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"too many connections, there is room for 5; closed to have some: {count}"
+        for count in (1, 3)
+    ]
+    assert room.closed == 5
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])

@@ -1,0 +1,356 @@
+"""`steno show`: what was said in a session, for reading; and how one message is shown."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from stenolog.catalog.answers import FIELD, interruption, model_of, seconds_of
+from stenolog.catalog.entries import Entry
+from stenolog.cli.completion import complete_key
+from stenolog.cli.text import json_text, moment, one_line, printable
+from stenolog.cli.workspace import Where, open_to_read, shown, where_options
+from stenolog.errors import NoSuchSession
+from stenolog.records import Message, SessionInfo
+from stenolog.sessions.aliases import Aliases
+from stenolog.stores.base import Store
+
+if TYPE_CHECKING:
+    pass
+
+_INTERRUPTED: Final = "[interrupted]"
+"""What a model is shown of an answer that was cut off."""
+_AROUND: Final = 5
+"""So many messages are shown before and after the one that was asked for."""
+_TOOL_LINES: Final = 12
+"""So many lines of what a tool returned are shown in a terminal."""
+_VALUE: Final = 400
+"""So many characters of any other field."""
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+"""The fields in which servers put what a model thought."""
+_NOT_FOR_READING: Final = ("tool_call_id", "tool_calls", FIELD)
+_COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+@click.command("show")
+@click.argument("key", shell_complete=complete_key)
+@click.option("--all", "full", is_flag=True, help="Hidden and archived messages too, marked.")
+@click.option("--at", metavar="SEQ", type=click.IntRange(min=1), help="Only around this message.")
+@click.option("--tools", is_flag=True, help="In a terminal too, all that tools were told and said.")
+@click.option("--no-pager", is_flag=True, help="In a terminal, write all of it at once.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@where_options
+@click.pass_context
+def show_command(
+    ctx: click.Context,
+    key: str,
+    full: bool,
+    at: int | None,
+    tools: bool,
+    no_pager: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Show what was said in the session KEY, for reading.
+
+    KEY may be KEY:SEQ, as `steno search` names a message: then it is --at SEQ, which shows that
+    message with those around it, hidden ones too.
+
+    In a terminal Markdown is laid out, tools are cut short, and what is longer than the screen is
+    paged ($PAGER, else less). Elsewhere it is plain text. Control characters are left out;
+    `steno export` has the messages as they are.
+
+    Exit code: 0 shown, 1 there is no such session or message, 2 wrong usage.
+    """
+    with open_to_read(where) as store:
+        info, at = _meant(store, key, at)
+        whole = at is None
+        messages = (
+            store.get_history(info.key, full=full) if at is None else _around(store, info, at)
+        )
+        if as_json:
+            click.echo(json_text(_fields(info, messages)))
+        elif sys.stdout.isatty():
+            page = _Page(color=ctx.color is not False, whole=full, tools=tools)
+            lines = page.lines(info.summary if whole else "", messages, at)
+            _print_lines(lines, paged=not no_pager, color=page.color)
+        else:
+            if info.summary and whole:
+                click.secho("Summary", bold=True)
+                click.echo(f"{printable(info.summary)}\n")
+            for message in messages:
+                print_message(message, whole=full)
+        hidden = info.count - info.visible
+        if hidden and whole and not full:
+            click.echo(f"{messages_are(hidden)} hidden; --all shows them too.", err=True)
+        # Asked again: reading all of it may have met damage that a first look does not.
+        for words in damage_words(info_of(store, info.key), where.workspace):
+            click.echo(words, err=True)
+
+
+# --- which session, which messages -----------------------------------------------------------
+
+
+def info_of(store: Store, name: str) -> SessionInfo:
+    """That of the session of this key, or of the one that has the name as an alias.
+
+    Raises ClickException where there is none.
+    """
+    found = _find(store, name)
+    if found is None:
+        raise click.ClickException(
+            f"There is no session {one_line(name)!r} here; `steno list` shows the keys there are."
+        )
+    return found
+
+
+def _find(store: Store, name: str) -> SessionInfo | None:
+    try:
+        return store.info(Aliases(store).own_key(name))
+    except NoSuchSession:
+        return None
+
+
+def _meant(store: Store, name: str, at: int | None) -> tuple[SessionInfo, int | None]:
+    """The session, and which message of it: a key that is there counts before KEY:SEQ."""
+    key, _, seq = name.rpartition(":")
+    if at is None and key and seq.isascii() and seq.isdecimal() and _find(store, name) is None:
+        found = _find(store, key)
+        if found is not None:
+            return found, int(seq)
+    return info_of(store, name), at
+
+
+def _around(store: Store, info: SessionInfo, at: int) -> list[Message]:
+    """A message, and those around it. Raises ClickException where there is no such message."""
+    every = store.get_history(info.key, after=max(0, at - 1 - 4 * _AROUND), full=True)
+    before = [message for message in every if message.seq < at][-_AROUND:]
+    found = [message for message in every if message.seq >= at][: _AROUND + 1]
+    if not found or found[0].seq != at:
+        raise click.ClickException(
+            f"There is no message {at} in {one_line(info.key)}; the last one is {info.last_seq}."
+        )
+    return [*before, *found]
+
+
+def _fields(info: SessionInfo, messages: Iterable[Message]) -> dict[str, Any]:
+    title = info.meta.get("title")
+    return {
+        "key": info.key,
+        "uid": info.uid,
+        "title": title if isinstance(title, str) else None,
+        "created": moment(info.created),
+        "updated": moment(info.updated),
+        "summary": info.summary,
+        "visible": info.visible,
+        "count": info.count,
+        "messages": [message_fields(message) for message in messages],
+    }
+
+
+def message_fields(message: Message) -> dict[str, Any]:
+    """A message as JSON has it: its place, and exactly what was given to the store."""
+    return {
+        "seq": message.seq,
+        "at": moment(message.at),
+        "hidden": message.hidden,
+        "message": message.to_dict(),
+    }
+
+
+def damage_words(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
+    """A sentence where the session is not whole."""
+    if info.lost or info.damaged:
+        cost = f"{messages_are(info.lost)} lost" if info.lost else "no message is lost"
+        yield (
+            f"{one_line(info.key)} is damaged: {cost}, as far as was read; "
+            f"`steno doctor {shown(workspace)}` says more."
+        )
+
+
+def messages_are(count: int) -> str:
+    """So many of them, and the verb."""
+    return "1 message is" if count == 1 else f"{count:,} messages are"
+
+
+# --- plain text ------------------------------------------------------------------------------
+
+
+def print_message(message: Message, *, whole: bool) -> None:
+    """For reading; `whole`: with what an answer says of itself for the agent's loop."""
+    fields = message.to_dict()
+    why = interruption(fields)
+    if not whole:
+        fields.pop(FIELD, None)
+    click.secho(_head(message, fields.pop("role", "message")), bold=True, nl=False)
+    click.secho(f" · {_place(message)}", dim=True, nl=True)
+    for text in _texts(fields.pop("content", None)):
+        click.echo(printable(text if whole or not why else _in_words(text, why)))
+    for name, value in fields.items():
+        click.echo(printable(f"{name}: {_as_json(value)}"))
+    click.echo()
+
+
+def _head(message: Message, role: Any) -> str:
+    return printable(f"[{message.seq}] {role if isinstance(role, str) else json.dumps(role)}")
+
+
+def _place(message: Message) -> str:
+    return f"{moment(message.at)}{' · hidden' if message.hidden else ''}"
+
+
+def _in_words(text: str, why: str) -> str:
+    if not text.endswith(_INTERRUPTED):
+        return text
+    reason = "" if why == "stopped" else f": {why}"
+    return f"{text.removesuffix(_INTERRUPTED)}(interrupted{reason})"
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """The content in paragraphs: text as it is, anything else as JSON."""
+    if content is None:
+        return
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) else part
+        yield text if isinstance(text, str) else _as_json(part)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# --- in a terminal ---------------------------------------------------------------------------
+
+
+def painter(*, color: bool) -> "_Page":
+    """What lays single messages out for a terminal."""
+    return _Page(color=color, whole=False, tools=False)
+
+
+class _Page:
+    """Messages as lines of a terminal: Markdown laid out, tools in short."""
+
+    def __init__(self, *, color: bool, whole: bool, tools: bool) -> None:
+        """`whole`: with what answers say of themselves. `tools`: all that tools were told."""
+        # Slow to import, and only a terminal needs it.
+        from rich.console import Console
+
+        self.color = color
+        self._console = Console(
+            color_system="auto" if color else None, highlight=False, emoji=False, markup=False
+        )
+        self._whole = whole
+        self._tools = tools
+
+    def lines(self, summary: str, messages: Iterable[Message], at: int | None) -> Iterator[str]:
+        """All of them; the message `at` stands out."""
+        if summary:
+            yield from self._styled("Summary", "bold")
+            yield from self._markdown(summary)
+            yield ""
+        for message in messages:
+            yield from self.message(message, marked=message.seq == at)
+
+    def message(self, message: Message, *, marked: bool = False) -> Iterator[str]:
+        """One message, and the empty line behind it."""
+        fields = message.to_dict()
+        why = interruption(fields)
+        told = {} if self._whole else {"model": model_of(fields), "seconds": seconds_of(fields)}
+        role = fields.pop("role", "message")
+        yield from self._head(message, role, told, marked=marked)
+        for name in _THOUGHTS:
+            thought = None if self._whole else fields.pop(name, None)
+            if isinstance(thought, str) and thought.strip():
+                yield from self._styled(thought.strip(), "dim italic")
+        for text in _texts(fields.pop("content", None)):
+            words = text if self._whole or not why else _in_words(text, why)
+            yield from self._cut(words) if role == "tool" else self._content(words)
+        yield from self._calls(fields.get("tool_calls"))
+        for name, value in fields.items():
+            if self._whole or name not in _NOT_FOR_READING:
+                yield from self._styled(f"{name}: {self._short(_as_json(value))}", "dim")
+        yield ""
+
+    def _head(
+        self, message: Message, role: Any, told: Mapping[str, Any], *, marked: bool
+    ) -> list[str]:
+        from rich.text import Text
+
+        colour = _COLOURS.get(role, "") if isinstance(role, str) else ""
+        head = Text(
+            _head(message, role), style=f"bold {colour}{' reverse' if marked else ''}".strip()
+        )
+        head.append(f" · {_place(message)}", style="not bold not reverse dim default")
+        if told.get("model"):
+            head.append(f" · {one_line(told['model'])}", style="not bold not reverse dim default")
+        if told.get("seconds") is not None:
+            spent = f" · {told['seconds']:.1f} s"
+            head.append(spent, style="not bold not reverse dim default")
+        return self._printed(head)
+
+    def _content(self, text: str) -> list[str]:
+        # What is no text, as an image, stands there as JSON, which may be long.
+        is_json = text[:1] == "{" and text[-1:] == "}"
+        return self._styled(self._short(text), "dim") if is_json else self._markdown(text)
+
+    def _markdown(self, text: str) -> list[str]:
+        from stenolog.cli.markdown import Stream, painted
+
+        stream = Stream()
+        blocks = [*stream.add(text), *stream.end()]
+        return [line for block in blocks for line in painted(block, self._console)]
+
+    def _calls(self, calls: Any) -> Iterator[str]:
+        """What tools were asked for, a line each."""
+        # Slow to import, and only where tools were called.
+        from stenolog.cli.chat_words import short_call
+
+        for call in calls if isinstance(calls, list) else ():
+            asked = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
+                yield from self._styled(f"→ {self._short(_as_json(call))}", "yellow")
+                continue
+            given = asked.get("arguments", "")
+            given = given if isinstance(given, str) else _as_json(given)
+            words = f"{asked['name']}({given})" if self._tools else short_call(asked["name"], given)
+            yield from self._styled(f"→ {words}", "yellow")
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """What a tool said, the first lines of it."""
+        lines = printable(text).rstrip("\n").split("\n")
+        most = len(lines) if self._tools or len(lines) <= _TOOL_LINES else _TOOL_LINES - 1
+        for line in lines[:most]:
+            yield from self._styled(line if self._tools else self._short(line), "dim")
+        if most < len(lines):
+            more = f"… {len(lines) - most:,} more lines; --tools shows them"
+            yield from self._styled(more, "dim italic")
+
+    def _short(self, text: str) -> str:
+        whole = self._tools or self._whole or len(text) <= _VALUE
+        return text if whole else f"{text[: _VALUE - 1]}…"
+
+    def _styled(self, text: str, style: str) -> list[str]:
+        from rich.text import Text
+
+        return self._printed(Text(printable(text), style=style))
+
+    def _printed(self, text: Any) -> list[str]:
+        with self._console.capture() as captured:
+            self._console.print(text, overflow="fold")
+        return captured.get().removesuffix("\n").split("\n")
+
+
+def _print_lines(lines: Iterator[str], *, paged: bool, color: bool) -> None:
+    """To the terminal, and through a pager where it is longer than the screen."""
+    first = list(islice(lines, max(1, shutil.get_terminal_size().lines - 1))) if paged else []
+    longer = next(lines, None) if paged else None
+    if longer is None:
+        for line in chain(first, lines):
+            click.echo(line, color=color)
+        return
+    rest = chain(first, [longer], lines)
+    click.echo_via_pager((f"{line}\n" for line in rest), color=None if color else False)

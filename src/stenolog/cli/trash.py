@@ -1,0 +1,487 @@
+"""`steno delete`, `restore` and `purge`: into the trash, out of it, and gone for good."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import click
+from msgspec import Struct
+
+from stenolog.catalog.owners import owner_of
+from stenolog.cli.changing import (
+    NOT_ALL,
+    dry_run_option,
+    open_to_change,
+    progress,
+    say,
+)
+from stenolog.cli.completion import complete_deleted, complete_key
+from stenolog.cli.copying import count
+from stenolog.cli.showing import info_of
+from stenolog.cli.text import error_sentence, json_text, moment, one_line, printable, sentence
+from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
+from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
+from stenolog.memory.notes import Notes
+from stenolog.memory.scopes import Scope, scope_of_key
+from stenolog.records import Trashed
+from stenolog.sessions.aliases import Aliases
+from stenolog.sessions.folders import CHANNELS, NOTES
+from stenolog.sessions.places import namespaces_of, opened, opened_to_read
+from stenolog.stores.base import Store
+
+_NAMED: Final = 20
+"""So many sessions are named before somebody is asked."""
+MAIN: Final = "main"
+"""The agent of notes where none has a name."""
+_FOR_GOOD: Final = "This cannot be taken back."
+
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON object for each session."
+)
+
+
+def _check_somebody(yes: bool, what: str) -> None:
+    """Raise UsageError where somebody is to be asked and nobody can be."""
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise click.UsageError(f"{what}; add --yes where nobody can be asked.")
+
+
+# --- delete ----------------------------------------------------------------------------------
+
+
+@click.command("delete")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_key)
+@_yes_option
+@dry_run_option
+@_json_option
+@where_options
+@click.pass_context
+def delete_command(
+    ctx: click.Context,
+    keys: tuple[str, ...],
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Put sessions into the trash.
+
+    `steno restore` brings them back, whole; `steno purge` deletes for good. Where nobody can be
+    asked, --yes is needed.
+
+    Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some could not be
+    deleted; stderr says which.
+    """
+    with (open_to_read if dry_run else open_to_change)(where) as store:
+        infos = list({(info := info_of(store, key)).key: info for key in keys}.values())
+        lines = [f"{one_line(info.key)}: {count(info.count, 'message')}" for info in infos]
+        if dry_run:
+            for info in infos:
+                if as_json:
+                    click.echo(json_text(_deleted(info.key, info.uid, info.count)))
+            _list("Would be put into the trash:", lines)
+            return
+        if not yes:
+            _check_somebody(yes, "This puts sessions into the trash")
+            _list("To the trash, from which `steno restore` brings them back:", lines)
+            click.confirm(f"Delete {count(len(infos), 'session')}?", abort=True, err=True)
+        failed = False
+        for info in infos:
+            try:
+                gone = store.delete(info.key)
+            except StenologError as error:
+                if len(infos) == 1:
+                    raise
+                failed = True
+                say(error_sentence(error))
+                continue
+            if as_json:
+                click.echo(json_text(_deleted(info.key, gone.uid, gone.count, gone)))
+            else:
+                say(f"{one_line(info.key)} is in the trash; `steno restore` brings it back.")
+    ctx.exit(NOT_ALL if failed else 0)
+
+
+def _deleted(key: str, uid: str, messages: int, gone: Trashed | None = None) -> dict[str, Any]:
+    return {
+        "key": key,
+        "uid": uid,
+        "messages": messages,
+        "deleted": None if gone is None else moment(gone.deleted),
+        "dry_run": gone is None,
+    }
+
+
+def _list(head: str, lines: Sequence[str]) -> None:
+    say(head)
+    for line in lines[:_NAMED]:
+        say(f"  {line}")
+    if len(lines) > _NAMED:
+        say(f"  … and {len(lines) - _NAMED:,} more")
+
+
+# --- restore ---------------------------------------------------------------------------------
+
+
+@click.command("restore")
+@click.argument("key", metavar="[KEY]", required=False, shell_complete=complete_deleted)
+@click.option("--list", "listing", is_flag=True, help="List what is in the trash.")
+@click.option("--uid", metavar="UID", help="Of several that had this key, the one with this uid.")
+@click.option("--as", "as_key", metavar="KEY", help="Bring it back under this key.")
+@_json_option
+@where_options
+def restore_command(
+    key: str | None,
+    listing: bool,
+    uid: str | None,
+    as_key: str | None,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Bring the session KEY back from the trash.
+
+    It is whole: messages, summary, archives, undo steps. Of several that had this key, it is the
+    one that was deleted last, or the one that --uid names.
+
+    With --list, one line for each deleted session, with tabs between: the key, the uid, how many
+    messages it has, and when it was deleted; the last deleted first.
+
+    Exit code: 0 done, 1 it could not be done, as where the key is taken, 2 wrong usage.
+    """
+    if listing:
+        if uid is not None or as_key is not None:
+            raise click.UsageError("--list goes with a KEY alone, or with nothing.")
+        _print_trash(key, as_json=as_json, where=where)
+        return
+    if key is None:
+        raise click.UsageError("Name a session; --list shows what is in the trash.")
+    with open_to_change(where) as store:
+        try:
+            store.restore(key, uid=uid, as_key=as_key)
+        except NoSuchSession:
+            raise click.ClickException(
+                f"There is no deleted session {one_line(key)!r}"
+                + (f" with the uid {one_line(uid)}" if uid is not None else "")
+                + "; `steno restore --list` shows the trash."
+            ) from None
+        info = store.info(as_key or key)
+    if as_json:
+        fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
+        click.echo(json_text(fields))
+    else:
+        say(f"{one_line(info.key)} is back, with {count(info.count, 'message')}.")
+
+
+def _print_trash(key: str | None, *, as_json: bool, where: Where) -> None:
+    with open_to_read(where) as store:
+        found = [one for one in store.list_trash() if key in (None, one.key)]
+    for one in found:
+        if as_json:
+            fields = {
+                "key": one.key,
+                "uid": one.uid,
+                "messages": one.count,
+                "deleted": moment(one.deleted),
+            }
+            click.echo(json_text(fields))
+        else:
+            click.echo("\t".join((one_line(one.key), one.uid, str(one.count), moment(one.deleted))))
+    if not found:
+        say("The trash is empty." if key is None else f"The trash has no {one_line(key)!r}.")
+
+
+# --- purge -----------------------------------------------------------------------------------
+
+
+class _Target(Struct, frozen=True, kw_only=True):
+    """Something that a purge deletes for good: what has one key in one namespace."""
+
+    namespace: str | None
+    """None: the one that the command's options name."""
+    key: str
+    messages: int = 0
+    """Of the live session."""
+    deleted: int = 0
+    """How many sessions of this key are in the trash."""
+    in_trash: int = 0
+    """How many messages these have."""
+    before: int | None = None
+    readable: bool = True
+
+    @property
+    def of_notes(self) -> bool:
+        """Whether it holds notes, and no conversation."""
+        return self.namespace == NOTES
+
+    @property
+    def name(self) -> str:
+        """What it is called when it is spoken of."""
+        if not self.of_notes:
+            return self.key
+        scope = scope_of_key(self.key)
+        agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
+        return f"notes of {scope.who}{agent}"
+
+    @property
+    def words(self) -> str:
+        """All that would go."""
+        place = "" if self.namespace is None or self.of_notes else f" in {self.namespace}"
+        what = "note" if self.of_notes else "message"
+        upto = "" if self.before is None else f" below seq {self.before}"
+        trash = (
+            f", and in the trash {count(self.deleted, 'session')} of this key with "
+            f"{count(self.in_trash, what)}"
+            if self.deleted
+            else ""
+        )
+        if not self.readable:
+            return one_line(f"{self.name}{place}: it cannot be read{trash}")
+        return one_line(f"{self.name}{place}: {count(self.messages, what)}{upto}{trash}")
+
+
+class _Gone(Struct, frozen=True, kw_only=True):
+    """What became of a target."""
+
+    target: _Target
+    messages: int = 0
+    not_reached: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@click.command("purge")
+@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
+@click.option(
+    "--before",
+    metavar="SEQ",
+    type=click.IntRange(min=1),
+    help="Only the messages below this seq; the session stays.",
+)
+@click.option(
+    "--scope", "who", metavar="WHO", help="All of one person, as telegram:123, in every namespace."
+)
+@_yes_option
+@dry_run_option
+@_json_option
+@where_options
+@click.pass_context
+def purge_command(
+    ctx: click.Context,
+    keys: tuple[str, ...],
+    before: int | None,
+    who: str | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Delete sessions for good, or all there is of one person.
+
+    This is the only command that destroys what was said. The session goes with its archives, its
+    entries in the index, and everything of its key in the trash. --scope WHO deletes all
+    sessions of a person in the workspace, of every agent and in every thread, and all notes of
+    them. What it cannot reach it names: forks, summaries, files it was taken in from.
+
+    It says what will go and asks for the key (or WHO) to be typed. Where nobody can be asked,
+    --yes is needed. A call that was interrupted is made again.
+
+    Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some of it could
+    not be deleted; stderr says which.
+    """
+    if (who is None) == (not keys):
+        raise click.UsageError("Name sessions, or a person with --scope WHO.")
+    if who is not None and (before is not None or where.agent or where.namespace):
+        raise click.UsageError("--scope is all of a person: leave the other options out.")
+    if not dry_run:
+        _check_somebody(yes, "This deletes for good")
+    if who is not None:
+        targets = list(_of_person(where.workspace, who))
+        if not targets:
+            raise click.ClickException(f"There is nothing of {one_line(who)} here.")
+    else:
+        targets = _of_keys(where, keys, before)
+    lines = [target.words for target in targets]
+    if dry_run:
+        _list("Would be deleted for good:", lines)
+        gone = [_Gone(target=one, messages=one.messages + one.in_trash) for one in targets]
+        _print_gone(gone, as_json=as_json, dry_run=True)
+        return
+    if not yes:
+        _list("Will be deleted for good:", lines)
+        say(_FOR_GOOD)
+        _ask_for([who] if who is not None else [target.key for target in targets])
+    gone = list(_purged(where, targets))
+    _print_gone(gone, as_json=as_json, dry_run=False)
+    for words in _not_reached(where, gone, who):
+        say(f"Not deleted: {sentence(words)}")
+    ctx.exit(NOT_ALL if any(one.problem for one in gone) else 0)
+
+
+def _ask_for(names: Iterable[str]) -> None:
+    """Have each name typed. Raises ClickException where another is."""
+    for name in names:
+        wanted = one_line(printable(name))
+        typed = click.prompt(f"Type {wanted} to go on", default="", show_default=False, err=True)
+        if typed.strip() != wanted.strip():
+            raise click.ClickException(f"That is not {wanted}; nothing was deleted.")
+
+
+def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Target]:
+    """What is there of these keys. Raises ClickException where one has nothing at all."""
+    with open_to_read(where) as store:
+        trash = store.list_trash()
+        aliases = Aliases(store)
+        found = {}
+        for name in keys:
+            key = aliases.own_key(name)
+            target = _target(store, None, key, trash, before)
+            if target is None:
+                # The words of one who looks for it.
+                info_of(store, name)
+                continue
+            found[key] = target
+    return list(found.values())
+
+
+def _target(
+    store: Store,
+    namespace: str | None,
+    key: str,
+    trash: Sequence[Trashed],
+    before: int | None = None,
+) -> _Target | None:
+    """What there is of a key; None where there is nothing."""
+    deleted = [one for one in trash if one.key == key]
+    messages, readable = 0, True
+    try:
+        messages = store.info(key).count
+        if before is not None:
+            every = store.get_history(key, full=True)
+            messages = sum(message.seq < before for message in every)
+    except NoSuchSession:
+        if not deleted or before is not None:
+            return None
+    except DamagedStore:
+        # What cannot be read is to go all the same; how much it was, nobody can say.
+        readable = False
+    return _Target(
+        namespace=namespace,
+        key=key,
+        messages=messages,
+        deleted=0 if before is not None else len(deleted),
+        in_trash=0 if before is not None else sum(one.count for one in deleted),
+        before=before,
+        readable=readable,
+    )
+
+
+def _of_person(workspace: str, who: str) -> Iterator[_Target]:
+    """All there is of a person: sessions of every agent, live and deleted, and notes."""
+    check_there(workspace)
+    for namespace in namespaces_of(workspace):
+        if namespace == CHANNELS:
+            continue  # it names nobody, and holds no words
+        with opened_to_read(workspace, namespace) as store:
+            assert isinstance(store, Store), "what is copied is a store"
+            trash = store.list_trash()
+            every = [*store.list_sessions(), *(one.key for one in trash)]
+            if namespace == NOTES:
+                keys = [key for key in every if _has_notes_of(key, who)]
+            else:
+                keys = [key for key in every if _is_of(key, who)]
+            for key in dict.fromkeys(keys):
+                target = _target(store, namespace, key, trash)
+                if target is not None:
+                    yield target
+
+
+def _has_notes_of(key: str, who: str) -> bool:
+    try:
+        return _is_of(scope_of_key(key).who, who)
+    except InvalidKey:
+        return False  # no notes of ours
+
+
+def _is_of(key: str, who: str) -> bool:
+    return who in (key, owner_of(key))
+
+
+def _purged(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
+    """Delete them for good, and tell of each."""
+    with progress("Deleting", len(targets), shown=len(targets) > 1) as step:
+        for target in targets:
+            yield _purge(where, target, alone=len(targets) == 1)
+            step()
+
+
+def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
+    try:
+        if target.namespace is None:
+            with open_to_change(where) as store:
+                done = store.purge(target.key, before=target.before)
+        else:
+            with opened(where.workspace, target.namespace) as whole:
+                assert isinstance(whole, Store), "what is copied is a store"
+                done = whole.purge(target.key)
+    except NoSuchSession:
+        return _Gone(target=target)  # somebody else was faster
+    except StenologError as error:
+        if alone:
+            raise
+        # As much of it as can be is to go.
+        return _Gone(target=target, problem=str(error))
+    return _Gone(target=target, messages=done.messages, not_reached=done.not_reached)
+
+
+def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
+    for one in gone:
+        target = one.target
+        if as_json:
+            fields = {
+                "key": target.key,
+                "namespace": target.namespace,
+                "messages": one.messages,
+                "before": target.before,
+                "not_reached": list(one.not_reached),
+                "problem": one.problem,
+                "dry_run": dry_run,
+            }
+            click.echo(json_text(fields))
+        elif one.problem is not None:
+            say(f"{one_line(target.name)}: {sentence(one.problem)}")
+        elif not dry_run:
+            what = "note" if target.of_notes else "message"
+            say(f"Deleted for good: {one_line(target.name)}, {count(one.messages, what)}.")
+
+
+def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterator[str]:
+    """What may still tell of it, each as words for a sentence, and once."""
+    purged = {one.target.key for one in gone if one.problem is None}
+    # A fork that was to go as well is gone by now.
+    also = tuple(f"the fork {key!r} has " for key in purged)
+    told = dict.fromkeys(words for one in gone for words in one.not_reached)
+    yield from (words for words in told if not words.startswith(also))
+    if who is not None:
+        yield f"what {one_line(who)} said in the sessions of others, as in group chats"
+    else:
+        for key in sorted(purged):
+            notes = _notes_of(where, key)
+            if notes:
+                yield (
+                    f"{count(notes, 'note')} of {one_line(key)}; `steno purge --scope` deletes "
+                    "them too"
+                )
+    yield "backups and copies that were made before"
+
+
+def _notes_of(where: Where, key: str) -> int:
+    """How many notes were made of the owner of a session, as far as that can be read."""
+    try:
+        if NOTES not in namespaces_of(where.workspace):
+            return 0
+        with opened_to_read(where.workspace, NOTES) as store:
+            assert isinstance(store, Store), "what is copied is a store"
+            scope = Scope(agent=where.agent or MAIN, who=owner_of(key))
+            return len(Notes(store).list(scope, full=True))
+    except StenologError:
+        return 0

@@ -1,0 +1,307 @@
+"""The conversation: some of a session's messages at a time, with what is out of sight between.
+
+Only what is shown is read where the store can do that: the end of a long session is there at once,
+and what is older comes when somebody wants it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from stenolog.agent.commands import key_beside
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.texts import tags_from, title_from
+from stenolog.context.shapes import results_of
+from stenolog.errors import UsageError
+from stenolog.gateway.requests import key_of, query_of
+from stenolog.gateway.shapes import HIGHEST, OfAgent
+from stenolog.gateway.state import gateway_of
+from stenolog.gateway.viewer.messages import Gap, Shown, gaps, shown
+from stenolog.gateway.viewer.serving import agent_of, catalog_of, page, store_of
+from stenolog.records import Message, SessionInfo, Span
+from stenolog.stores.base import Store
+
+SIZE: Final = 50
+"""So many messages are shown at first, and come at a time."""
+_MOST: Final = 400
+"""So many come at once where somebody asks for all of a run."""
+_RESULTS: Final = 50
+"""So many more are read, so that no result stands without its call."""
+
+Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
+
+
+class TalkQuery(OfAgent, frozen=True, kw_only=True):
+    """Which part of the talk is shown."""
+
+    at: Seq = 0
+    """Around this message; 0: the end."""
+    full: bool = False
+    """What is out of sight, too."""
+
+
+class PartQuery(OfAgent, frozen=True, kw_only=True):
+    """Which messages are wanted for the page that is open."""
+
+    before: Seq = 0
+    after: Seq | None = None
+    first: Seq = 0
+    """With `last`: all from here, hidden ones too."""
+    last: Seq = 0
+    full: bool = False
+
+
+class Item(Struct, frozen=True, kw_only=True):
+    """A message, or what is out of sight in its place."""
+
+    message: Shown | None = None
+    gap: Gap | None = None
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Some of a conversation."""
+
+    items: Sequence[Item]
+    first: int
+    """The seq of the first message of it; 0 where there is none."""
+    last: int
+    older: bool
+    """Whether there is more before it."""
+    newer: bool
+    sight: str
+    """Changes with what is in sight: then a page that is open is out of date."""
+
+
+class Talk(Struct, frozen=True, kw_only=True):
+    """A session, and some of what was said in it."""
+
+    info: SessionInfo
+    title: str
+    named: bool
+    """Whether a person gave it the title."""
+    tags: tuple[str, ...]
+    entry: Entry | None
+    part: Part
+    fork_key: str
+
+
+async def conversation(request: Request) -> Response:
+    """A session's page."""
+    gateway = gateway_of(request)
+    query = query_of(request, TalkQuery)
+    agent = agent_of(gateway, query.agent)
+    talk = await gateway.loop.run(_talk, agent, key_of(request), query)
+    return page("conversation.html", talk=talk, part=talk.part, agent=query.agent, query=query)
+
+
+async def fragment(request: Request) -> Response:
+    """Some more messages, for the page that is open."""
+    gateway = gateway_of(request)
+    query = query_of(request, PartQuery)
+    agent = agent_of(gateway, query.agent)
+    info, part = await gateway.loop.run(_more, agent, key_of(request), query)
+    return page("part.html", info=info, part=part, agent=query.agent, query=query)
+
+
+async def export(request: Request) -> Response:
+    """Every message as it is stored, one line each; hidden ones where they are asked for."""
+    gateway = gateway_of(request)
+    query = query_of(request, TalkQuery)
+    agent = agent_of(gateway, query.agent)
+    key = key_of(request)
+
+    def read() -> list[Message]:
+        store = store_of(agent)
+        own = agent.own_key(key)
+        store.info(own)
+        return store.get_history(own, full=query.full)
+
+    history = await gateway.loop.run(read)
+    name = "".join(char if char.isascii() and char.isalnum() else "-" for char in key)[:80]
+    return StreamingResponse(
+        _lines(history),
+        media_type="application/x-ndjson",
+        headers={"Content-Disposition": f'attachment; filename="{name}.jsonl"'},
+    )
+
+
+def _lines(history: Sequence[Message]) -> Iterator[bytes]:
+    for start in range(0, len(history), 1_000):
+        yield b"".join(one.to_json() + b"\n" for one in history[start : start + 1_000])
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def title_of(entry: Entry | None, info: SessionInfo) -> str:
+    """What a session is called."""
+    return (entry.title if entry is not None else title_from(info.meta, "")) or info.key
+
+
+def entry_of(agent: AgentInstance, key: str) -> Entry | None:
+    """What the list says of a session; None where it is not among the first of its like."""
+    found = catalog_of(agent).list(prefix=key, limit=SIZE)
+    return next((one for one in found.entries if one.key == key), None)
+
+
+def _talk(agent: AgentInstance, key: str, query: TalkQuery) -> Talk:
+    store = store_of(agent)
+    own = agent.own_key(key)
+    info = store.info(own)
+    entry = entry_of(agent, own)
+    given = info.meta.get("title")
+    return Talk(
+        info=info,
+        title=title_of(entry, info),
+        named=isinstance(given, str) and bool(given.strip()),
+        tags=tags_from(info.meta),
+        entry=entry,
+        part=around(store, info, query.at, full=query.full)
+        if query.at
+        else newest(store, info, full=query.full),
+        fork_key=_fork_key(own),
+    )
+
+
+def _fork_key(key: str) -> str:
+    try:
+        return key_beside(key)
+    except UsageError:
+        return f"{key}-fork"
+
+
+def _more(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, Part]:
+    store = store_of(agent)
+    info = store.info(agent.own_key(key))
+    if query.last:
+        first = max(query.first, query.last - _MOST + 1)
+        return info, _between(store, info, first, query.last, full=True)
+    if query.before:
+        start = _back(info, query.before, SIZE, full=query.full)
+        return info, _between(store, info, start, query.before - 1, full=query.full)
+    after = query.after or 0
+    end = _forward(info, after, _MOST, full=query.full)
+    return info, _between(store, info, after + 1, end, full=query.full)
+
+
+def newest(store: Store, info: SessionInfo, *, full: bool) -> Part:
+    """The end of a session."""
+    history = store.get_history(info.key, last=SIZE + _RESULTS, full=full)
+    start = max(0, len(history) - SIZE)
+    while start > 0 and results_of(history[start].to_dict()):
+        start -= 1
+    return _part(info, history[start:], full=full, older=start > 0, newer=False)
+
+
+def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> Part:
+    """What stands around a message; where it is out of sight, all that is so, too."""
+    at = min(at, info.last_seq)
+    full = full or not _is_in_sight(info.in_sight, at)
+    start = _back(info, at, SIZE // 2, full=full)
+    end = _forward(info, at, SIZE // 2, full=full)
+    return _between(store, info, start, end, full=full)
+
+
+def _between(store: Store, info: SessionInfo, first: int, last: int, *, full: bool) -> Part:
+    history = store.get_history(info.key, after=max(0, first - 1), full=full)
+    found = list(takewhile(lambda one: one.seq <= last, history))
+    later = history[len(found) : len(found) + _RESULTS]
+    older = _back(info, first, 1, full=full) < first
+    return _part(info, found, later, full=full, older=older, newer=bool(later))
+
+
+def _part(
+    info: SessionInfo,
+    history: Sequence[Message],
+    later: Sequence[Message] = (),
+    *,
+    full: bool,
+    older: bool,
+    newer: bool,
+) -> Part:
+    runs = gaps(
+        info.in_sight,
+        last=info.last_seq,
+        floor=info.floor,
+        hidden=info.count - info.visible,
+    )
+    first = history[0].seq if history else 0
+    # A gap stands before the message that follows it; what is before the first of all, too.
+    told = _seen_before(info.in_sight, first) if first else 0
+    items: list[Item] = []
+    for message in shown(history, later):
+        if full:
+            # All of it is here; only where the model begins to see is marked.
+            here = [run for run in runs if run.at_floor and told <= run.last < message.seq]
+        else:
+            here = [run for run in runs if told < run.first and run.last < message.seq]
+        items += [Item(gap=run) for run in here]
+        items.append(Item(message=message))
+        told = message.seq
+    if not newer and not full:
+        items += [Item(gap=run) for run in runs if run.first > told]
+    elif not newer:
+        items += [Item(gap=run) for run in runs if run.at_floor and run.last >= told > 0]
+    return Part(
+        items=items,
+        first=first,
+        last=history[-1].seq if history else 0,
+        older=older,
+        newer=newer,
+        sight=f"{info.uid}:{info.floor}:{info.undoable}:{_digest(info)}",
+    )
+
+
+def _digest(info: SessionInfo) -> int:
+    """Of which messages are out of sight: what is appended does not change it."""
+    return hash(tuple(end for _, end in info.in_sight[:-1])) & 0xFFFFFFFF
+
+
+# --- which seqs ------------------------------------------------------------------------------
+
+
+def _is_in_sight(in_sight: Sequence[Span], seq: int) -> bool:
+    place = bisect_right(in_sight, seq, key=lambda run: run[0]) - 1
+    return place >= 0 and in_sight[place][1] >= seq
+
+
+def _seen_before(in_sight: Sequence[Span], seq: int) -> int:
+    """The last seq in sight before this one; 0 where there is none."""
+    before = [min(end, seq - 1) for first, end in in_sight if first < seq]
+    return before[-1] if before else 0
+
+
+def _back(info: SessionInfo, seq: int, count: int, *, full: bool) -> int:
+    """The seq from which on so many messages stand before this one."""
+    runs: Sequence[Span] = ((1, info.last_seq),) if full else info.in_sight
+    left = count
+    for first, end in reversed(runs):
+        last = min(end, seq - 1)
+        if last < first:
+            continue
+        if last - first + 1 >= left:
+            return last - left + 1
+        left -= last - first + 1
+        seq = first
+    return seq
+
+
+def _forward(info: SessionInfo, seq: int, count: int, *, full: bool) -> int:
+    """The seq up to which so many messages stand behind this one."""
+    runs: Sequence[Span] = ((1, info.last_seq),) if full else info.in_sight
+    left = count
+    for first, end in runs:
+        start = max(first, seq + 1)
+        if start > end:
+            continue
+        if end - start + 1 >= left:
+            return start + left - 1
+        left -= end - start + 1
+        seq = end
+    return seq

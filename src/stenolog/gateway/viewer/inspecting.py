@@ -1,0 +1,165 @@
+"""The context inspector: what the model will see at the next message, and what it takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from markupsafe import Markup
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.texts import tags_from
+from stenolog.context.shapes import role_of, speaks, words_of
+from stenolog.errors import ContextTooSmall
+from stenolog.gateway.requests import key_of, query_of
+from stenolog.gateway.shapes import OfAgent
+from stenolog.gateway.state import gateway_of
+from stenolog.gateway.viewer.conversation import entry_of, title_of
+from stenolog.gateway.viewer.messages import one_line, pretty
+from stenolog.gateway.viewer.serving import agent_of, page, store_of
+from stenolog.records import SessionInfo
+
+WIDTH: Final = 1_000.0
+"""Of the bar, in the units of its drawing."""
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """One part of what the model's context has room for."""
+
+    name: str
+    kind: str
+    tokens: int
+    x: float
+    width: float
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """One message as it is sent."""
+
+    role: str
+    line: str
+    tokens: int
+    exact: Markup
+
+
+class Inspected(Struct, frozen=True, kw_only=True):
+    """What goes to the model."""
+
+    info: SessionInfo
+    title: str
+    tags: tuple[str, ...]
+    entry: Entry | None
+    model: str
+    room: int
+    """Tokens that all that is sent may take."""
+    total: int
+    """Tokens that the model takes, the answer included."""
+    tokens: int = 0
+    left_out: int = 0
+    elided: int = 0
+    sent: Sequence[Share] = ()
+    """What is sent, side by side."""
+    shares: Sequence[Share] = ()
+    """The same within all that the context has room for."""
+    messages: Sequence[Sent] = ()
+    tools: Markup | None = None
+    recalled: Sequence[str] = ()
+    problem: str = ""
+
+
+async def context(request: Request) -> Response:
+    """The page of the inspector."""
+    gateway = gateway_of(request)
+    query = query_of(request, OfAgent)
+    agent = agent_of(gateway, query.agent)
+    found = await gateway.loop.run(inspect, agent, key_of(request))
+    return page("context.html", found=found, agent=query.agent)
+
+
+def inspect(agent: AgentInstance, key: str) -> Inspected:
+    """What a session's model would be sent now. Raises NoSuchSession."""
+    own = agent.own_key(key)
+    info = store_of(agent).info(own)
+    model = agent.model_of(own)
+    context = agent.context(model)
+    tokens = context.tokens
+    entry = entry_of(agent, own)
+    limits = context.limits
+    plain: dict[str, Any] = {
+        "info": info,
+        "title": title_of(entry, info),
+        "tags": tags_from(info.meta),
+        "entry": entry,
+        "model": model.name,
+        "room": limits.room,
+        "total": limits.max_context_tokens,
+    }
+    history = agent.sessions.get_history(own)
+    bodies = (message.to_dict() for message in reversed(history))
+    said = next((words_of(body) for body in bodies if speaks(body)), "")
+    recalled = agent.recall(said, own)
+    try:
+        window = context.window(own, memory=recalled.block)
+    except ContextTooSmall as error:
+        return Inspected(**plain, problem=str(error))
+    parts = {
+        "system": tokens.text(agent.spec.system),
+        "tools": tokens.tools(agent.definitions),
+        "memory": 0 if window.memory_left_out else tokens.text(recalled.block),
+        "summary": tokens.text(agent.sessions.get_summary(own)),
+    }
+    parts["history"] = max(0, window.tokens - sum(parts.values()))
+    sent = shares(parts)
+    parts["free"] = max(0, limits.room - window.tokens)
+    parts["reserve"] = limits.answer
+    return Inspected(
+        **plain,
+        tokens=window.tokens,
+        left_out=window.left_out,
+        elided=window.elided,
+        sent=sent,
+        shares=shares(parts),
+        messages=[
+            Sent(
+                role=role_of(body) or "?",
+                line=one_line(words_of(body)),
+                tokens=tokens.message(body),
+                exact=_exact(body),
+            )
+            for body in window.messages
+        ],
+        tools=pretty(agent.definitions) if agent.definitions else None,
+        recalled=[one.text for one in recalled.found],
+    )
+
+
+def _exact(body: Mapping[str, Any]) -> Markup:
+    """All of a message: its words as they are where it has nothing else, else as JSON."""
+    if set(body) == {"role", "content"} and isinstance(body["content"], str):
+        return Markup("{}").format(body["content"])
+    return pretty(body)
+
+
+_NAMES: Final = {
+    "system": "system prompt",
+    "tools": "tools",
+    "memory": "memory",
+    "summary": "summary",
+    "history": "messages",
+    "free": "free",
+    "reserve": "kept for the answer",
+}
+
+
+def shares(parts: dict[str, int]) -> list[Share]:
+    """The parts of the bar, one behind the other; together they are as wide as it is."""
+    whole = sum(parts.values()) or 1
+    made: list[Share] = []
+    x = 0.0
+    for kind, tokens in parts.items():
+        width = tokens / whole * WIDTH
+        made.append(Share(name=_NAMES[kind], kind=kind, tokens=tokens, x=x, width=width))
+        x += width
+    return made

@@ -1,0 +1,115 @@
+"""The list of sessions: a page of it, those that fit some words, and what was said with them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final
+
+from markupsafe import Markup
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenolog.agent.commands import new_key
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry, Hit, State
+from stenolog.gateway.requests import query_of
+from stenolog.gateway.shapes import OfAgent
+from stenolog.gateway.state import gateway_of
+from stenolog.gateway.viewer.serving import agent_of, catalog_of, page
+
+SIZE: Final = 50
+"""So many sessions are on one page."""
+_HITS: Final = 20
+_LOOKED_AT: Final = 5_000
+"""So many sessions are read at once at the most, to find those that fit."""
+
+
+class HomeQuery(OfAgent, frozen=True, kw_only=True):
+    """Which sessions are listed."""
+
+    q: Annotated[str, Meta(max_length=1_000)] = ""
+    tag: Annotated[str, Meta(max_length=1_000)] = ""
+    channel: Annotated[str, Meta(max_length=1_000)] = ""
+    state: str = ""
+    after: Annotated[str, Meta(max_length=2_000)] = ""
+    part: bool = False
+    """Whether only the rows are wanted, for the page that is open."""
+
+
+class Listed(Struct, frozen=True, kw_only=True):
+    """A page of the list."""
+
+    entries: Sequence[Entry]
+    after: str | None
+    hits: Sequence[Hit] = ()
+    count: int = 0
+    exact: bool = True
+
+
+async def home(request: Request) -> Response:
+    """The list of sessions, or the next rows of it."""
+    gateway = gateway_of(request)
+    query = query_of(request, HomeQuery)
+    agent = agent_of(gateway, query.agent)
+    found = await gateway.loop.run(listed, agent, query)
+    agents = [one.id or "main" for one in gateway.loop.registry]
+    return page(
+        "rows.html" if query.part else "home.html",
+        found=found,
+        query=query,
+        agent=query.agent,
+        agents=agents,
+        marked=marked,
+        new_key=new_key(),
+    )
+
+
+def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
+    """The sessions that are asked for; with words also the messages that have them."""
+    catalog = catalog_of(agent)
+    state = _STATES.get(query.state)
+    chosen = {"tag": query.tag or None, "channel": query.channel or None, "state": state}
+    if not query.q.strip():
+        found = catalog.list(limit=SIZE, after=query.after or None, **chosen)  # type: ignore[arg-type]
+        return Listed(entries=found.entries, after=found.after)
+    fits: list[Entry] = []
+    after: str | None = query.after or None
+    size = SIZE
+    while len(fits) < SIZE:
+        more = catalog.list(limit=size, after=after, **chosen)  # type: ignore[arg-type]
+        fits += fitting(more.entries, query.q)
+        after = more.after
+        if after is None:
+            break
+        # Few at first: what is sought is often new, and what fits is often much.
+        size = min(2 * size, _LOOKED_AT)
+    if query.after:
+        return Listed(entries=fits, after=after)
+    hits = catalog.search(query.q, tag=query.tag or None, limit=_HITS)
+    return Listed(entries=fits, after=after, hits=hits.hits, count=hits.count, exact=hits.exact)
+
+
+def fitting(entries: Iterable[Entry], words: str) -> list[Entry]:
+    """The sessions that have all these words in title, key or tags, as beginnings or inside."""
+    wanted = words.casefold().split()
+    return [
+        one
+        for one in entries
+        if all(word in "\n".join((one.title, one.key, *one.tags)).casefold() for word in wanted)
+    ]
+
+
+def marked(hit: Hit) -> Markup:
+    """The snippet of a hit, with the words that were found marked; all else is only text."""
+    made = Markup()
+    end = 0
+    for first, last in hit.marks:
+        made += Markup("{}<mark>{}</mark>").format(hit.snippet[end:first], hit.snippet[first:last])
+        end = last
+    return made + hit.snippet[end:]
+
+
+_STATES: Final[dict[str, State]] = {
+    "idle": "idle",
+    "running": "running",
+    "interrupted": "interrupted",
+}

@@ -1,0 +1,310 @@
+"""Messages as the viewer shows them: words, thoughts, pictures, calls with their results. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from json import dumps
+from typing import Any, Final
+
+import msgspec
+from markupsafe import Markup
+from msgspec import Struct
+
+from stenolog.catalog.answers import (
+    has_failed,
+    interruption,
+    model_of,
+    origin_of,
+    seconds_of,
+    usage_of,
+)
+from stenolog.context.shapes import (
+    REASONING,
+    THINKING_PARTS,
+    Result,
+    as_json,
+    calls_of,
+    results_of,
+    text_of,
+    words_of,
+)
+from stenolog.gateway.viewer.markdown import LONGEST, coloured, is_address, is_picture, to_html
+from stenolog.records import Message, Span
+
+_ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
+_PICTURE_PARTS: Final = {"image_url", "image", "input_image"}
+_LINE: Final = 120
+
+
+class Picture(Struct, frozen=True, kw_only=True):
+    """A picture: shown where it is in the message itself, else only linked."""
+
+    address: str
+    shown: bool
+    link: bool
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call of a tool and, where it has come, its result."""
+
+    name: str
+    line: str
+    """The arguments in one short line."""
+    arguments: Markup
+    result: Markup | None
+    result_seq: int | None
+    seconds: float | None
+    failed: bool
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """One message on the page."""
+
+    seq: int
+    at: datetime
+    hidden: bool
+    role: str
+    """As it is stored; anything may stand there."""
+    kind: str
+    """One of the roles that have a look of their own, else `other`."""
+    words: Markup
+    thoughts: tuple[Markup, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    model: str | None = None
+    seconds: float | None = None
+    usage: Mapping[str, int] | None = None
+    interrupted: str = ""
+    origin: str = ""
+
+
+class Gap(Struct, frozen=True, kw_only=True):
+    """A run of messages that the model no longer sees."""
+
+    first: int
+    last: int
+    count: int
+    """How many messages; seqs that nobody has are not counted where that is known."""
+    at_floor: bool
+    """Whether it is what a compaction or a clearing took away."""
+
+
+class _Answered(Struct, frozen=True):
+    result: Result
+    message: Message
+
+
+def gaps(in_sight: Sequence[Span], *, last: int, floor: int, hidden: int) -> list[Gap]:
+    """The runs that are out of sight, by seq. `hidden`: how many messages that are in all."""
+    runs: list[Span] = []
+    before = 0
+    for first, end in [*in_sight, (last + 1, last + 1)]:
+        if first > before + 1:
+            # What a compaction hid, and what was hidden above it, are two things.
+            parts = [(before + 1, floor), (floor + 1, first - 1)]
+            whole = [(before + 1, first - 1)]
+            runs += parts if before + 1 <= floor < first - 1 else whole
+        before = end
+    return [
+        Gap(
+            first=first,
+            last=end,
+            count=hidden if len(runs) == 1 else end - first + 1,
+            at_floor=end == floor,
+        )
+        for first, end in runs
+        if hidden
+    ]
+
+
+def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Shown]:
+    """What the page shows of these messages; a result stands with its call where that is here.
+
+    `later`: messages behind these, in which results of the last calls may stand.
+    """
+    bodies = {one.seq: one.to_dict() for one in messages}
+    after = {one.seq: one.to_dict() for one in later}
+    answers = _answers(messages, bodies, later, after)
+    told = {found.message.seq for found in answers.values()}
+    made = []
+    for message in messages:
+        body = bodies[message.seq]
+        calls = tuple(_calls(message.seq, body, answers))
+        if message.seq in told and _only_results(body):
+            continue
+        made.append(_shown(message, body, calls))
+    return made
+
+
+def prompt_line(body: Mapping[str, Any]) -> str:
+    """What a user asked, in one line, without pictures."""
+    return one_line(words_of({**body, "content": _without_pictures(body.get("content"))}))
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text in one line."""
+    line = " ".join(text[: 4 * _LINE].split())
+    return line if len(line) <= _LINE else line[: _LINE - 1].rstrip() + "…"
+
+
+def pretty(value: Any) -> Markup:
+    """A value as coloured JSON; a text that is none as it is."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            return Markup("{}").format(_cut(value))
+        if isinstance(value, str):
+            return Markup("{}").format(_cut(value))
+    try:
+        text = dumps(value, indent=2, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = as_json(value)
+    return coloured(_cut(text), "json")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[:LONGEST] + "\n… cut"
+
+
+def _shown(message: Message, body: Mapping[str, Any], calls: tuple[ToolCall, ...]) -> Shown:
+    role = body.get("role")
+    named = role if isinstance(role, str) else "?"
+    origin = origin_of(body)
+    channel = None if origin is None else origin.get("channel")
+    return Shown(
+        seq=message.seq,
+        at=message.at,
+        hidden=message.hidden,
+        role=named,
+        kind=named if named in _ROLES else "other",
+        words=_words(body, named),
+        thoughts=tuple(to_html(text) for text in _thoughts(body) if text.strip()),
+        pictures=tuple(_pictures(body)),
+        calls=calls,
+        model=model_of(body),
+        seconds=seconds_of(body),
+        usage=usage_of(body),
+        interrupted=interruption(body),
+        origin=channel if isinstance(channel, str) else "",
+    )
+
+
+def _words(body: Mapping[str, Any], role: str) -> Markup:
+    if role == "tool":
+        return Markup("<pre>{}</pre>").format(pretty(text_of(body.get("content"))))
+    content = _without_pictures(body.get("content"))
+    if content is not None and not isinstance(content, str | list):
+        return Markup("<pre>{}</pre>").format(pretty(content))
+    return to_html(words_of({**body, "content": content}))
+
+
+def _without_pictures(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [part for part in content if _kind(part) not in _PICTURE_PARTS]
+
+
+def _thoughts(body: Mapping[str, Any]) -> Iterator[str]:
+    content = body.get("content")
+    for part in content if isinstance(content, list) else ():
+        if _kind(part) in THINKING_PARTS:
+            yield _first_text(part)
+    # Providers tell the same twice, in two fields: the first one is enough.
+    for field in REASONING:
+        value = body.get(field)
+        if isinstance(value, str) and value:
+            yield value
+            return
+        if isinstance(value, list) and value:
+            yield "\n\n".join(_first_text(part) for part in value if isinstance(part, Mapping))
+            return
+
+
+def _first_text(part: Mapping[str, Any]) -> str:
+    for field in ("thinking", "text", "reasoning", "summary", "content"):
+        value = part.get(field)
+        if isinstance(value, str):
+            return value
+    return ""
+
+
+def _pictures(body: Mapping[str, Any]) -> Iterator[Picture]:
+    content = body.get("content")
+    for part in content if isinstance(content, list) else ():
+        if _kind(part) in _PICTURE_PARTS:
+            address = _address(part)
+            yield Picture(address=address, shown=is_picture(address), link=is_address(address))
+
+
+def _address(part: Mapping[str, Any]) -> str:
+    given = part.get("image_url")
+    if isinstance(given, Mapping):
+        given = given.get("url")
+    source = part.get("source")
+    if given is None and isinstance(source, Mapping):
+        kind, data = source.get("media_type"), source.get("data")
+        given = f"data:{kind};base64,{data}" if data is not None else source.get("url")
+    return given if isinstance(given, str) else ""
+
+
+def _kind(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else ""
+
+
+# --- calls and results -----------------------------------------------------------------------
+
+
+def _answers(
+    messages: Iterable[Message],
+    bodies: Mapping[int, Mapping[str, Any]],
+    later: Iterable[Message],
+    after: Mapping[int, Mapping[str, Any]],
+) -> dict[tuple[int, int], _Answered]:
+    """For each call, by message and place, what came of it."""
+    found: dict[tuple[int, int], _Answered] = {}
+    waiting: dict[str | None, list[tuple[int, int]]] = {}
+    for message, body in [
+        *((one, bodies[one.seq]) for one in messages),
+        *((one, after[one.seq]) for one in later),
+    ]:
+        if message.seq in bodies and (calls := calls_of(body)):
+            waiting = {}
+            for place, call in enumerate(calls):
+                waiting.setdefault(call.id, []).append((message.seq, place))
+        for result in results_of(body):
+            spots = waiting.get(result.id)
+            if spots:
+                found[spots.pop(0)] = _Answered(result, message)
+    return found
+
+
+def _calls(
+    seq: int, body: Mapping[str, Any], answers: Mapping[tuple[int, int], _Answered]
+) -> Iterator[ToolCall]:
+    for place, call in enumerate(calls_of(body)):
+        answer = answers.get((seq, place))
+        told = None if answer is None else answer.message.to_dict()
+        yield ToolCall(
+            name=call.name,
+            line=one_line(
+                call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
+            ),
+            arguments=pretty(call.arguments),
+            result=None if answer is None else pretty(text_of(answer.result.content)),
+            result_seq=None if answer is None else answer.message.seq,
+            seconds=None if told is None else seconds_of(told),
+            failed=told is not None
+            and (has_failed(told) or (answer is not None and _is_error(answer.result))),
+        )
+
+
+def _is_error(result: Result) -> bool:
+    return result.part.get("is_error") is True
+
+
+def _only_results(body: Mapping[str, Any]) -> bool:
+    if body.get("role") == "tool":
+        return True
+    content = body.get("content")
+    return isinstance(content, list) and all(_kind(part) == "tool_result" for part in content)

@@ -1,0 +1,596 @@
+// The viewer's one script: rows that come when they are wanted, live messages, keys, the chat box.
+// It makes no HTML of what was said: that comes from the server, clean.
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+// --- asking the server ----------------------------------------------------------------------
+
+async function html(address) {
+  const response = await fetch(address, { headers: { Accept: "text/html" } });
+  const made = new DOMParser().parseFromString(await response.text(), "text/html");
+  if (!response.ok) throw new Error($(".failure p", made)?.textContent ?? response.statusText);
+  return made;
+}
+
+async function api(method, address, body, tries = 4) {
+  const response = await fetch(address, {
+    method,
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body ?? {}),
+  });
+  const told = await response.json().catch(() => ({}));
+  if (told.error?.code === "busy" && tries > 1) {
+    // An answer that has just come is still being put away.
+    await new Promise((go) => { setTimeout(go, 300); });
+    return api(method, address, body, tries - 1);
+  }
+  if (!response.ok) throw new Error(told.error?.message ?? response.statusText);
+  return told;
+}
+
+let toastEnds;
+function toast(words, bad = false) {
+  const shown = $("#toast");
+  shown.textContent = words;
+  shown.classList.toggle("bad", bad);
+  shown.hidden = false;
+  clearTimeout(toastEnds);
+  toastEnds = setTimeout(() => { shown.hidden = true; }, 6000);
+}
+
+async function trying(act) {
+  try {
+    return await act();
+  } catch (error) {
+    toast(error.message, true);
+    return undefined;
+  }
+}
+
+// --- light and dark ---------------------------------------------------------------------------
+
+$("#theme").addEventListener("click", () => {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const now = document.documentElement.dataset.theme ?? system;
+  const next = now === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  try { localStorage.setItem("theme", next); } catch { /* it holds for this page */ }
+});
+
+const help = $("#help");
+$("#help-button").addEventListener("click", () => help.showModal());
+
+// --- one question to the user -------------------------------------------------------------------
+
+function asked(words, value, { long = false } = {}) {
+  return new Promise((answer) => {
+    const dialog = document.createElement("dialog");
+    const form = document.createElement("form");
+    form.method = "dialog";
+    const label = document.createElement("label");
+    label.textContent = words;
+    const input = document.createElement(long ? "textarea" : "input");
+    input.value = value;
+    const buttons = document.createElement("div");
+    buttons.className = "acts";
+    for (const [name, told] of [["ok", "OK"], ["cancel", "Cancel"]]) {
+      const button = document.createElement("button");
+      button.value = name;
+      button.textContent = told;
+      buttons.append(button);
+    }
+    label.append(input);
+    form.append(label, buttons);
+    dialog.append(form);
+    dialog.addEventListener("close", () => {
+      answer(dialog.returnValue === "ok" ? input.value : null);
+      dialog.remove();
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+    input.focus();
+    if (!long) input.select();
+  });
+}
+
+// --- the list ---------------------------------------------------------------------------------
+
+const found = $("#found");
+let asking = 0;
+
+async function filter(input) {
+  const number = ++asking;
+  const fields = new URLSearchParams(new FormData(input.form));
+  const address = `/?${fields}`;
+  fields.set("part", "true");
+  const made = await trying(() => html(`/?${fields}`));
+  // An answer that comes late is not what is asked for any more.
+  if (made === undefined || number !== asking) return;
+  const link = $(".chosen a", found)?.getAttribute("href");
+  found.replaceChildren(...made.body.childNodes);
+  history.replaceState(null, "", address);
+  $$("[data-row]", found).find((row) => $("a", row).getAttribute("href") === link)
+    ?.classList.add("chosen");
+}
+
+if (found) {
+  const input = $("#search");
+  let pause;
+  input.addEventListener("input", () => {
+    clearTimeout(pause);
+    pause = setTimeout(() => filter(input), 120);
+  });
+  input.form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    clearTimeout(pause);
+    filter(input);
+  });
+  // Who comes back after a while sees what has become of it.
+  let left = Infinity;
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) { left = Date.now(); return; }
+    if (Date.now() - left > 10_000 && scrollY < 200) filter(input);
+  });
+}
+
+document.addEventListener("click", async (event) => {
+  const more = event.target.closest("[data-more]");
+  if (!more) return;
+  more.disabled = true;
+  const made = await trying(() => html(more.dataset.more));
+  if (made === undefined) { more.disabled = false; return; }
+  more.closest("li").replaceWith(...made.body.children);
+});
+
+const watchMore = new IntersectionObserver((seen) => {
+  for (const one of seen) if (one.isIntersecting) one.target.click();
+}, { rootMargin: "600px" });
+if (found) {
+  const watch = () => $$("[data-more]").forEach((one) => watchMore.observe(one));
+  new MutationObserver(watch).observe(found, { childList: true, subtree: true });
+  watch();
+}
+
+// --- the conversation -------------------------------------------------------------------------
+
+const session = $("#session");
+const talk = $("#talk");
+const { key, agent, path, api: base } = session?.dataset ?? {};
+const ofAgent = (fields = {}) => {
+  const named = new URLSearchParams(fields);
+  if (agent && agent !== "main") named.set("agent", agent);
+  const text = named.toString();
+  return text ? `?${text}` : "";
+};
+const full = talk?.dataset.full === "true";
+const articles = () => $$("article.message", talk);
+const atEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
+const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
+
+function part(fields) {
+  if (full) fields.full = "true";
+  return html(`${path}/fragment${ofAgent(fields)}`).then((made) => $(".part", made));
+}
+
+function older() {
+  const first = $(".part", talk);
+  let button = $("#older");
+  if (first.dataset.older !== "true") { button?.remove(); return; }
+  if (button) return;
+  button = document.createElement("button");
+  button.id = "older";
+  button.className = "small";
+  button.textContent = "Older messages";
+  button.addEventListener("click", async () => {
+    if (button.disabled) return;
+    button.disabled = true;
+    const top = $(".part", talk);
+    const made = await trying(() => part({ before: top.dataset.first }));
+    button.disabled = false;
+    if (made === undefined) return;
+    // What is read stays where it is.
+    const height = document.documentElement.scrollHeight;
+    const from = scrollY;
+    button.remove();
+    talk.prepend(made);
+    older();
+    scrollTo(0, from + document.documentElement.scrollHeight - height);
+  });
+  talk.before(button);
+}
+
+function newer() {
+  const last = $$(".part", talk).at(-1);
+  let button = $("#newer");
+  if (last.dataset.newer !== "true") { button?.remove(); return; }
+  if (button) return;
+  button = document.createElement("button");
+  button.id = "newer";
+  button.className = "small";
+  button.textContent = "Newer messages";
+  button.addEventListener("click", async () => {
+    const made = await trying(() => part({ after: $$(".part", talk).at(-1).dataset.last }));
+    if (made === undefined) return;
+    button.remove();
+    talk.append(made);
+    newer();
+    if (!isOld()) follow();
+  });
+  talk.after(button);
+}
+
+// What changed since is taken in: new messages at the end, a new result in its call.
+function merge(made) {
+  let count = 0;
+  const last = $$(".part", talk).at(-1);
+  for (const one of [...made.children]) {
+    const known = document.getElementById(one.id);
+    if (known === null) {
+      last.append(one);
+      if (one.matches("article")) count += 1;
+      // What stood there while it was being said is this message now.
+      if (one.matches("article.assistant")) $("#writing").replaceChildren();
+    } else if (known.outerHTML !== one.outerHTML) {
+      const open = $$("details", known).map((each) => each.open);
+      $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
+      known.replaceWith(one);
+    }
+  }
+  last.dataset.last = made.dataset.last;
+  const number = (name) => Number(made.dataset[name]).toLocaleString("en");
+  $("#sight").textContent = `${number("visible")} of ${number("count")} in sight`;
+  return count;
+}
+
+let unseen = 0;
+function tellNew(count) {
+  unseen = count;
+  const button = $("#new");
+  button.hidden = unseen === 0;
+  button.textContent = `${unseen} new ↓`;
+}
+
+let refreshing = false;
+let again = false;
+async function refresh() {
+  if (refreshing) { again = true; return; }
+  refreshing = true;
+  const stay = !atEnd();
+  const sight = $(".part", talk).dataset.sight;
+  // From the last prompt on: of what is before it nothing can change but what is in sight.
+  const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
+  const last = Number($$(".part", talk).at(-1).dataset.last);
+  const from = prompt ? prompt.dataset.seq - 1 : 0;
+  // Of a very long turn only what is new comes.
+  const made = await trying(() => part({ after: last - from > 300 ? last : from }));
+  if (made !== undefined) {
+    let count = 0;
+    if (made.dataset.sight === sight) {
+      count = merge(made);
+    } else {
+      await reload();
+    }
+    if (stay) tellNew(unseen + count);
+    else { tellNew(0); toEnd(); }
+  }
+  refreshing = false;
+  if (again) { again = false; await refresh(); }
+}
+
+// The whole talk as the server shows it now; what is read stays where it is.
+async function reload() {
+  const from = scrollY;
+  const made = await trying(() => html(`${path}${ofAgent(full ? { full: "true" } : {})}`));
+  if (made === undefined) return;
+  talk.replaceChildren(...$("#talk", made).childNodes);
+  session.querySelector(".figures").replaceWith($("#session .figures", made));
+  $("#older")?.remove();
+  $("#newer")?.remove();
+  older();
+  newer();
+  scrollTo(0, from);
+}
+
+let source = null;
+let followed = false;
+function follow() {
+  followed = true;
+  if (source || document.hidden) return;
+  const { last } = $$(".part", talk).at(-1).dataset;
+  source = new EventSource(`${base}/events${ofAgent({ after: last, changes: "true" })}`);
+  source.addEventListener("message", () => refresh());
+  source.addEventListener("change", () => refresh());
+  source.addEventListener("deleted", () => toast("This session was deleted.", true));
+}
+
+function leave() {
+  source?.close();
+  source = null;
+}
+
+// A browser has few connections for all its tabs: those that nobody sees give theirs back.
+document.addEventListener("visibilitychange", async () => {
+  if (!followed) return;
+  if (document.hidden) { leave(); return; }
+  await refresh();
+  follow();
+});
+addEventListener("pagehide", leave);
+
+const isOld = () => $$(".part", talk).at(-1).dataset.newer === "true";
+
+if (talk) {
+  older();
+  newer();
+  const target = location.hash.startsWith("#m") && document.getElementById(location.hash.slice(1));
+  if (target) target.scrollIntoView({ block: "center" });
+  else if (talk.dataset.at === "0") toEnd();
+  if (!isOld()) follow();
+  $("#new").addEventListener("click", () => { tellNew(0); toEnd(); });
+  addEventListener("scroll", () => { if (unseen && atEnd()) tellNew(0); }, { passive: true });
+  addEventListener("hashchange", () => {
+    const seq = /^#m(\d+)$/.exec(location.hash)?.[1];
+    if (seq && !document.getElementById(`m${seq}`)) {
+      location.assign(`${path}${ofAgent({ at: seq })}#m${seq}`);
+    }
+  });
+  talk.addEventListener("click", async (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.matches("[data-undo]")) {
+      const done = await trying(() => api("POST", `${base}/undo${ofAgent()}`));
+      if (done === undefined) return;
+      toast(`Taken back (${done.op}): ${done.shown} messages are in sight again.`);
+      await reload();
+    } else if (button.matches("[data-show-hidden]")) {
+      const gap = button.closest(".divider");
+      const { first, last } = gap.dataset;
+      const made = await trying(() => part({ first, last }));
+      if (made === undefined) return;
+      const hidden = document.createElement("div");
+      hidden.className = "revealed";
+      hidden.append(...$$("article", made));
+      // Of very many the last ones come first, and then those before them.
+      (gap.revealed ?? gap).before(hidden);
+      gap.revealed = hidden;
+      gap.dataset.last = made.dataset.first - 1;
+      if (Number(made.dataset.first) > Number(first)) button.textContent = "Show more";
+      else button.remove();
+    } else if (button.matches("[data-fork-at]")) {
+      const at = Number(button.dataset.forkAt);
+      const new_key = talk.dataset.fork;
+      const done = await trying(() => api("POST", `${base}/fork${ofAgent()}`, { new_key, at }));
+      if (done) location.assign(`/s/${encodeURIComponent(done.key)}${ofAgent()}`);
+    }
+  });
+}
+
+// --- title and tags ---------------------------------------------------------------------------
+
+if (session) {
+  $("#rename").addEventListener("click", async () => {
+    const title = await asked("Title", $("#title").textContent);
+    if (title === null) return;
+    const done = await trying(() => api("PATCH", base + ofAgent(), { title: title.trim() || null }));
+    if (done) $("#title").textContent = done.title ?? key;
+  });
+  $("#retag").addEventListener("click", async () => {
+    const now = JSON.parse($("#tags").dataset.tags);
+    const told = await asked("Tags, with commas between", now.join(", "));
+    if (told === null) return;
+    const tags = told.split(",").map((one) => one.trim()).filter(Boolean);
+    const done = await trying(() => api("PATCH", base + ofAgent(), { tags }));
+    if (!done) return;
+    $("#tags").dataset.tags = JSON.stringify(done.tags);
+    $("#tags").replaceChildren(...done.tags.map((tag) => {
+      const link = document.createElement("a");
+      link.className = "tag";
+      link.href = `/${ofAgent({ tag })}`;
+      link.textContent = tag;
+      return link;
+    }));
+  });
+}
+
+// --- the chat box -----------------------------------------------------------------------------
+
+const say = $("#say");
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const pieces = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+    rest = pieces.pop();
+    for (const piece of pieces) {
+      const lines = piece.split("\n").filter((line) => line.startsWith("data: "));
+      const text = lines.map((line) => line.slice(6)).join("\n");
+      if (text && text !== "[DONE]") yield JSON.parse(text);
+    }
+  }
+}
+
+async function said(words, session, model) {
+  const response = await fetch("/v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({
+      model,
+      stream: true,
+      messages: [{ role: "user", content: words }],
+      metadata: { session },
+    }),
+  });
+  if (response.ok) return response;
+  const told = await response.json().catch(() => ({}));
+  throw new Error(told.error?.message ?? response.statusText);
+}
+
+// What is being said stands here as plain text, until the stored message takes its place.
+async function stream(words) {
+  const writing = $("#writing");
+  const response = await said(words, key, agent);
+  for await (const one of events(response)) {
+    if (one.error) throw new Error(one.error.message);
+    const piece = one.choices?.[0]?.delta?.content;
+    if (!piece) continue;
+    const stay = !atEnd();
+    writing.hidden = false;
+    writing.textContent += piece;
+    if (!stay) toEnd();
+  }
+}
+
+async function command(words) {
+  const told = await api("POST", `${base}/messages${ofAgent()}`, { content: words });
+  if (told.session !== key) {
+    location.assign(`/s/${encodeURIComponent(told.session)}${ofAgent()}`);
+    return;
+  }
+  const writing = $("#writing");
+  writing.hidden = false;
+  writing.textContent = told.answer;
+  await reload();
+  writing.scrollIntoView({ block: "nearest" });
+}
+
+if (say) {
+  const box = $("textarea", say);
+  const fit = () => {
+    box.rows = Math.min(8, Math.max(1, box.value.split("\n").length));
+  };
+  box.addEventListener("input", fit);
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      say.requestSubmit();
+    }
+    if (event.key === "Escape") box.blur();
+  });
+  say.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const words = box.value.trim();
+    if (!words) return;
+    const writing = $("#writing");
+    writing.textContent = "";
+    writing.hidden = true;
+    box.value = "";
+    fit();
+    $("#send").disabled = true;
+    $("#stop").hidden = false;
+    if (isOld()) { await reload(); follow(); }
+    toEnd();
+    const isCommand = /^\/[a-zA-Z_]+(\s|$)/.test(words);
+    try {
+      if (isCommand) {
+        await command(words);
+      } else {
+        await stream(words);
+        await refresh();
+        writing.hidden = true;
+        writing.textContent = "";
+      }
+    } catch (error) {
+      toast(error.message, true);
+      writing.hidden = true;
+      if (!box.value) box.value = words;
+    }
+    $("#send").disabled = false;
+    $("#stop").hidden = true;
+  });
+  $("#stop").addEventListener("click", () => trying(() => api("POST", `${base}/stop${ofAgent()}`)));
+}
+
+$("#begin")?.addEventListener("click", async ({ currentTarget: button }) => {
+  const words = await asked("What do you want to say to the agent?", "", { long: true });
+  if (!words?.trim()) return;
+  const named = found.dataset.agent;
+  // Once it is begun, an answer is made to its end, whoever goes away meanwhile.
+  const begun = await trying(() => said(words, button.dataset.key, named));
+  if (!begun) return;
+  const suffix = named === "main" ? "" : `?agent=${encodeURIComponent(named)}`;
+  location.assign(`/s/${encodeURIComponent(button.dataset.key)}${suffix}`);
+});
+
+// --- notes ------------------------------------------------------------------------------------
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-note-act]");
+  if (!button) return;
+  const note = button.closest("[data-note]");
+  const fields = { act: button.dataset.noteAct, who: note.dataset.who, id: note.dataset.note };
+  if (fields.act === "edit") {
+    fields.text = await asked("Note", $(".text", note).textContent, { long: true });
+    if (fields.text === null) return;
+  }
+  const named = new URLSearchParams(location.search).get("agent");
+  const address = named ? `/notes?agent=${encodeURIComponent(named)}` : "/notes";
+  const done = await trying(() => api("POST", address, fields));
+  if (done) location.reload();
+});
+
+// --- keys -------------------------------------------------------------------------------------
+
+function chosen() {
+  return $("[data-row].chosen");
+}
+
+function choose(row) {
+  if (!row) return;
+  chosen()?.classList.remove("chosen");
+  row.classList.add("chosen");
+  row.scrollIntoView({ block: "nearest" });
+}
+
+function step(rows, by) {
+  if (!rows.length) return;
+  const now = chosen();
+  const all = $$("[data-row]");
+  const place = now ? all.indexOf(now) : -1;
+  if (!now) {
+    // From what can be seen.
+    const top = rows.find((row) => row.getBoundingClientRect().bottom > 80);
+    choose(by > 0 ? top : rows.at(-1));
+    return;
+  }
+  const next = by > 0
+    ? rows.find((row) => all.indexOf(row) > place)
+    : rows.findLast((row) => all.indexOf(row) < place);
+  choose(next);
+}
+
+const KEYS = {
+  "/": () => { $("#search").focus(); $("#search").select(); },
+  j: () => step($$("[data-row]"), 1),
+  k: () => step($$("[data-row]"), -1),
+  g: () => { scrollTo(0, 0); choose($$("[data-row]")[0]); },
+  G: () => { toEnd(); choose($$("[data-row]").at(-1)); },
+  "]": () => step($$("article.user"), 1),
+  "[": () => step($$("article.user"), -1),
+  e: () => {
+    const tools = $$("details.tool");
+    const open = tools.some((one) => !one.open);
+    tools.forEach((one) => { one.open = open; });
+  },
+  c: () => say && $("textarea", say).focus(),
+  u: () => location.assign(`/${ofAgent()}`),
+  "?": () => help.showModal(),
+  Enter: () => $("li.chosen a")?.click(),
+};
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, textarea, select, [contenteditable]");
+  if (typing) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
+  if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
+  const act = KEYS[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+});

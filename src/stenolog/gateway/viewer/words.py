@@ -1,0 +1,57 @@
+"""Numbers and times as people say them. Pure."""
+
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote
+
+_STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    """How long ago, in one unit; the date where it is longer than a week."""
+    if moment is None:
+        return ""
+    left = ((now or datetime.now(UTC)) - moment).total_seconds()
+    if left < 10:
+        return "now"
+    for size, unit in _STEPS:
+        if left < size:
+            return f"{int(left)} {unit}"
+        left /= size
+    return f"{moment:%Y-%m-%d}"
+
+
+def moment_of(at: datetime) -> str:
+    """The time to the second, for who wants to know exactly."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def clock(at: datetime) -> str:
+    """The time of day."""
+    return f"{at.astimezone(UTC):%H:%M}"
+
+
+def short(number: int) -> str:
+    """A number in at most four characters or so: 950, 1.2k, 34k, 5.6M."""
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if number >= size:
+            shown = number / size
+            return f"{shown:.1f}{unit}" if shown < 10 else f"{shown:.0f}{unit}"
+    return str(number)
+
+
+def seconds(number: float) -> str:
+    """How long something took."""
+    if number < 1:
+        return f"{number * 1000:.0f} ms"
+    return f"{number:.1f} s" if number < 60 else f"{number / 60:.0f} min {number % 60:.0f} s"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 message`, `2,000 messages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def segment(key: str) -> str:
+    """A key as one segment of a path."""
+    return quote(key, safe="")

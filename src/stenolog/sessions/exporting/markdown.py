@@ -1,0 +1,95 @@
+"""A conversation as Markdown.
+
+What was said is mostly Markdown itself and stays so. What could reach beyond its own message does
+not: a fence that was left open is closed, and tags of HTML are shown as text.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from stenolog.sessions.exporting.fences import blocks, fence_for
+from stenolog.sessions.exporting.reading import Conversation, Part, Said
+
+# Code in a line stays as it is, or the backslash would be seen.
+_TAG: Final = re.compile(r"(?P<code>(?P<tick>`{1,3})[^\n]{1,500}?(?P=tick)(?!`))|<(?=[A-Za-z/!?])")
+_SIGNS: Final = re.compile(r"([\\`*_\[\]<>#|~])")
+_LANGUAGE: Final = re.compile(r"[A-Za-z0-9_+.#-]{0,40}")
+
+
+def as_markdown(conversation: Conversation) -> Iterator[str]:
+    """The whole document, in pieces."""
+    told = conversation
+    yield f"# {_line(told.title)}\n\n"
+    yield f"{_line(told.key)} · {told.created:%Y-%m-%d %H:%M} – {told.updated:%Y-%m-%d %H:%M} UTC"
+    yield f" · {_count(len(told.said))}{_out_of_sight(told)}\n\n"
+    if told.summary:
+        yield "## Summary\n\n"
+        yield f"{_prose(told.summary)}\n\n"
+    for said in told.said:
+        yield from _message(said)
+
+
+def _message(said: Said) -> Iterator[str]:
+    marks = [f"{said.at:%Y-%m-%d %H:%M}", _line(said.model)]
+    marks.append(f"{said.seconds:.1f} s" if said.seconds is not None else "")
+    marks.append("failed" if said.failed else "")
+    marks.append(f"interrupted: {_line(said.interrupted)}" if said.interrupted else "")
+    marks.append("hidden" if said.hidden else "")
+    yield f'## <a id="m{said.seq}"></a>{said.seq} · {_line(said.role)}\n\n'
+    yield f"*{' · '.join(filter(None, marks))}*\n\n"
+    for part in said.parts:
+        yield f"{_part(part)}\n\n"
+
+
+def _part(part: Part) -> str:
+    match part.kind:
+        case "text":
+            return _prose(part.text)
+        case "image":
+            return f"![an image]({part.text})"
+        case "call":
+            return _folded(f"calls {part.name}", part.text)
+        case "result":
+            return _folded(f"{part.name or 'the tool'} answers", part.text)
+        case "thought":
+            return _folded("thinks", part.text)
+        case "field":
+            return _folded(part.name, part.text)
+
+
+def _folded(head: str, text: str) -> str:
+    # The empty line is how what follows is Markdown again.
+    return f"<details><summary>{_line(head)}</summary>\n\n{_code(text)}\n\n</details>"
+
+
+def _prose(text: str) -> str:
+    parts = []
+    for block in blocks(text):
+        if block.code:
+            parts.append(_code(block.text, block.language))
+        else:
+            parts.append(_TAG.sub(lambda found: found["code"] or "\\<", block.text))
+    return "\n".join(parts).strip("\n")
+
+
+def _code(text: str, language: str = "") -> str:
+    fence = fence_for(text)
+    shown = language if _LANGUAGE.fullmatch(language) else ""
+    return f"{fence}{shown}\n{text}\n{fence}"
+
+
+def _line(text: str) -> str:
+    """A text in one line, in which no sign means anything."""
+    return _SIGNS.sub(r"\\\1", " ".join(text.split()))
+
+
+def _count(number: int) -> str:
+    return f"{number:,} message{'' if number == 1 else 's'}"
+
+
+def _out_of_sight(told: Conversation) -> str:
+    shown = sum(one.hidden for one in told.said)
+    if shown:
+        return f", {shown:,} of them hidden"
+    return f" (and {told.hidden:,} hidden, not shown)" if told.hidden else ""

@@ -1,0 +1,71 @@
+"""A real Chromium, and a gateway with something to see."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+import needs
+from browser.looking import Looking, window
+from browser.samples import WAITING, fill
+from gateway.served import Served
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.stores.opening import open_store
+
+
+def _said(messages: Any, tools: Any) -> str:
+    del tools
+    return f"You said: **{messages[-1]['content']}**"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    needs.tool("chromium")
+    with sync_playwright() as playwright:
+        # Where everybody is root, as in a container, the sandbox does not start.
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("sessions")
+    fill(where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def served(place: Path) -> Iterator[Served]:
+    with (
+        open_store(str(place)) as store,
+        store.lease(WAITING, ttl=600),
+        Served(place, ScriptedModel(_said, pause=0.01)) as gateway,
+    ):
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = os.environ.get("STENO_SCREENSHOTS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def signed_in(browser: Browser, served: Served) -> Iterator[BrowserContext]:
+    with window(browser, served) as made:
+        yield made
+
+
+@pytest.fixture
+def looking(signed_in: BrowserContext, served: Served, screenshots: Path) -> Iterator[Looking]:
+    with Looking(signed_in, served, screenshots) as one:
+        yield one

@@ -1,0 +1,86 @@
+"""Whatever stands in a session, its pages run no script but ours and ask nobody else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import expect
+
+from browser.looking import Looking
+from browser.samples import HOSTILE, fill, hostile
+from gateway.served import Served
+from stenolog.memory.memory import open_memory
+from stenolog.providers.scripted import ScriptedModel
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("sessions")
+    fill(where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def key(place: Path) -> str:
+    made = hostile(place)
+    with open_memory(place, threads=True) as memory:
+        memory.remember(HOSTILE, key=made, about=HOSTILE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def served(place: Path, key: str) -> Iterator[Served]:
+    del key
+    with Served(place, ScriptedModel([HOSTILE] * 9)) as gateway:
+        yield gateway
+
+
+_PATHS = (
+    "/",
+    "/?q=words",
+    f"/?q={quote(HOSTILE)}",
+    f"/?tag={quote(HOSTILE)}",
+    "/s/{key}",
+    "/s/{key}?full=true",
+    "/s/{key}?at=1",
+    "/s/{key}/turns",
+    "/s/{key}/context",
+    "/notes",
+    "/notes?who={key}",
+    f"/s/{quote(HOSTILE, safe='')}",
+)
+
+
+def test_no_field_of_a_session_runs_anything(looking: Looking, key: str) -> None:
+    page = looking.page
+    for path in _PATHS:
+        found = looking.open(path.replace("{key}", quote(key, safe="")))
+        assert found.status == 200 or path == _PATHS[-1]
+        page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+        assert page.evaluate("window.hurt ?? 0") == 0, path
+        hurting = page.locator("main script, main svg[onload], main [onerror], main style")
+        assert hurting.count() == 0, path
+        links = page.locator("main a").evaluate_all(
+            "all => all.map(one => one.attributes.href.value)"
+        )
+        assert [one for one in links if not one.startswith(("/", "#", "https://"))] == [], path
+        assert page.locator("main img:not([src^='data:image/'])").count() == 0, path
+    # The console tells of the one that is not there.
+    assert [words for words in looking.problems if "404" not in words] == []
+    looking.problems.clear()
+
+
+def test_what_comes_live_runs_nothing_either(looking: Looking, key: str) -> None:
+    looking.session(key)
+    page = looking.page
+    page.locator("#say textarea").fill(HOSTILE)
+    page.keyboard.press("Enter")
+    expect(page.locator("article.user").last).to_contain_text("window.hurt=1")
+    expect(page.locator("article").last.locator(".who")).to_have_text("assistant")
+    expect(page.locator("#send")).to_be_enabled()
+    page.locator("[data-undo]").first.click()
+    expect(page.locator(".divider")).to_have_count(0)
+    page.locator("#rename").click()
+    page.keyboard.press("Enter")
+    assert page.evaluate("window.hurt ?? 0") == 0

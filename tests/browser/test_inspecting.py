@@ -1,0 +1,162 @@
+"""The context inspector, the turns and the notes, in a real browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from browser.looking import Looking, window
+from browser.samples import LONG, PLAN, fill
+from gateway.served import Served
+from stenolog.agent.spec import AgentSpec
+from stenolog.context.budget import Limits
+from stenolog.memory.memory import open_memory
+from stenolog.providers.scripted import ScriptedModel
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    place = tmp_path_factory.mktemp("sessions")
+    fill(place)
+    with open_memory(place, threads=True) as memory:
+        memory.remember("Ada is vegetarian.", key=PLAN, about="diet")
+        memory.remember("Ada lives in Basel.", key=PLAN, about="home")
+        memory.remember("Owls are kept in boxes.", key=LONG, about="owls")
+    spec = AgentSpec(
+        consolidation=False,
+        system="You plan journeys.\n\nAsk before you book anything. Times are those of the place.",
+        limits=Limits(max_context_tokens=6_000),
+    )
+    with Served(place, ScriptedModel(["x"]), spec=spec) as gateway:
+        yield gateway
+
+
+def test_the_inspector_shows_what_the_model_will_see(looking: Looking) -> None:
+    looking.session(LONG, "/context")
+    page = looking.page
+    shares = {
+        one.get_attribute("data-share"): int(one.locator("b").inner_text().replace(",", ""))
+        for one in page.locator(".legend li").all()
+    }
+    assert list(shares) == ["system", "tools", "memory", "summary", "history", "free", "reserve"]
+    assert all(shares[name] > 0 for name in ("system", "tools", "memory", "summary", "history"))
+    sent = int(page.locator("#sent").inner_text().replace(",", ""))
+    used = sum(shares.values()) - shares["free"] - shares["reserve"]
+    assert abs(used - sent) <= 1
+    assert page.locator(".stack.used rect").count() == 5
+    assert page.locator(".stack.whole rect").count() == 7
+    exact = page.locator(".exact pre").first.inner_text()
+    assert "You plan journeys." in exact
+    assert "small owls" in exact
+    assert "Owls are kept in boxes." in exact
+    looking.picture("context")
+
+
+def test_the_turns_show_what_each_took(looking: Looking) -> None:
+    looking.session(PLAN, "/turns")
+    page = looking.page
+    expect(page.locator(".turns tbody tr")).to_have_count(3)
+    row = page.locator(".turns tbody tr", has_text="Lugano")
+    assert row.locator("td").all_inner_texts()[1:5] == ["2", "1,526", "314", "11.5 s"]
+    assert page.locator(".timeline a").count() == 3
+    looking.picture("turns")
+    row.locator("a").click()
+    expect(page.locator("#m3")).to_be_in_viewport()
+
+
+def test_notes_are_listed_edited_and_forgotten(looking: Looking) -> None:
+    looking.open("/notes?who=telegram:ada")
+    page = looking.page
+    expect(page.locator(".note")).to_have_count(2)
+    note = page.locator(".note", has_text="vegetarian")
+    note.locator("[data-note-act=edit]").click()
+    page.locator("dialog textarea").fill("Ada is vegan <b>now</b>.")
+    page.locator("dialog button", has_text="OK").click()
+    expect(page.locator(".note .text", has_text="vegan")).to_have_text("Ada is vegan <b>now</b>.")
+    looking.picture("notes")
+    page.locator(".note", has_text="Basel").locator("[data-note-act=forget]").click()
+    expect(page.locator(".note")).to_have_count(1)
+    page.locator("[data-note-act=undo]").click()
+    expect(page.locator(".note")).to_have_count(2)
+    looking.open("/notes?who=telegram:ada&full=true")
+    expect(page.locator(".note.gone .text")).to_have_text("Ada is vegetarian.")
+
+
+def test_dark_and_light(browser: Browser, served: Served, screenshots: Path) -> None:
+    with (
+        window(browser, served, dark=True) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.session(PLAN)
+        page = looking.page
+        paper = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(paper) == "rgb(21, 23, 26)"
+        page.locator("#m3").evaluate("message => message.scrollIntoView()")
+        looking.picture("dark")
+        page.locator("#theme").click()
+        assert page.evaluate(paper) == "rgb(251, 250, 247)"
+        page.reload()
+        assert page.evaluate(paper) == "rgb(251, 250, 247)"
+
+
+def test_a_phone_has_room_for_everything(
+    browser: Browser, served: Served, screenshots: Path
+) -> None:
+    with (
+        window(browser, served, phone=True) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        page = looking.page
+        looking.open("/")
+        wide = "document.documentElement.scrollWidth - innerWidth"
+        assert page.evaluate(wide) <= 0
+        looking.picture("phone-list")
+        for rest in ("", "/context", "/turns"):
+            looking.session(PLAN, rest)
+            assert page.evaluate(wide) <= 0
+            if not rest:
+                looking.picture("phone-talk")
+        looking.open("/notes")
+        assert page.evaluate(wide) <= 0
+
+
+def test_the_keys_do_what_the_help_says(looking: Looking) -> None:
+    page = looking.page
+    press = page.keyboard.press
+    looking.open("/")
+    press("j")
+    press("j")
+    press("k")
+    expect(page.locator(".row").first).to_have_class("row chosen")
+    press("?")
+    expect(page.locator("#help")).to_be_visible()
+    looking.picture("keys")
+    press("Escape")
+    press("Enter")
+    page.wait_for_url("**/s/**")
+    looking.session(PLAN)
+    press("g")
+    expect(page.locator("article.chosen")).to_have_id("m1")
+    press("]")
+    expect(page.locator("article.chosen")).to_have_id("m3")
+    press("]")
+    expect(page.locator("article.chosen")).to_have_id("m8")
+    press("[")
+    expect(page.locator("article.chosen")).to_have_id("m3")
+    press("j")
+    expect(page.locator("article.chosen")).to_have_id("m4")
+    press("e")
+    assert page.locator("details.tool[open]").count() == 2
+    press("e")
+    assert page.locator("details.tool[open]").count() == 0
+    press("G")
+    expect(page.locator("article.chosen")).to_have_id("m9")
+    press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("owl")
+    press("Enter")
+    page.wait_for_url("**q=owl**")
+    page.locator("#search").blur()
+    press("j")
+    expect(page.locator(".row.chosen, .hit.chosen")).to_have_count(1)

@@ -1,0 +1,122 @@
+"""`steno tail`: the last messages, and those that another process adds."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from click.testing import Result
+
+from stenolog.stores.opening import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+KEY = "telegram:123"
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+@pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])
+def where(request: pytest.FixtureRequest) -> str:
+    """A place of each kind, with a session."""
+    place: str = request.param
+    if place == "postgresql":
+        place = request.getfixturevalue("own_url")
+    with open_store(place) as store:
+        if KEY not in store.list_sessions():
+            for number in range(1, 5):
+                store.add_message(KEY, "user", f"message {number}")
+    return place
+
+
+@contextmanager
+def following(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`steno tail -f` as a process of its own, killed at the latest at the end."""
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "tail", "-f", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _next(process: subprocess.Popen[str]) -> dict[str, object]:
+    assert process.stdout is not None
+    found: dict[str, object] = json.loads(process.stdout.readline())
+    return found
+
+
+def test_the_last_messages_are_shown_as_show_does(steno: Steno) -> None:
+    result = steno("tail", KEY)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert MOMENT.sub("TIME", result.stdout) == (
+        "[3] user · TIME\nmessage 3\n\n[4] assistant · TIME\nmessage 4\n\n"
+    )
+    assert MOMENT.sub("TIME", steno("tail", KEY, "-n", "1").stdout) == (
+        "[4] assistant · TIME\nmessage 4\n\n"
+    )
+    assert steno("tail", KEY, "-n", "0").stdout == ""
+
+
+def test_what_another_process_says_is_shown_until_ctrl_c(where: str) -> None:
+    with following(KEY, "--json", "-n", "1", "-w", where) as process:
+        assert _next(process)["seq"] == 4
+        with open_store(where) as store:
+            for number in (5, 6):
+                store.add_message(KEY, "user", f"message {number}")
+                told = _next(process)
+                assert told["seq"] == number
+                assert told["message"] == {"role": "user", "content": f"message {number}"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_nothing_that_was_hidden_before_comes_again() -> None:
+    with open_store("workspace") as store:
+        store.add_message(KEY, "user", "popped")
+        store.pop(KEY)
+        with following(KEY, "--json", "-n", "1") as process:
+            assert _next(process)["seq"] == 4
+            store.add_message(KEY, "user", "new")
+            assert _next(process)["message"] == {"role": "user", "content": "new"}
+
+
+def test_it_ends_when_the_session_is_deleted() -> None:
+    with following(KEY, "--json", "-n", "1") as process:
+        _next(process)
+        with open_store("workspace") as store:
+            store.delete(KEY)
+        assert process.wait(timeout=30) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == f"Error: '{KEY}': the session was deleted.\n"
+
+
+@pytest.mark.parametrize("more", [[], ["-f"]])
+def test_a_session_that_is_not_there_is_not_waited_for(steno: Steno, more: list[str]) -> None:
+    result = steno("tail", "nobody", *more)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "There is no session 'nobody' here" in result.stderr
+
+
+def test_in_a_terminal_it_is_laid_out(in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "assistant", "some **bold** words")
+    code, shown = in_terminal("tail", "k", NO_COLOR="1")
+    assert code == 0
+    assert MOMENT.sub("TIME", shown) == "[1] assistant · TIME\nsome bold words\n\n"
+    assert "\x1b[" in in_terminal("tail", "k")[1]

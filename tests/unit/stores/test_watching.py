@@ -1,0 +1,85 @@
+"""A session with all that happens to it, on every engine."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memory_disk
+from stenolog.errors import SessionDeleted
+from stenolog.records import Message
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+from stenolog.stores.watching import Changed, changed_between, follow_changes
+
+ENGINES = ("jsonl", "sqlite", "memory", "postgresql")
+
+
+def _open(engine: str, folder: Path, url: str) -> Store:
+    where = {"jsonl": str(folder), "sqlite": f"sqlite:{folder / 's.db'}", "memory": "memory:"}
+    return open_store(where.get(engine, url))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_messages_and_changes_come_in_their_order(engine: str, own_url: str) -> None:
+    with memory_disk.folder() as folder, _open(engine, folder, own_url) as store:
+        for number in range(4):
+            store.add_message("s", "user", f"m{number}")
+        found: list[Message | Changed] = []
+        failed: list[BaseException] = []
+
+        def listen() -> None:
+            try:
+                for one in follow_changes(store, "s", timeout=30):
+                    found.append(one)
+            except SessionDeleted as error:
+                failed.append(error)
+
+        # Each is waited for: two changes between two looks may be told as one.
+        steps: list[Callable[[], Any]] = [
+            lambda: store.checkpoint("s", summary="before", upto=1),
+            lambda: store.hide("s", 3, 3),
+            lambda: store.undo("s"),
+            lambda: store.set_summary("s", "another"),
+            lambda: store.add_message("s", "user", "m4"),
+            lambda: store.set_meta("s", title="A name"),
+        ]
+        listening = threading.Thread(target=listen)
+        listening.start()
+        for expected, step in enumerate(steps, start=5):
+            _until(partial(_have, found, expected - 1))
+            step()
+        _until(partial(_have, found, 10))
+        store.delete("s")
+        listening.join(30)
+    assert _seen(found) == [
+        "m0", "m1", "m2", "m3", "checkpoint", "hide", "undo", "summary", "m4", "meta",
+    ]  # fmt: skip
+    assert len(failed) == 1
+
+
+def _seen(found: list[Message | Changed]) -> list[Any]:
+    return [one.kind if isinstance(one, Changed) else one.content for one in list(found)]
+
+
+def _have(found: list[Message | Changed], count: int) -> bool:
+    return len(found) >= count
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.005)
+
+
+def test_of_a_session_that_was_not_there_nothing_has_changed() -> None:
+    with open_store("memory:") as store:
+        store.add_message("s", "user", "x")
+        info = store.info("s")
+        assert changed_between(None, info) == changed_between(info, None) == []
+        store.delete("s")
+        store.add_message("s", "user", "y")
+        assert changed_between(info, store.info("s")) == []
