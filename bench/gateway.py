@@ -12,9 +12,11 @@ from time import perf_counter
 from urllib.parse import urlsplit
 
 from gateway_server import TOKEN
-from measure import Figure, Place, percentiles
+from measure import Figure, NotRun, Place, percentiles
 
 MODEL_SECONDS = 0.05
+_AGAIN = 0.1
+"""Seconds after which who was refused asks again."""
 
 
 @contextmanager
@@ -49,7 +51,18 @@ class User:
         self.seconds: list[float] = []
 
     async def talk(self, until: float) -> None:
-        """Ask, wait for the answer, ask again; each answer is timed."""
+        """Ask, wait for the answer, ask again; each answer is timed.
+
+        A connection that is closed unheard is a refusal, too, and counted as status 0.
+        """
+        while perf_counter() < until:
+            try:
+                await self._talk(until)
+            except (OSError, asyncio.IncompleteReadError):
+                self.statuses[0] += 1
+                await asyncio.sleep(_AGAIN)
+
+    async def _talk(self, until: float) -> None:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
             while perf_counter() < until:
@@ -59,6 +72,8 @@ class User:
                 self.statuses[status] += 1
                 if status == 200:
                     self.seconds.append(perf_counter() - began)
+                else:
+                    await asyncio.sleep(_AGAIN)
         finally:
             writer.close()
 
@@ -88,6 +103,11 @@ def added(place: Place, *, users: int) -> Figure:
     with gateway(place.folder / f"gateway-{users}") as (url, _):
         talking(url, users, 1.0)
         found = talking(url, users, place.seconds(9))
+    others = sum(
+        count for user in found for status, count in user.statuses.items() if status != 200
+    )
+    if others:
+        raise NotRun(f"{others} requests were not answered")
     seconds = [one - MODEL_SECONDS for user in found for one in user.seconds]
     ours = percentiles(seconds)
     return Figure(

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     minutes = parser.parse_args().minutes
     folder = Path(tempfile.mkdtemp(prefix=".soak-", dir=Path(__file__).resolve().parent.parent))
+    (folder / ".gitignore").write_text("*\n")
     try:
         problems = _soak(folder, minutes)
     finally:
@@ -63,7 +64,9 @@ def _soak(folder: Path, minutes: float) -> list[str]:
     with stenolog.open_store(str(folder / "workspace"), read_only=True) as store:
         kept = sum(store.info(key).count for key in store.list_sessions())
     found = percentiles(calm)
-    print(f"{answered:,} answers, {statuses[429]:,} refused; {kept:,} messages are kept.")
+    refused, unheard = statuses[429] + statuses[503], statuses[0]
+    print(f"{answered:,} answers, {refused:,} refused, {unheard:,} connections closed unheard;")
+    print(f"{kept:,} messages are kept.")
     print(f"A turn took {found['p50_us'] / 1e6:.2f} s (p50), {found['p99_us'] / 1e6:.2f} s (p99).")
     return _problems(statuses, weights, kept)
 
@@ -79,7 +82,8 @@ def _show(weights: list[float], statuses: Counter[int], minutes: float, *, done:
 
 def _problems(statuses: Counter[int], weights: list[float], kept: int) -> list[str]:
     problems = []
-    others = {status: count for status, count in statuses.items() if status not in (200, 429, 503)}
+    refusals = (0, 429, 503)
+    others = {one: count for one, count in statuses.items() if one not in (200, *refusals)}
     if others:
         problems.append(f"Answered with something else: {others}.")
     if kept < 2 * statuses[200]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stenolog.agent.events import Answer, Inbound
     from stenolog.agent.instance import AgentInstance
     from stenolog.agent.loop import AgentLoop
+    from stenolog.agent.manner import Manner
     from stenolog.agent.registry import AgentRegistry
     from stenolog.agent.spec import AgentSpec, Route
     from stenolog.agent.tools import Here, Tool, tool
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from stenolog.stores.legacy_json import SessionManager
     from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
+    from stenolog.stores.watching import Changed, follow_changes
     from stenolog.tokens import Calibration, Tokens
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "Calibration",
     "CallPart",
     "Catalog",
+    "Changed",
     "ChatModel",
     "Compacted",
     "Compaction",
@@ -104,6 +107,7 @@ __all__ = [
     "Left",
     "Limits",
     "LocalModel",
+    "Manner",
     "MaybeStored",
     "Memory",
     "Message",
@@ -155,6 +159,7 @@ __all__ = [
     "Window",
     "build_window",
     "export_notes",
+    "follow_changes",
     "import_notes",
     "migrate_from_json",
     "open_catalog",
@@ -181,6 +186,7 @@ _LATER = {
     "Calibration": "stenolog.tokens",
     "CallPart": "stenolog.providers.base",
     "Catalog": "stenolog.catalog",
+    "Changed": "stenolog.stores.watching",
     "ChatModel": "stenolog.providers.base",
     "Compaction": "stenolog.context.compaction",
     "Consolidated": "stenolog.memory.consolidation",
@@ -196,6 +202,7 @@ _LATER = {
     "Left": "stenolog.agent.turns",
     "Limits": "stenolog.context.budget",
     "LocalModel": "stenolog.providers.local",
+    "Manner": "stenolog.agent.manner",
     "Memory": "stenolog.memory.memory",
     "Migrated": "stenolog.sessions.migration",
     "Needs": "stenolog.context.arranging",
@@ -222,6 +229,7 @@ _LATER = {
     "Window": "stenolog.context.window",
     "build_window": "stenolog.context.window",
     "export_notes": "stenolog.memory.hand_edits",
+    "follow_changes": "stenolog.stores.watching",
     "import_notes": "stenolog.memory.hand_edits",
     "migrate_from_json": "stenolog.sessions.migration",
     "open_catalog": "stenolog.catalog",
