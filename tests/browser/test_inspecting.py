@@ -133,6 +133,7 @@ def test_the_keys_do_what_the_help_says(looking: Looking) -> None:
     expect(page.locator("#help")).to_be_visible()
     looking.picture("keys")
     press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
     press("Enter")
     page.wait_for_url("**/s/**")
     looking.session(PLAN)
