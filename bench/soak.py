@@ -24,8 +24,8 @@ SLICE = 10.0
 """Seconds between two looks at the memory."""
 BURST = 6
 """In each so many-th slice there are ten times as many users as there is room for."""
-FLAT = 25.0
-"""So many MB it may grow from the second tenth of the run to the last one."""
+FLAT = 15.0
+"""So many MB it may grow from the middle of the run to its end."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -88,9 +88,10 @@ def _problems(statuses: Counter[int], weights: list[float], kept: int) -> list[s
         problems.append(f"Answered with something else: {others}.")
     if kept < 2 * statuses[200]:
         problems.append(f"{2 * statuses[200] - kept} messages are missing.")
-    tenth = max(1, len(weights) // 10)
-    early, late = median(weights[tenth : 2 * tenth] or weights), median(weights[-tenth:])
-    print(f"Memory: {early:.0f} MB in the second tenth of the run, {late:.0f} MB in the last.")
+    # Until then the logs are filled that are kept in memory, each up to its limit.
+    tenth, half = max(1, len(weights) // 10), len(weights) // 2
+    early, late = median(weights[half : half + tenth] or weights), median(weights[-tenth:])
+    print(f"Memory: {early:.0f} MB in the middle of the run, {late:.0f} MB in its last tenth.")
     if late > early + FLAT:
         problems.append(f"The memory is not flat: it grew by {late - early:.0f} MB.")
     return problems

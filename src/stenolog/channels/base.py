@@ -30,7 +30,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     origin: Place | None = None
     """Where the answer belongs; None: to whoever waits for it."""
     number: int = 0
-    """Its place among the messages of its chat; 0 where the app has none."""
+    """Its place among the messages of its chat; 0 where the app has none: then it is given one."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):

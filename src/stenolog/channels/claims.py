@@ -16,6 +16,7 @@ from stenolog.agent import leasing
 from stenolog.agent.threads import Threads
 from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store
+from stenolog.stores.in_memory import InMemoryStore
 
 _TTL: Final = 20.0
 _OFTEN: Final = 0.1
@@ -33,6 +34,7 @@ class Claims:
         self._threads = Threads()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._noted: dict[str, Mapping[str, Any]] = {}
+        self._counted = InMemoryStore()
 
     @asynccontextmanager
     async def held(
@@ -73,6 +75,15 @@ class Claims:
         except NoSuchSession:
             return {}
 
+    async def counted(self, name: str, token: str, content: str) -> int:
+        """The number of what has this token: the next one, where it is new.
+
+        Raises OnceConflict for other content, and what the store raises.
+        """
+        self._check_open()
+        store = self._counted if self._store is None else self._store
+        return await self._threads.run(store.add_message, name, "user", content, once=token)
+
     async def close(self) -> None:
         """Close the store and end the threads; a second call does nothing."""
         self._closed = True
@@ -100,5 +111,13 @@ class Claims:
 
 def conversation(agent: str | None, key: str) -> str:
     """The name of the right to deliver in a session; of any length it has one."""
-    place = hashlib.sha256(f"{agent or ''}\0{key}".encode()).hexdigest()
-    return f"delivery-{place[:32]}"
+    return f"delivery-{_place(agent, key)}"
+
+
+def said_in(agent: str | None, key: str) -> str:
+    """The name of the list of what was said in a chat."""
+    return f"said-{_place(agent, key)}"
+
+
+def _place(agent: str | None, key: str) -> str:
+    return hashlib.sha256(f"{agent or ''}\0{key}".encode()).hexdigest()[:32]

@@ -11,6 +11,8 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from stenolog.agent import commands
 from stenolog.agent.events import Answer, Event, Heard, Inbound, NotSaved
 from stenolog.agent.instance import AgentInstance
@@ -20,6 +22,7 @@ from stenolog.agent.waiting import ended
 from stenolog.channels.base import Arrival, Place, Taken
 from stenolog.channels.delivery import Delivery
 from stenolog.channels.going_on import GoingOn
+from stenolog.channels.register import Register
 from stenolog.errors import StenologError, StoreClosed, UsageError
 from stenolog.sessions.keys import Origin, key_for
 
@@ -54,12 +57,17 @@ class Inbox:
         *,
         channel: str,
         delivery: Delivery | None = None,
+        register: Register | None = None,
         most: int = 256,
     ) -> None:
-        """Without a delivery, answers are for who called. `most`: so many at the same time."""
+        """Without a delivery, answers are for who called. `most`: so many at the same time.
+
+        `register`: where messages get their numbers, if their app has none.
+        """
         self._loop = loop
         self._channel = channel
         self._delivery = delivery
+        self._register = register
         self._most = most
         self._going_on = GoingOn(loop)
         self._orders: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
@@ -149,15 +157,12 @@ class Inbox:
         asked = commands.parse(arrival.text)
         if asked is not None and asked.name == "stop":
             # It ends what the others wait for.
-            await self._begin(instance, base, arrival, hearing)
+            again = await self._begin(instance, base, arrival, hearing)
         else:
             order = self._orders.setdefault((instance.id, base), asyncio.Lock())
             async with order:
-                await self._begin(instance, base, arrival, hearing)
-        answer = await hearing.answer()
-        if answer is None:
-            _settle(durable, True)
-            return None
+                again = await self._begin(instance, base, arrival, hearing)
+        answer = again or await hearing.answer()
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
@@ -169,16 +174,31 @@ class Inbox:
 
     async def _begin(
         self, instance: AgentInstance, base: str, arrival: Arrival, hearing: "_Hearing"
-    ) -> None:
-        """Hand a message to the agent, and wait until it is durable or answered."""
+    ) -> Answer | None:
+        """Hand a message to the agent, and wait until it is durable or answered.
+
+        Gives an answer where the agent is not asked: to a command that was obeyed already.
+        """
         own = await self._loop.run(instance.own_key, base)
+        listed = None if arrival.number else self._register
+        if listed is not None:
+            arrival = replace(arrival, number=await listed.number_of(instance, own, arrival))
         key = await self._going_on.session_of(instance, own, arrival)
-        if key is None:
-            return
+        if commands.parse(arrival.text) is None:
+            listed = None
+        if key is None or (listed is not None and not await listed.begin(instance, own, arrival)):
+            now = await self._going_on.session_now(instance, own)
+            return Answer(key=now, text="", outcome="again")
         inbound = Inbound(key=key, content=arrival.text, id=arrival.id, origin=arrival.origin)
-        answer = await hearing.begin(self._loop, inbound, instance)
+        try:
+            answer = await hearing.begin(self._loop, inbound, instance)
+        except StenologError:
+            if listed is not None:
+                await listed.undo(instance, own, arrival)
+            raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
             await self._going_on.go_on(instance, own, arrival, before=key, key=answer.key)
+        return None
 
     def _crashes_too_often(self, arrival: Arrival) -> bool:
         """Count one more crash of a message; whether it is not to come again."""
@@ -233,10 +253,9 @@ class _Hearing:
             await self._end()
             raise
 
-    async def answer(self) -> Answer | None:
-        """What came of it; None where the agent was not asked."""
-        if self._task is None:
-            return None
+    async def answer(self) -> Answer:
+        """What came of it, after `begin`."""
+        assert self._task is not None, "it was begun"
         try:
             return await self._task
         finally:

@@ -15,6 +15,7 @@ from stenolog.channels.base import Channel
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
 from stenolog.channels.inbox import Inbox
+from stenolog.channels.register import Register
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError
 from stenolog.sessions.folders import CHANNELS
@@ -126,6 +127,7 @@ class Channels:
             self._loop,
             channel=channel.name,
             delivery=delivery,
+            register=Register(self._claims),
             most=self._settings.gateway.max_turns,
         )
         self._wired.append(_Wired(channel=channel, inbox=inbox, delivery=delivery))

@@ -136,6 +136,14 @@ def test_a_chat_goes_on_where_its_command_said_but_not_its_earlier_messages() ->
     assert session_of("t:1", goes_on, _arrival(0)) == "t:new:1"
 
 
+def test_after_several_moves_each_message_belongs_where_the_chat_was_then() -> None:
+    moves = ((3, "t:1"), (5, "t:a:1"))
+    goes_on = GoesOn(key="t:c:1", before="t:b:1", chat="", number=7, earlier=moves)
+    found = [session_of("t:1", goes_on, _arrival(number)) for number in range(1, 9)]
+    there = ["t:1", "t:1", None, "t:a:1", None, "t:b:1", None, "t:c:1"]
+    assert found == there
+
+
 # --- words and marks -----------------------------------------------------------------------------
 
 

@@ -57,11 +57,15 @@ class Hook:
 
 @asynccontextmanager
 async def served(
-    folder: Path, script: Iterable[Any] | ScriptedModel, **fields: Any
+    folder: Path,
+    script: Iterable[Any] | ScriptedModel,
+    *,
+    store: str = "jsonl",
+    **fields: Any,
 ) -> AsyncIterator[Hook]:
     """The webhook `ci` behind a server of its own."""
     settings = webhook_settings(SECRET, **fields)
-    async with agent_and_channels(folder, settings, script) as (loop, channels):
+    async with agent_and_channels(folder, settings, script, store=store) as (loop, channels):
         app = Starlette(routes=channels.routes)
         config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none")
         server = uvicorn.Server(config)
@@ -130,6 +134,97 @@ def test_a_message_that_comes_twice_is_stored_and_answered_once(tmp_path: Path) 
             assert again.json()["outcome"] == "again"
             assert len(bodies(hook.loop, KEY)) == 2
             assert (await hook.post(id="7", text="other words")).status_code == 409
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_a_message_that_comes_again_after_the_chat_went_on_elsewhere_is_known(
+    store: str, tmp_path: Path
+) -> None:
+    async def before() -> None:
+        async with served(tmp_path, ["paid", "new", "newer"], store=store) as hook:
+            said = [
+                await hook.post(id="1", text="pay the bill"),
+                await hook.post(id="2", text="/new"),
+                await hook.post(id="3", text="and now?"),
+                await hook.post(id="4", text=f"/resume {KEY}"),
+                await hook.post(id="5", text="/new"),
+                await hook.post(id="6", text="and then?"),
+            ]
+            assert [one.json()["outcome"] for one in said] == ["answered", "command"] * 2 + [
+                "command",
+                "answered",
+            ]
+            places.extend(one.json()["session"] for one in said)
+            await check(hook)
+
+    async def check(hook: Hook) -> None:
+        sessions = hook.loop.registry.agent().sessions
+        there = {key: len(sessions.get_history(key)) for key in sessions.list_sessions()}
+        for id, text, answer, place in (
+            ("1", "pay the bill", "paid", 0),
+            ("3", "and now?", "new", 2),
+            ("6", "and then?", "newer", 5),
+        ):
+            again = await hook.post(id=id, text=text)
+            assert again.status_code == 200
+            told = again.json()
+            found = (told["outcome"], told["answer"], told["session"])
+            assert found == ("again", answer, places[place])
+            assert (await hook.post(id=id, text="other words")).status_code == 409
+            assert (await hook.post(id=id, text="/new")).status_code == 409
+        after = {key: len(sessions.get_history(key)) for key in sessions.list_sessions()}
+        assert after == there
+
+    async def after_a_restart() -> None:
+        async with served(tmp_path, [], store=store) as hook:
+            await check(hook)
+
+    places: list[str] = []
+    asyncio.run(before())
+    asyncio.run(after_a_restart())
+    assert len({places[0], places[2], places[5]}) == 3
+
+
+def test_a_command_that_comes_again_is_not_carried_out_again(tmp_path: Path) -> None:
+    async def before() -> None:
+        async with served(tmp_path, ["hello"]) as hook:
+            await hook.post(id="1")
+            for id, text in (("2", "/clear"), ("3", "/undo"), ("4", "/new"), ("5", "/new")):
+                first = await hook.post(id=id, text=text)
+                assert first.json()["outcome"] == "command"
+                keys.append(first.json()["session"])
+            await check(hook)
+
+    async def check(hook: Hook) -> None:
+        for id, text in (("2", "/clear"), ("4", "/new"), ("5", "/new")):
+            again = await hook.post(id=id, text=text)
+            assert again.status_code == 200
+            told = again.json()
+            # Where the chat goes on is not changed, either.
+            found = (told["outcome"], told["answer"], told["session"])
+            assert found == ("again", "", keys[-1])
+            assert (await hook.post(id=id, text="/help")).status_code == 409
+            assert (await hook.post(id=id, text="words")).status_code == 409
+        assert len(bodies(hook.loop, KEY)) == 2
+
+    async def after_a_restart() -> None:
+        async with served(tmp_path, ["there"]) as hook:
+            await check(hook)
+            assert (await hook.post(id="6")).json()["session"] == keys[-1]
+
+    keys: list[str] = []
+    asyncio.run(before())
+    asyncio.run(after_a_restart())
+
+
+def test_in_a_shared_chat_an_id_is_that_of_one_sender(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, ["a"], allow=("alice", "bob")) as hook:
+            assert (await hook.post(id="1", chat="room")).status_code == 200
+            assert (await hook.post(id="1", chat="room", sender="bob")).status_code == 409
+            assert (await hook.post(id="1", chat="room")).json()["outcome"] == "again"
 
     asyncio.run(scenario())
 

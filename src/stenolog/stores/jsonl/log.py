@@ -560,12 +560,13 @@ class Log:
 
     @property
     def weight(self) -> int:
-        """About how many bytes the messages in memory hold."""
-        return self.end - self.start if self.messages else 0
+        """About how many bytes the messages and tokens in memory hold."""
+        return (self.end - self.start if self.messages else 0) + self._tokens.weight
 
     def forget(self) -> None:
-        """Let go of the messages in memory; the file has them."""
+        """Let go of the messages and tokens in memory; the file has them."""
         self.messages, self._in_sight = [], None
+        self._tokens.unlearn()
         self.start, self.covers = self.end, self.next_seq
         self.warm = False
 

@@ -13,6 +13,8 @@ from stenolog.stores.jsonl.scan import part_of
 
 REMEMBERED: Final = 1_000
 """How many of the newest messages' tokens are known, at least."""
+_BYTES: Final = 400
+"""About what one of them takes, with its digest and its place in the table."""
 
 
 class Tokens:
@@ -28,6 +30,11 @@ class Tokens:
     def learnt(self) -> bool:
         """Whether the newest messages were looked at."""
         return self._known is not None
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes those in memory hold."""
+        return _BYTES * len(self._known or ())
 
     def unlearn(self) -> None:
         """The log is read anew."""
@@ -50,8 +57,8 @@ class Tokens:
     def find(self, once: str) -> Token | None:
         """Which messages a token stands for."""
         known = self._known or {}
-        if len(known) > 4 * REMEMBERED:
-            newest = sorted(known.values(), key=_first)[-2 * REMEMBERED :]
+        if len(known) > 2 * REMEMBERED:
+            newest = sorted(known.values(), key=_first)[-REMEMBERED:]
             self._known = known = {token.token: token for token in newest}
         return known.get(once)
 

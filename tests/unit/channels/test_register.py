@@ -1,0 +1,110 @@
+"""Messages get numbers, and commands are obeyed once: by however many, and after failures."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from stenolog.agent.loop import AgentLoop
+from stenolog.channels.base import Arrival
+from stenolog.channels.claims import Claims
+from stenolog.channels.inbox import Inbox
+from stenolog.channels.register import Register
+from stenolog.errors import NotStored
+from stenolog.stores.opening import open_store
+from unit.agent.agents import agent_loop
+
+OWN: Final = "webhook-ci:alice"
+
+
+def _claims(folder: Path) -> Claims:
+    return Claims(open_store(str(folder), namespace="channels"))
+
+
+def _said(text: str, id: str) -> Arrival:
+    return Arrival(sender="alice", text=text, id=id)
+
+
+def _inbox(loop: AgentLoop, claims: Claims) -> Inbox:
+    return Inbox(loop, channel="webhook-ci", register=Register(claims))
+
+
+def test_of_two_processes_that_are_given_a_command_one_carries_it_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        several = [_claims(tmp_path) for _ in range(2)]
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            instance = loop.registry.agent()
+            command = Arrival(sender="alice", text="/new", id="1", number=1)
+            begun = [Register(claims).begin(instance, OWN, command) for claims in several]
+            assert sorted(await asyncio.gather(*begun)) == [False, True]
+        for claims in several:
+            await claims.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_command_that_the_closing_agent_refused_is_carried_out_when_it_comes_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        claims = _claims(tmp_path)
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            inbox = _inbox(loop, claims)
+            hear = loop.hear
+
+            async def closed_meanwhile(*given: Any, **named: Any) -> Any:
+                await loop.close()
+                return await hear(*given, **named)
+
+            loop.hear = closed_meanwhile  # type: ignore[method-assign]
+            refused = inbox.take_in(_said("/help", "1"))
+            assert await refused.durable is False
+        for outcome in ("command", "again"):
+            async with agent_loop("jsonl", tmp_path, []) as loop:
+                answer = await _inbox(loop, claims).take_in(_said("/help", "1")).answer
+                assert answer is not None
+                assert answer.outcome == outcome
+        await claims.close()
+
+    asyncio.run(scenario())
+
+
+def test_without_a_store_of_claims_what_comes_again_is_known_as_well(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        claims = Claims()
+        async with agent_loop("legacy", tmp_path, ["Hello."]) as loop:
+            inbox = _inbox(loop, claims)
+            for text, id in (("hello", "1"), ("/new", "2")):
+                await inbox.take_in(_said(text, id)).answer
+            for text, id, key in (("hello", "1", OWN), ("/new", "2", None)):
+                again = await inbox.take_in(_said(text, id)).answer
+                assert again is not None
+                assert again.outcome == "again"
+                assert key is None or again.key == key
+        await claims.close()
+
+    asyncio.run(scenario())
+
+
+def test_where_no_number_can_be_stored_messages_and_commands_are_taken_in_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        store = open_store(str(tmp_path), namespace="channels")
+
+        def full(*given: Any, **named: Any) -> int:
+            raise NotStored(f"the disk is full: {given} {named}")
+
+        store.add_message = full  # type: ignore[method-assign]
+        claims = Claims(store)
+        async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
+            inbox = _inbox(loop, claims)
+            for text, id, outcome in (("hello", "1", "answered"), ("/help", "2", "command")):
+                answer = await inbox.take_in(_said(text, id)).answer
+                assert answer is not None
+                assert answer.outcome == outcome
+        await claims.close()
+
+    asyncio.run(scenario())
+    assert "the disk is full" in caplog.text
