@@ -216,8 +216,7 @@ def test_many_who_listen_to_one_session_are_one_to_the_store(
         assert sum("stenolog-follow" in name for name in names) <= 1
         for number in range(count):
             store.add_message("s", "assistant", f"m{number}")
-        for thread in threads:
-            thread.join(60)
+        _until(lambda: not any(thread.is_alive() for thread in threads))
         _until(lambda: served.gateway.following.count == 0)
     for heard in found:
         assert [data["seq"] for _, _, data in heard] == list(range(1, count + 1))

@@ -731,7 +731,7 @@ def test_the_commented_file_has_every_field_with_its_default(file: Path) -> None
         if isinstance(_at(tomllib.loads(bare), path), str | int | float | bool | list)
         or path[-1] == "headers"
     }
-    names = {"fast": NAME, "ada": NAME, "shop": NAME}
+    names = {"fast": NAME, "ada": NAME, "shop": NAME, "old": NAME}
     listed = {tuple(names.get(part, part) for part in path) for path in found}
     shared = {path for path in all_fields() if path[0] == "agents"}
     own = {("agents", NAME, name) for name in ("model", "system", "routes")}

@@ -24,6 +24,7 @@ from stenolog.settings import applied
 from stenolog.settings.applied import model_of, spec_of, specs_of
 from stenolog.settings.fields import all_fields
 from stenolog.settings.loading import load_settings
+from stenolog.settings.retaining import rules_of
 from stenolog.settings.values import Settings
 
 
@@ -233,7 +234,7 @@ def test_every_setting_of_the_daemon_is_read(path: tuple[str, ...]) -> None:
     [
         path
         for path in all_fields()
-        if path[0] not in ("cli", "models") and not _is_of_the_daemon(path)
+        if path[0] not in ("cli", "models", "retention") and not _is_of_the_daemon(path)
     ],
 )
 def test_no_setting_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
@@ -251,3 +252,13 @@ def test_no_setting_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> 
     plain = _load(tmp_path, "[agents.ada]\n")
     changed = _load(tmp_path, f"{name} = {value}\n" + "[agents.ada]\n" * (path[0] != "agents"))
     assert specs_of(plain, channel="telegram") != specs_of(changed, channel="telegram")
+
+
+@pytest.mark.parametrize("path", [path for path in all_fields() if path[0] == "retention"])
+def test_no_setting_of_retention_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
+    value = {"action": "'purge'", "older_than_days": "9", "keep_newest": "9"}.get(path[-1], "'x'")
+    value = "9.5" if path[-1] == "larger_than_mb" else value
+    [plain] = rules_of(_load(tmp_path, "[retention.old]\n"))
+    [changed] = rules_of(_load(tmp_path, f"[retention.old]\n{path[-1]} = {value}\n"))
+    assert plain != changed
+    assert not plain.says_something

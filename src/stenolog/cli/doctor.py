@@ -1,14 +1,17 @@
 """`steno doctor`: shows what the examination found, and has it settled where asked to."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import click
+import msgspec
 
 from stenolog.cli.text import error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
+from stenolog.sessions.circumstances import Note, low_disk, notes_of
 from stenolog.sessions.damage import Finding
 from stenolog.sessions.folders import NAMESPACE
 from stenolog.sessions.repair import Settled, accept, repair
@@ -25,6 +28,7 @@ class NotExamined(click.ClickException):
 @click.argument("directory", metavar="[DIR]", required=False)
 @click.option("--repair", "repairing", is_flag=True, help="Settle what can be; delete nothing.")
 @click.option("--accept", "accepting", is_flag=True, help="Take in lines that were edited by hand.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell what is no fault, too.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 @partial(workspace_option, wrong=NotExamined)
 @click.pass_context
@@ -33,12 +37,16 @@ def doctor_command(
     directory: str | None,
     repairing: bool,
     accepting: bool,
+    verbose: bool,
     as_json: bool,
     workspace: str,
 ) -> None:
-    """Examine the logs of a workspace: what is wrong, what it means, what to do.
+    """Examine a workspace or a database: what is wrong, what it means, what to do.
 
-    All of them: the sessions, those of each agent, and every other namespace.
+    All of it: the sessions, those of each agent, and every other namespace; logs, archives, the
+    trash, locks, permissions, and the room on the disk. With -v, and in a terminal, it also tells
+    on stderr what is no fault: turns without an end, an index that has to be made anew, a disk
+    that does not last, the versions of engines.
 
     Without options nothing is written. --repair marks what was torn as void and moves leftovers
     into the folder aside, beside the logs. --accept signs edited lines anew and keeps the log as
@@ -56,17 +64,23 @@ def doctor_command(
         if repairing:
             settled += repair(place)
         report = examine(place)
+        report = replace(report, findings=(*report.findings, *low_disk(place)))
+        told = verbose or (sys.stderr.isatty() and not as_json)
+        notes = notes_of(place) if told else []
     except (StenologError, OSError) as error:
         raise NotExamined(error_sentence(error)) from error
 
     if as_json:
         whole = {**asdict(report), "settled": [asdict(one) for one in settled]}
+        whole |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
         click.echo(json_text(whole, indent=2))
     else:
         for one in settled:
             _print_settled(one)
         for finding in report.findings:
             _print_finding(finding)
+        for note in notes:
+            _print_note(note)
         click.echo(_in_words(report, settled), err=True)
     ctx.exit(1 if report.findings else 0)
 
@@ -87,6 +101,11 @@ def _print_finding(finding: Finding) -> None:
     click.echo(f"  {one_line(finding.path)}" + (f", {finding.where}" if finding.where else ""))
     click.echo(f"  {one_line(finding.meaning)}")
     click.echo(f"  What to do: {one_line(finding.advice)}\n")
+
+
+def _print_note(note: Note) -> None:
+    words = f"{note.meaning} {note.advice}".strip()
+    click.echo(f"{note.kind}: {one_line(words)}", err=True)
 
 
 def _in_words(report: Report, settled: Sequence[Settled]) -> str:

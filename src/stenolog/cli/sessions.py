@@ -1,4 +1,4 @@
-"""`steno list` and `steno export`: which sessions there are, and what was said in one."""
+"""`steno list`: which sessions there are."""
 
 import shlex
 import sys
@@ -13,10 +13,9 @@ from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.catalog import catalog_of
-from stenolog.cli.completion import complete_key
-from stenolog.cli.showing import damage_words, info_of
+from stenolog.cli.showing import damage_words
 from stenolog.cli.text import age, json_text, moment, one_line, printable, sentence
-from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
+from stenolog.cli.workspace import Where, chosen, where_options
 from stenolog.sessions.folders import Others, Place, others_in
 from stenolog.stores.jsonl.names import SUFFIX
 from stenolog.stores.opening import address
@@ -163,27 +162,6 @@ def _old(place: Place) -> "list[Source]":
 
 def _files_are(count: int) -> str:
     return f"{count:,} of the files there {'is' if count == 1 else 'are'}"
-
-
-@click.command("export")
-@click.argument("key", shell_complete=complete_key)
-@click.option("--all", "full", is_flag=True, help="Hidden and archived messages too.")
-@where_options
-def export_command(key: str, full: bool, where: Where) -> None:
-    """Write the messages of the session KEY to stdout, one JSON object a line.
-
-    Each is exactly what was given to the store: role, content, tool calls … and nothing of ours.
-    """
-    with open_to_read(where) as store:
-        key = info_of(store, key).key
-        for message in store.get_history(key, full=full):
-            line = message.to_json()
-            if sys.stdout.isatty():
-                click.echo(printable(line.decode()))
-            else:
-                click.echo(line)
-        for words in damage_words(info_of(store, key), where.workspace):
-            click.echo(words, err=True)
 
 
 def _row(entry: Entry) -> Sequence[str]:

@@ -21,6 +21,8 @@ from stenolog.gateway.app import make_app
 from stenolog.gateway.state import Gateway
 from stenolog.gateway.token import Token
 from stenolog.gateway.wire import Server, config
+from stenolog.sessions.retention_runs import keep_all_to
+from stenolog.settings.retaining import rules_of
 
 _BACKLOG: Final = 1_024
 _SPARE: Final = 512
@@ -29,6 +31,9 @@ _LOOKS: Final = 4
 """So often within the time of a takeover it is looked for turns that nobody goes on with."""
 _MOST_LOOKS: Final = 4
 """So many looks may still be going on with what they have found when the next one begins."""
+_FIRST_KEEP: Final = 60.0
+_KEEP: Final = 3_600.0
+"""So many seconds are between two looks whether a rule of retention asks for something."""
 _CUT: Final = 3.0
 """So many seconds responses have to be sent once their turns are cut off."""
 
@@ -105,6 +110,7 @@ class Daemon:
         self._serving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
         self._looks: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -124,6 +130,7 @@ class Daemon:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
         await self._attached.start()
         self._resuming = asyncio.create_task(self._resume())
+        self._keeping = asyncio.create_task(self._keep())
 
     async def stop(self, *, hurry: asyncio.Event) -> Left:
         """End: what is in flight has some seconds, unless somebody is in a hurry."""
@@ -146,6 +153,8 @@ class Daemon:
         left = await self._gateway.loop.close(patience=0)
         if self._resuming is not None:
             cancelled |= await ended([self._resuming, *self._looks])
+        if self._keeping is not None:
+            cancelled |= await ended([self._keeping])
         await asyncio.wait({self.serving}, timeout=_CUT)
         if not self.serving.done():
             self._server.force_exit = True
@@ -170,6 +179,20 @@ class Daemon:
                 look.add_done_callback(self._looks.discard)
             idle_for = takeover
             await asyncio.sleep(takeover / _LOOKS)
+
+    async def _keep(self) -> None:
+        """Keep to the rules of retention once an hour; without rules nothing is done."""
+        rules = rules_of(self._gateway.settings)
+        places = list(dict.fromkeys(one.spec.sessions for one in self._gateway.loop.registry))
+        wait = _FIRST_KEEP
+        while rules and not self._gateway.closing.is_set():
+            await asyncio.sleep(wait)
+            wait = _KEEP
+            try:
+                closing = self._gateway.closing.is_set
+                await asyncio.to_thread(keep_all_to, places, rules, until=closing)
+            except Exception:
+                _logger.exception("the rules of retention could not be kept to")
 
     async def _look(self, idle_for: float) -> None:
         try:

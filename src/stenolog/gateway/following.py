@@ -33,12 +33,12 @@ class _Listener:
         self.news = asyncio.Event()
 
     def tell(self, message: Message) -> None:
-        """Keep a message for it."""
-        if len(self.messages) < _MOST_AHEAD:
-            self.messages.append(message)
-        else:
+        """Keep a message for it, unless it reads from the store anyhow."""
+        if len(self.messages) >= _MOST_AHEAD:
             self.messages.clear()
             self.missed = True
+        elif not self.missed:
+            self.messages.append(message)
         self.news.set()
 
     def end(self, error: Exception | None) -> None:
@@ -82,7 +82,7 @@ class Following:
                     for message in await self._loop.run(_stored, store, key, after):
                         yield message
                         after = message.seq
-                while listener.messages:
+                while listener.messages and not listener.missed:
                     message = listener.messages.popleft()
                     if message.seq > after:
                         yield message

@@ -17,7 +17,7 @@ from stenolog.settings.values import ADDRESSES, SECRET, Settings
 
 NAME: Final = "NAME"
 """Stands in a path where users put a name of their own."""
-NAMED: Final = ("models", "agents", "webhooks")
+NAMED: Final = ("models", "agents", "webhooks", "retention")
 """The tables that hold tables with such names."""
 ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
@@ -86,7 +86,9 @@ def unknown(path: Path) -> str:
     *above, name = path
     inside = general(path)[:-1]
     if len(inside) == 1 and inside[0] in NAMED:
-        return f"a field of it is wanted, as in {dotted(path)}.model"
+        fields = [found.path[-1] for found in of_section(path)]
+        example = "model" if "model" in fields else fields[0]
+        return f"a field of it is wanted, as in {dotted(path)}.{example}"
     known = {
         each[len(inside)]
         for each in [*all_fields(), *(ALIASES if inside else ())]

@@ -24,6 +24,7 @@ from stenolog.settings.paths import Path, dotted
 from stenolog.settings.values import (
     AgentSettings,
     ModelSettings,
+    RetentionSettings,
     Settings,
     WebhookSettings,
     masked,
@@ -127,6 +128,9 @@ def _settings(
     webhooks: dict[str, WebhookSettings] = {
         name: _built(layer, ("webhooks", name)) for name in sorted(names["webhooks"])
     }
+    retention: dict[str, RetentionSettings] = {
+        name: _built(layer, ("retention", name)) for name in sorted(names["retention"])
+    }
     named = {*_OF_SERVERS, *(one.value for path, one in layer.items() if path[-1] in _VARIABLES)}
     keys = {
         name: value
@@ -138,6 +142,7 @@ def _settings(
         models=MappingProxyType(models),
         agents=MappingProxyType(agents),
         webhooks=MappingProxyType(webhooks),
+        retention=MappingProxyType(retention),
         keys=MappingProxyType(keys),
     )
 

@@ -179,6 +179,29 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """Seconds after which the answer that a killed gateway was making is made by another one."""
 
 
+class RetentionSettings(Struct, frozen=True, kw_only=True):
+    """A rule by which sessions are archived, deleted or purged. Without a rule all is kept.
+
+    It takes the sessions of which everything that it says is true.
+    """
+
+    action: Literal["archive", "delete", "purge"] = "archive"
+    """What is done: `archive` puts what was compacted into archives, `delete` puts the session
+    into the trash, `purge` deletes it for good, and what is in the trash as long."""
+    older_than_days: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    """Nobody changed the session for so many days. 0: of any age."""
+    keep_newest: CountOrNone = 0
+    """There are so many that were changed later, of those with this prefix and tag. 0: any."""
+    larger_than_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    """Its live storage, without archives, has more than so many megabytes. 0: of any size."""
+    tag: str = ""
+    """It has this tag. Empty: any."""
+    prefix: str = ""
+    """Its key begins so, as in `telegram:`. Empty: any."""
+    spare_tag: str = "keep"
+    """Sessions with this tag are left alone. Empty: there is no such tag."""
+
+
 class ModelSettings(Struct, frozen=True, kw_only=True):
     """A model with a name of your own, for `agent.model`."""
 
@@ -224,6 +247,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Further agents by name; what one does not say itself is as `agent` says."""
     webhooks: Mapping[str, WebhookSettings] = field(default_factory=lambda: MappingProxyType({}))
     """Programs that send messages, by name."""
+    retention: Mapping[str, RetentionSettings] = field(default_factory=lambda: MappingProxyType({}))
+    """Rules by which sessions are archived, deleted or purged, by name."""
     keys: Mapping[str, str] = NOTHING
     """Of the environment, what opens models and channels: each `…_API_KEY`, `OLLAMA_HOST`,
     `OLLAMA_CONTEXT_LENGTH`, `OPENAI_BASE_URL`, and what a key_env, token_env or secret_env

@@ -8,7 +8,7 @@ from stenolog.settings.fields import Field, all_fields
 from stenolog.settings.paths import Path, quoted
 
 _COLUMNS: Final = 78
-_EXAMPLES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop"}
+_EXAMPLES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop", "retention": "old"}
 """The names that the commented file gives to what users name."""
 _OF_KINDS: Final = {
     "models": "# A model with a name of your own, for agent.model; as many as you like.\n",
@@ -19,6 +19,10 @@ _OF_KINDS: Final = {
     "webhooks": (
         "# A program that sends messages to /webhooks/shop while `steno serve` runs; as many\n"
         "# as you like.\n"
+    ),
+    "retention": (
+        "# A rule by which old sessions go; as many as you like. Without one all is kept.\n"
+        "# `steno retention run --dry-run` tells what it would do.\n"
     ),
 }
 _OF_AGENTS: Final = ("model", "system", "routes")

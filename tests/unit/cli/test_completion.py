@@ -39,14 +39,27 @@ def test_another_shell_is_wrong_usage(steno: Steno) -> None:
 
 
 def test_commands_options_and_choices_are_completed() -> None:
-    assert _values(writing="re") == ["rename", "restore"]
+    assert _values(writing="re") == ["rename", "restore", "retention"]
     assert "--before" in _values("purge", writing="--")
     assert _values("completion", writing="z") == ["zsh"]
 
 
 @pytest.mark.parametrize(
     "command",
-    ["show", "tail", "rename", "tag", "fork", "undo", "compact", "archive", "delete", "purge"],
+    [
+        "show",
+        "tail",
+        "rename",
+        "tag",
+        "fork",
+        "undo",
+        "compact",
+        "archive",
+        "delete",
+        "purge",
+        "export",
+        "stats",
+    ],
 )
 def test_keys_are_completed_for_every_command_that_takes_one(command: str) -> None:
     assert _values(command, writing="tele") == ["telegram:123"]

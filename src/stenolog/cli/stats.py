@@ -1,0 +1,213 @@
+"""`steno stats`: how much was said, how many tokens that took, and what it cost."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from stenolog.cli.changing import progress
+from stenolog.cli.completion import complete_key
+from stenolog.cli.copying import count
+from stenolog.cli.prices import HOW_TO_GET, Cost, cost_of
+from stenolog.cli.search import Moment
+from stenolog.cli.showing import info_of
+from stenolog.cli.text import json_text, moment, one_line, sentence
+from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.errors import NoSuchSession, StenologError
+from stenolog.sessions.counting import Counts, Totals
+from stenolog.stores.base import Store
+
+_NOT_ALL: Final = 3
+"""The exit code where some sessions could not be read."""
+_DAYS: Final = 30
+"""So many days are drawn."""
+_COLUMNS: Final = ("messages", "prompt", "answer", "cached", "estimated")
+
+
+@click.command("stats")
+@click.argument("key", required=False, shell_complete=complete_key)
+@click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
+@click.option("--since", type=Moment(), help="Only what was said from then on: 2026-11-05 or 3d.")
+@click.option("--until", type=Moment(), help="Only what was said before then.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@where_options
+@click.pass_context
+def stats_command(
+    ctx: click.Context,
+    key: str | None,
+    prefix: str,
+    since: datetime | None,
+    until: datetime | None,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Count sessions, messages and tokens, by day, model and channel.
+
+    All sessions, or the session KEY; hidden and archived messages too, for they took tokens. What
+    a fork took over is counted where it was said.
+
+    Of tokens, prompt, answer and cached (a part of prompt) are what the providers counted.
+    Estimated is the text, each message once, for which nobody did. The cost, in US dollars, is
+    told where the package genai-prices is installed; nobody is asked for newer prices.
+
+    One line each, with tabs between: total, day, model or channel; its name; messages, prompt,
+    answer, cached, estimated. In a terminal days are drawn as bars.
+
+    Exit code: 0 counted, 1 there is no such session, 2 wrong usage, 3 some sessions could not be
+    read; stderr names them.
+    """
+    totals = Totals()
+    problems: dict[str, str] = {}
+    with open_to_read(where) as store:
+        named = info_of(store, key).key if key is not None else None
+        keys = [named] if named is not None else store.list_sessions(prefix=prefix)
+        with progress("Counting", len(keys), shown=len(keys) > 1) as step:
+            for one in keys:
+                try:
+                    _count(store, one, totals, since, until)
+                except NoSuchSession:
+                    pass  # deleted meanwhile
+                except StenologError as error:
+                    problems[one] = str(error)
+                step()
+    cost = cost_of(totals.models)
+    if as_json:
+        fields = _fields(totals, cost, problems)
+        asked = {"since": since and moment(since), "until": until and moment(until)}
+        click.echo(json_text({**asked, **fields}, indent=2))
+    elif sys.stdout.isatty() and totals.whole.messages:
+        _draw(totals, cost, color=ctx.color is not False)
+    else:
+        for row in _rows(totals):
+            click.echo("\t".join(row))
+    for words in _remarks(totals, cost, problems):
+        click.echo(words, err=True)
+    ctx.exit(_NOT_ALL if problems else 0)
+
+
+def _count(
+    store: Store, key: str, totals: Totals, since: datetime | None, until: datetime | None
+) -> None:
+    info = store.info(key)
+    if since is not None and info.updated < since:
+        return  # nothing in it is newer
+    totals.add(info, store.get_history(key, full=True), since=since, until=until)
+
+
+def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
+    for key, problem in problems.items():
+        yield f"{one_line(key)}: {sentence(problem)}"
+    whole = totals.whole
+    if not whole.messages:
+        yield "Nothing was said there."
+        return
+    if whole.estimated and whole.answers:
+        yield (
+            f"{whole.prompt + whole.answer:,} tokens were counted by providers, "
+            f"{whole.estimated:,} are estimated from the text."
+        )
+    elif whole.estimated:
+        yield "No provider's counts are known here: all tokens are estimated from the text."
+    if cost is None and whole.answers:
+        yield f"For the cost: {HOW_TO_GET}"
+    elif cost is not None and cost.unknown:
+        names = ", ".join(one_line(name) or "unnamed models" for name in cost.unknown)
+        yield f"No price is known for {names}."
+
+
+# --- as text and JSON ------------------------------------------------------------------------
+
+
+def _tables(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
+    """What every line of the report tells of, its name, and its sums."""
+    yield "total", "", totals.whole
+    for day in sorted(totals.days):
+        yield "day", day.isoformat(), totals.days[day]
+    for name in sorted(totals.models, key=lambda one: (-totals.models[one].tokens, one)):
+        yield "model", name, totals.models[name]
+    for name in sorted(totals.channels, key=lambda one: (-totals.channels[one].tokens, one)):
+        yield "channel", name, totals.channels[name]
+
+
+def _rows(totals: Totals) -> Iterator[list[str]]:
+    for kind, name, counts in _tables(totals):
+        shown = one_line(name) or "-"
+        yield [kind, shown, *(str(getattr(counts, column)) for column in _COLUMNS)]
+
+
+def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> dict[str, Any]:
+    told: dict[str, list[dict[str, Any]]] = {"day": [], "model": [], "channel": []}
+    for kind, name, counts in _tables(totals):
+        if kind != "total":
+            shown = name if kind == "day" else name or None
+            told[kind].append({kind: shown, **_sums(counts)})
+    return {
+        "sessions": totals.sessions,
+        **_sums(totals.whole),
+        "days": told["day"],
+        "models": told["model"],
+        "channels": told["channel"],
+        "cost": None
+        if cost is None
+        else {
+            "usd": cost.total,
+            "models": dict(cost.models),
+            "unknown": list(cost.unknown),
+        },
+        "problems": [{"key": key, "problem": words} for key, words in problems.items()],
+    }
+
+
+def _sums(counts: Counts) -> dict[str, int]:
+    return {column: getattr(counts, column) for column in (*_COLUMNS, "answers")}
+
+
+# --- in a terminal ---------------------------------------------------------------------------
+
+
+def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
+    # Slow to import, and only a terminal needs it.
+    from rich.bar import Bar
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(color_system="auto" if color else None, highlight=False)
+
+    def table(name: str, rows: Mapping[str, Counts], *, bars: str) -> None:
+        most = max(counts.tokens for counts in rows.values()) or 1
+        drawn = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
+        drawn.add_column(name, no_wrap=True, max_width=max(10, console.width // 3))
+        drawn.add_column("messages", justify="right", no_wrap=True)
+        drawn.add_column("tokens", justify="right", no_wrap=True)
+        drawn.add_column("", min_width=10, max_width=40)
+        for shown, counts in rows.items():
+            about = "~" if counts.estimated else ""
+            bar = Bar(most, 0, counts.tokens, color=bars if color else "default")
+            drawn.add_row(Text(shown), f"{counts.messages:,}", f"{about}{counts.tokens:,}", bar)
+        console.print(drawn)
+        console.print()
+
+    whole = totals.whole
+    parts = ((totals.sessions, "session"), (whole.messages, "message"), (whole.tokens, "token"))
+    head = ", ".join(count(number, what) for number, what in parts)
+    if cost is not None and cost.models:
+        head += f", ${cost.total:,.2f}"
+    console.print(Text(head, style="bold"))
+    console.print(
+        Text(
+            f"read {whole.prompt:,} (of that {whole.cached:,} cached), written {whole.answer:,}, "
+            f"estimated ~{whole.estimated:,}\n",
+            style="dim",
+        )
+    )
+    days = {day.isoformat(): totals.days[day] for day in sorted(totals.days)[-_DAYS:]}
+    table("day", days, bars="cyan")
+    if len(totals.days) > _DAYS:
+        console.print(Text(f"The last {_DAYS} days with messages; --json has all.\n", style="dim"))
+    for kind, bars in (("model", "green"), ("channel", "magenta")):
+        rows = {one_line(name) or "-": counts for of, name, counts in _tables(totals) if of == kind}
+        if rows:
+            table(kind, rows, bars=bars)

@@ -1,0 +1,205 @@
+"""What the doctor tells beside the sessions: the disk, the index, versions, turns without an end.
+
+What will soon be wrong is a finding. The rest are notes: good to know, and no fault, for the exit
+code of the doctor is to tell of faults alone. Nothing is written.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.catalog import Entry, State, open_catalog
+from stenolog.catalog.database import Broken, Unusable
+from stenolog.catalog.files import NAME as INDEX
+from stenolog.catalog.files import FileDatabase
+from stenolog.errors import StenologError
+from stenolog.sessions.damage import Finding
+from stenolog.sessions.folders import find_place, others_in
+from stenolog.stores.base import Store
+from stenolog.stores.filesystems import kind_at, network_kind
+from stenolog.stores.jsonl.directory import LOW_DISK
+from stenolog.stores.opening import address, open_store
+
+_MOUNTS: Final = "/proc/self/mounts"
+_NAMED: Final = 5
+"""So many sessions are named."""
+_FLEETING: Final = {
+    "tmpfs": "in the memory of this machine: a restart or a power cut takes all of it",
+    "ramfs": "in the memory of this machine: a restart or a power cut takes all of it",
+    "overlay": "in a layer of a container: it goes when the container is removed",
+}
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """Something that is good to know, and no fault."""
+
+    kind: str
+    """disk, index, version, interrupted turns, turns under way."""
+    meaning: str
+    advice: str = ""
+
+
+# --- what will soon be wrong -----------------------------------------------------------------
+
+
+def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
+    """A finding where there is hardly room left for what will be said."""
+    folder = _folder(workspace)
+    if folder is None:
+        return []
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return []  # what cannot be looked at was told of
+    free = room.f_bavail * room.f_frsize
+    if free >= least:
+        return []
+    return [
+        Finding(
+            kind="low disk space",
+            key=None,
+            path=str(folder),
+            where="",
+            meaning=f"Only {free:,} bytes are free there. When they are used up, messages are "
+            "refused.",
+            advice="Make room. `steno archive --all` packs what was compacted.",
+        )
+    ]
+
+
+def _folder(workspace: str) -> Path | None:
+    """The folder that holds the sessions; None where they are in no folder that we know."""
+    found = address(workspace)
+    if found.engine == "jsonl":
+        return Path(found.path)
+    return Path(found.path).absolute().parent if found.engine == "sqlite" else None
+
+
+# --- what is good to know --------------------------------------------------------------------
+
+
+def notes_of(workspace: str, *, mounts: str = _MOUNTS) -> list[Note]:
+    """What is good to know of a workspace or a database.
+
+    `mounts`: the file in which the system tells of its file systems.
+    """
+    notes = list(_of_the_disk(workspace, mounts))
+    try:
+        agents = others_in(workspace).agents
+    except StenologError:
+        return notes  # the examination says why it cannot be read
+    for agent in (None, *agents):
+        try:
+            notes += _of_sessions(workspace, agent)
+        except StenologError:
+            continue
+    return [*notes, *_of_versions(workspace)]
+
+
+def _of_the_disk(workspace: str, mounts: str) -> Iterator[Note]:
+    folder = _folder(workspace)
+    if folder is None:
+        return
+    try:
+        network = network_kind(folder)
+        table = Path(mounts).read_text(encoding="utf-8", errors="replace")
+        kind = kind_at(str(folder.resolve()), table)
+    except OSError:
+        return  # only Linux tells
+    if network:
+        yield Note(
+            kind="disk",
+            meaning=f"{folder} is on a network file system ({network}), whose locks and syncs "
+            "cannot be relied on.",
+            advice="Use a local disk, or PostgreSQL for many machines.",
+        )
+    elif kind in _FLEETING:
+        yield Note(
+            kind="disk",
+            meaning=f"{folder} is {_FLEETING[kind]}.",
+            advice="Keep what is to last on a disk or a volume.",
+        )
+
+
+def _of_sessions(workspace: str, agent: str | None) -> Iterator[Note]:
+    place = find_place(workspace, agent)
+    in_folder = address(place.where).engine == "jsonl"
+    if in_folder:
+        folder = Path(place.where, place.namespace)
+        if not folder.is_dir():
+            return
+        yield from _of_the_index(folder)
+    whose = "" if agent is None else f" of the agent {agent}"
+    with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+        interrupted = _in_state(store, "interrupted")
+        if interrupted:
+            yield Note(
+                kind="interrupted turns",
+                meaning=f"{_sessions(interrupted)}{whose} where the agent did not have the last "
+                f"word: {_keys(interrupted)}.",
+                advice="What an agent had begun, it ends when it is started again. "
+                "`steno list --state interrupted` shows them.",
+            )
+        running = _in_state(store, "running")
+        if running:
+            yield Note(
+                kind="turns under way",
+                meaning=f"{_sessions(running)}{whose} in which somebody has the turn: "
+                f"{_keys(running)}.",
+            )
+
+
+def _of_the_index(folder: Path) -> Iterator[Note]:
+    if not (folder / INDEX).exists():
+        return
+    database = FileDatabase(folder, writable=False)
+    try:
+        with database.read():
+            pass
+    except (Broken, Unusable) as error:
+        yield Note(
+            kind="index",
+            meaning=f"The index of the sessions is not used: {error}. No message is in it alone.",
+            advice="The next `steno list` makes it anew.",
+        )
+    finally:
+        database.close()
+
+
+def _in_state(store: Store, state: State) -> list[Entry]:
+    # In memory where the index is behind: the doctor writes nothing.
+    with open_catalog(store, keep=False) as catalog:
+        return list(catalog.list(state=state, limit=1 << 62).entries)
+
+
+def _sessions(found: list[Entry]) -> str:
+    return "There is 1 session" if len(found) == 1 else f"There are {len(found):,} sessions"
+
+
+def _keys(found: list[Entry]) -> str:
+    more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+    return ", ".join(entry.key for entry in found[:_NAMED]) + more
+
+
+def _of_versions(workspace: str) -> Iterator[Note]:
+    engine = address(workspace).engine
+    if engine == "jsonl":
+        yield Note(kind="version", meaning=f"SQLite {sqlite3.sqlite_version}, for the index.")
+    elif engine == "sqlite":
+        # The driver is an extra, and is there by now.
+        import apsw
+
+        version = f"SQLite {apsw.sqlite_lib_version()}, with apsw {apsw.apsw_version()}."
+        yield Note(kind="version", meaning=version)
+    elif engine == "postgresql":
+        with open_store(workspace, read_only=True) as store:
+            from stenolog.stores.postgres import PostgresStore
+
+            assert isinstance(store, PostgresStore), "it is the engine of this place"
+            with store.database.read() as transaction:
+                [(version,)] = transaction.execute("SELECT current_setting('server_version')")
+        yield Note(kind="version", meaning=f"PostgreSQL {version}.")

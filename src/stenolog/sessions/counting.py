@@ -1,0 +1,129 @@
+"""How much was said: messages and tokens by day, model and channel. Pure.
+
+Where a message tells what its provider counted, that is taken. Elsewhere the text itself is
+estimated, and kept apart: what a model read again and again cannot be known from what was said.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any
+
+from stenolog.catalog.answers import FIELD, model_of, usage_of
+from stenolog.catalog.texts import channel_of
+from stenolog.records import Message, SessionInfo
+from stenolog.stores.base import FORKED_AT
+from stenolog.tokens import message_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Sums over some messages."""
+
+    messages: int = 0
+    answers: int = 0
+    """How many of them a provider counted the tokens of."""
+    prompt: int = 0
+    """Tokens that models read, as their providers counted; `cached` is a part of it."""
+    answer: int = 0
+    """Tokens that models wrote, as their providers counted."""
+    cached: int = 0
+    estimated: int = 0
+    """Tokens of texts that nobody counted, each once."""
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.prompt + self.answer + self.estimated
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """What was counted so far."""
+
+    sessions: int = 0
+    """Those with at least one message in the time that was asked for."""
+    whole: Counts = field(default_factory=Counts)
+    days: dict[date, Counts] = field(default_factory=dict)
+    """By the day on which it was said, in UTC."""
+    models: dict[str, Counts] = field(default_factory=dict)
+    """By the model that answered; empty: it does not tell."""
+    channels: dict[str, Counts] = field(default_factory=dict)
+    """By the part of the key before the first colon; empty: there is none."""
+
+    def add(
+        self,
+        info: SessionInfo,
+        messages: Iterable[Message],
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> None:
+        """Take in a session: all its messages by seq, hidden ones too, for they took tokens.
+
+        Counted are those from `since` on, and before `until`.
+        """
+        channel = self.channels.setdefault(channel_of(info.key) or "", Counts())
+        before = self.whole.messages
+        copied = _copied(info)
+        waiting: list[tuple[Message, int]] = []
+        for message in messages:
+            if message.seq <= copied:
+                continue  # said in the session that it was forked from, and counted there
+            body = message.to_dict()
+            wanted = (since is None or message.at >= since) and (
+                until is None or message.at < until
+            )
+            of_model = body.get("role") == "assistant"
+            usage = usage_of(body) if of_model else None
+            name = model_of(body) or ""
+            # Only answers have a model; what was said to one stands by day and channel.
+            sums = [self.whole, channel, self.days.setdefault(message.at.date(), Counts())]
+            sums += [self.models.setdefault(name, Counts())] if of_model and wanted else []
+            if wanted:
+                for counts in sums:
+                    counts.messages += 1
+            if usage is not None:
+                waiting.clear()  # that is in what its provider counted as read
+                if wanted:
+                    for counts in sums:
+                        _take(counts, usage)
+            elif of_model:
+                if wanted:
+                    own = _tokens(body)
+                    for counts in sums:
+                        counts.estimated += own
+                self._settle(waiting, channel)
+            elif wanted:
+                waiting.append((message, _tokens(body)))
+        self._settle(waiting, channel)
+        self.sessions += self.whole.messages > before
+        self._drop_empty()
+
+    def _settle(self, waiting: list[tuple[Message, int]], channel: Counts) -> None:
+        """What was said and is in nobody's count."""
+        for message, tokens in waiting:
+            for counts in (self.whole, channel, self.days[message.at.date()]):
+                counts.estimated += tokens
+        waiting.clear()
+
+    def _drop_empty(self) -> None:
+        self.days = {day: counts for day, counts in self.days.items() if counts.messages}
+        self.channels = {name: counts for name, counts in self.channels.items() if counts.messages}
+
+
+def _take(counts: Counts, usage: Mapping[str, int]) -> None:
+    counts.answers += 1
+    counts.prompt += usage.get("prompt", 0)
+    counts.answer += usage.get("answer", 0)
+    counts.cached += usage.get("cached", 0)
+
+
+def _tokens(body: Mapping[str, Any]) -> int:
+    return message_tokens({name: value for name, value in body.items() if name != FIELD})
+
+
+def _copied(info: SessionInfo) -> int:
+    """Up to which seq the messages are those of another session."""
+    found = info.meta.get(FORKED_AT) if info.forked_from is not None else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0

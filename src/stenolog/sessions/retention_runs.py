@@ -1,0 +1,246 @@
+"""Doing what rules of retention say, and telling of it in a log; what they say: retention.py."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from stenolog.catalog import Catalog, Entry, open_catalog
+from stenolog.errors import NoSuchSession, StenologError, StoreBusy
+from stenolog.records import SessionInfo, timestamp
+from stenolog.sessions.folders import find_place, others_in
+from stenolog.sessions.retention import MARK, Rule, Step, plan
+from stenolog.stores import reports
+from stenolog.stores.base import Store
+from stenolog.stores.disk import sync_file, write_all
+from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.opening import address, open_store
+
+LOG: Final = "retention.log"
+"""The file in a workspace that tells what was done: a line each, with tabs between."""
+_PAGE: Final = 1_000
+_TTL: Final = 60.0
+
+Outcome = Literal["planned", "done", "skipped", "failed"]
+
+
+class Done(Struct, frozen=True, kw_only=True):
+    """What became of a step."""
+
+    step: Step
+    agent: str | None
+    """Whose session it is; None: of the one that has no name."""
+    namespace: str
+    outcome: Outcome
+    words: str = ""
+    """Why not, or how much."""
+
+
+def carry_out(store: Store, step: Step) -> tuple[Outcome, str]:
+    """Do what a step says, if the session still is as it was planned for; and what became of it."""
+    try:
+        if step.in_trash:
+            return _purge_deleted(store, step)
+        with store.lease(step.key, ttl=_TTL, wait=0):
+            info = store.info(step.key)
+            if info.uid != step.uid or info.updated != step.updated:
+                return "skipped", "it was changed meanwhile"
+            if step.action == "archive":
+                moved = store.compact(step.key).archived
+                if not moved:
+                    return "skipped", "what could be archived was said together with what stays"
+                return "done", f"{moved:,} messages moved into the archive"
+            if step.action == "delete":
+                # Not together with deleting: whoever is cut short here has deleted nothing.
+                store.set_meta(step.key, **{MARK: timestamp(datetime.now(UTC))})
+                store.delete(step.key)
+                return "done", "it is in the trash"
+        # Not with the turn in it: then its lock would be left behind, with its name.
+        purged = store.purge(step.key)
+    except StoreBusy:
+        return "skipped", "somebody has the turn in it"
+    except NoSuchSession:
+        return "skipped", "it is gone already"
+    except StenologError as error:
+        return "failed", str(error)
+    return "done", f"{purged.messages:,} messages deleted for good"
+
+
+def _purge_deleted(store: Store, step: Step) -> tuple[Outcome, str]:
+    try:
+        store.info(step.key)
+    except NoSuchSession:
+        gone = store.purge(step.key)
+        return "done", f"{gone.messages:,} messages deleted for good"
+    return "skipped", "there is a session of this key again"
+
+
+def keep_to(
+    workspace: str,
+    rules: Sequence[Rule],
+    *,
+    agent: str | None = None,
+    namespace: str | None = None,
+    dry_run: bool = False,
+    confirm: Callable[[Sequence[Done]], bool] = lambda _: True,
+    progress: Callable[[], None] = lambda: None,
+    until: Callable[[], bool] = lambda: False,
+) -> list[Done]:
+    """Do what the rules say in a workspace: in the sessions of every agent, or of the one named.
+
+    With `dry_run` nothing is done, and the steps are given as planned; else `confirm` is asked
+    first. What is done is written to retention.log in the workspace, or to the program's log where
+    that is no folder. `until` is asked before each step, and ends it. Raises UsageError,
+    StoreUnavailable.
+    """
+    planned: list[Done] = []
+    if any(rule.says_something for rule in rules):
+        for who, name in _whose(workspace, agent, namespace):
+            planned += _planned(workspace, rules, who, name)
+    if dry_run or not planned or not confirm(planned):
+        return planned
+    ended: list[Done] = []
+    with _log_of(workspace) as tell:
+        for one in _carried_out(workspace, planned, until):
+            # What is left alone is so again in an hour, and would fill the log.
+            if one.outcome != "skipped":
+                tell(one)
+            ended.append(one)
+            progress()
+    return ended
+
+
+def keep_all_to(
+    places: Iterable[str], rules: Sequence[Rule], *, until: Callable[[], bool] = lambda: False
+) -> list[Done]:
+    """Do what the rules say in each of these places, for a daemon: nobody is asked.
+
+    What cannot be done in one of them is logged, and keeps no other from being looked at.
+    """
+    ended: list[Done] = []
+    for place in dict.fromkeys(places):
+        if until() or address(place).engine == "memory":
+            continue
+        try:
+            ended += keep_to(place, rules, until=until)
+        except StenologError as error:
+            reports.warning("retention: nothing was done: %s", error)
+    for one in ended:
+        if one.outcome == "failed":
+            reports.warning("retention: %s", _line(one))
+    return ended
+
+
+def _whose(
+    workspace: str, agent: str | None, namespace: str | None
+) -> list[tuple[str | None, str | None]]:
+    if agent is not None or namespace is not None:
+        return [(agent, namespace)]
+    return [(None, None), *((name, None) for name in others_in(workspace).agents)]
+
+
+def _planned(
+    workspace: str, rules: Sequence[Rule], agent: str | None, namespace: str | None
+) -> list[Done]:
+    place = find_place(workspace, agent)
+    name = namespace or place.namespace
+    in_folder = address(place.where).engine == "jsonl"
+    if in_folder and not Path(place.where, name).exists():
+        return []  # nothing was ever stored there
+    with open_store(place.where, namespace=name, read_only=True) as store:
+        with open_catalog(store, keep=in_folder) as catalog:
+            entries = list(_every(catalog))
+        now = datetime.now(UTC)
+        steps = plan(entries, store.list_trash(), rules, now=now, look=_looking(store))
+    return [Done(step=step, agent=agent, namespace=name, outcome="planned") for step in steps]
+
+
+def _carried_out(
+    workspace: str, planned: Sequence[Done], until: Callable[[], bool]
+) -> Iterator[Done]:
+    for whose in dict.fromkeys((one.agent, one.namespace) for one in planned):
+        agent, namespace = whose
+        with open_store(find_place(workspace, agent).where, namespace=namespace) as store:
+            for one in planned:
+                if until():
+                    return
+                if (one.agent, one.namespace) == whose:
+                    outcome, words = carry_out(store, one.step)
+                    yield Done(
+                        step=one.step,
+                        agent=agent,
+                        namespace=namespace,
+                        outcome=outcome,
+                        words=words,
+                    )
+
+
+def _every(catalog: Catalog) -> Iterator[Entry]:
+    after = None
+    while True:
+        page = catalog.list(limit=_PAGE, after=after)
+        yield from page.entries
+        if page.after is None:
+            return
+        after = page.after
+
+
+def _looking(store: Store) -> Callable[[str], SessionInfo | None]:
+    def look(key: str) -> SessionInfo | None:
+        try:
+            return store.info(key)
+        except StenologError:
+            return None  # the doctor tells of it
+
+    return look
+
+
+# --- the log ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _log_of(workspace: str) -> Iterator[Callable[[Done], None]]:
+    """Where each is told of. Raises StoreUnavailable: what cannot be told is not done."""
+    found = address(workspace)
+    if found.engine != "jsonl":
+        yield lambda one: reports.info("retention: %s", _line(one))
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    path = Path(found.path, LOG)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise explained(error, f"opening {path}") from error
+
+    def tell(one: Done) -> None:
+        try:
+            write_all(descriptor, f"{_line(one)}\n".encode("utf-8", "backslashreplace"))
+            sync_file(descriptor)
+        except OSError as error:
+            raise explained(error, f"writing to {path}") from error
+
+    try:
+        yield tell
+    finally:
+        os.close(descriptor)
+
+
+def _line(one: Done) -> str:
+    step = one.step
+    parts = (
+        timestamp(datetime.now(UTC)),
+        one.outcome,
+        step.action,
+        step.rule,
+        one.namespace if one.agent is None else f"agent {one.agent}",
+        step.key,
+        step.uid,
+        f"last changed {timestamp(step.updated)}",
+        one.words,
+    )
+    # A key may hold anything, a line end too.
+    return "\t".join(ascii(part)[1:-1] if not part.isprintable() else part for part in parts)

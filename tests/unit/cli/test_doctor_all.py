@@ -1,0 +1,119 @@
+"""`steno doctor` beside the sessions: disk, index, versions, and turns without an end."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+from click.testing import Result
+from msgspec import Struct
+
+from stenolog.sessions.circumstances import Note, low_disk, notes_of
+from stenolog.stores.opening import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+
+class Shape(Struct):
+    """What there is of notes in the report."""
+
+    notes: list[Note]
+    findings: list[dict[str, Any]]
+
+
+def _kinds(notes: list[Note]) -> list[str]:
+    return [note.kind for note in notes if note.kind not in ("disk", "version")]
+
+
+def test_what_is_no_fault_is_told_only_if_asked_for(steno: Steno, in_terminal: InTerminal) -> None:
+    plain = steno("doctor")
+    assert plain.exit_code == 0
+    assert plain.stderr == "3 logs examined: all is well.\n"
+    told = steno("doctor", "-v")
+    assert told.exit_code == 0
+    assert told.stdout == ""
+    assert "interrupted turns: There are 2 sessions where the agent did not have" in told.stderr
+    assert "cli:default" in told.stderr
+    assert "日本:\\n語" in told.stderr, "in one line"
+    assert "version: SQLite 3." in told.stderr
+    assert "interrupted turns: " in in_terminal("doctor")[1]
+
+
+def test_json_has_the_notes_if_asked_for(steno: Steno) -> None:
+    found = json.loads(steno("doctor", "--json", "-v").stdout)
+    jsonschema_rs.validate(msgspec.json.schema(Shape), found)
+    assert "notes" not in json.loads(steno("doctor", "--json").stdout)
+    assert "interrupted turns" in [note["kind"] for note in found["notes"]]
+
+
+def test_the_sessions_of_each_agent_are_looked_at(place: Path) -> None:
+    with open_store(place / "workspace" / "agents" / "ada") as store:
+        store.add_message("k", "user", "hello?")
+    told = [note.meaning for note in notes_of("workspace") if note.kind == "interrupted turns"]
+    assert "There is 1 session of the agent ada where" in told[1]
+
+
+def test_who_has_the_turn_is_told(place: Path) -> None:
+    with open_store(place / "workspace") as store, store.lease("telegram:123", ttl=60):
+        [note] = [note for note in notes_of("workspace") if note.kind == "turns under way"]
+    assert note.meaning == ("There is 1 session in which somebody has the turn: telegram:123.")
+
+
+def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(place: Path, steno: Steno) -> None:
+    assert steno("list").exit_code == 0
+    assert "index" not in _kinds(notes_of("workspace"))
+    index = place / "workspace" / "sessions" / "catalog.db"
+    damaged = index.read_bytes()[:-100] + b"\x00" * 100
+    index.write_bytes(damaged + b"x")
+    assert steno("doctor", "-v").exit_code == 0, "it is made anew by itself"
+    [note] = [note for note in notes_of("workspace") if note.kind == "index"]
+    assert "is not as its last writer left it" in note.meaning
+    assert index.read_bytes() == damaged + b"x", "nothing is written"
+    assert steno("list").exit_code == 0
+    assert "index" not in _kinds(notes_of("workspace"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("tmpfs", "a restart or a power cut takes"), ("overlay", "a container")]
+)
+def test_a_disk_that_does_not_last_is_told(place: Path, kind: str, words: str) -> None:
+    mounts = place / "mounts"
+    mounts.write_text(f"disk / ext4 rw 0 0\nnone {place} {kind} rw 0 0\n")
+    [note] = [note for note in notes_of("workspace", mounts=str(mounts)) if note.kind == "disk"]
+    assert words in note.meaning
+    mounts.write_text("disk / ext4 rw 0 0\n")
+    assert not [note for note in notes_of("workspace", mounts=str(mounts)) if note.kind == "disk"]
+
+
+@pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
+def test_a_disk_that_is_nearly_full_is_a_finding(where: str) -> None:
+    with open_store("sqlite:some.db") as store:
+        store.add_message("k", "user", "hello")
+    assert low_disk(where) == []
+    [found] = low_disk(where, least=1 << 62)
+    assert found.kind == "low disk space"
+    assert "bytes are free" in found.meaning
+    assert low_disk("memory:", least=1 << 62) == []
+
+
+def test_a_database_tells_its_version_and_its_turns(steno: Steno) -> None:
+    with open_store("sqlite:some.db") as store:
+        store.add_message("k", "user", "hello")
+    result = steno("doctor", "sqlite:some.db", "-v")
+    assert "with apsw 3." in result.stderr
+    assert "There is 1 session where the agent did not have the last word: k." in result.stderr
+
+
+def test_postgresql_tells_its_version(postgres_url: str) -> None:
+    with open_store(postgres_url) as store:
+        store.add_message("k", "user", "hello")
+    notes = notes_of(postgres_url)
+    assert _kinds(notes) == ["interrupted turns"]
+    [version] = [note for note in notes if note.kind == "version"]
+    assert version.meaning.startswith("PostgreSQL ")

@@ -1,0 +1,165 @@
+"""`steno retention`: rules from the settings, what they would do, and that nobody is surprised."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema_rs
+import msgspec
+import pytest
+from click.testing import Result
+from msgspec import Struct
+
+from stenolog.stores.opening import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+RULES = """
+[retention.spam]
+action = "delete"
+tag = "spam"
+
+[retention.many]
+action = "archive"
+keep_newest = 1
+prefix = "telegram:"
+
+[retention.nothing]
+action = "purge"
+"""
+
+
+class _Exact(Struct, forbid_unknown_fields=True):
+    """A shape that has these fields and no others."""
+
+
+class RuleShape(_Exact):
+    name: str
+    action: str
+    older_than_days: float | None
+    keep_newest: int | None
+    larger_than_bytes: int | None
+    tag: str | None
+    prefix: str | None
+    spare_tag: str | None
+
+
+class DoneShape(_Exact):
+    action: str
+    rule: str
+    agent: str | None
+    namespace: str
+    key: str
+    uid: str
+    messages: int
+    updated: str
+    in_trash: bool
+    outcome: str
+    words: str
+
+
+@pytest.fixture
+def ruled(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace with something to archive and something to delete, and a file with rules."""
+    (place / "steno.toml").write_text(RULES)
+    monkeypatch.setenv("STENO_CONFIG", str(place / "steno.toml"))
+    with open_store("workspace") as store:
+        store.add_message("telegram:new", "user", "hello")
+        store.set_meta("cli:default", tags=["spam"])
+    return place
+
+
+def _keys() -> list[str]:
+    with open_store("workspace") as store:
+        return store.list_sessions()
+
+
+def test_without_rules_all_is_kept(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "nowhere"))
+    monkeypatch.delenv("STENO_CONFIG", raising=False)
+    before = _keys()
+    for command in (["list"], ["run"], ["run", "--yes"]):
+        result = steno("retention", *command)
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr.startswith("There are no rules: all sessions are kept.")
+    assert _keys() == before
+
+
+@pytest.mark.usefixtures("ruled")
+def test_rules_are_listed_in_words_and_as_json(steno: Steno) -> None:
+    assert steno("retention", "list").stdout == (
+        "many\tarchive\tsessions beyond the newest 1 and whose key begins with telegram:, "
+        "but not those tagged keep\n"
+        "nothing\tpurge\tno session: it names no age, no count, no size and no tag\n"
+        "spam\tdelete\tsessions tagged spam, but not those tagged keep\n"
+    )
+    schema = msgspec.json.schema(RuleShape)
+    for line in steno("retention", "list", "--json").stdout.splitlines():
+        jsonschema_rs.validate(schema, json.loads(line))
+
+
+@pytest.mark.usefixtures("ruled")
+def test_a_dry_run_tells_everything_and_does_nothing(steno: Steno) -> None:
+    before = _keys()
+    result = steno("retention", "run", "--dry-run")
+    assert result.exit_code == 0
+    assert [line.split("\t")[:4] for line in result.stdout.splitlines()] == [
+        ["archive", "many", "telegram:123", "4"],
+        ["delete", "spam", "cli:default", "2"],
+    ]
+    assert result.stderr == (
+        "The rule nothing names no age, no count, no size and no tag, so it takes no session.\n"
+        "1 session would be archived, 1 session would be put into the trash.\n"
+    )
+    assert _keys() == before
+
+
+def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
+    before = _keys()
+    result = steno("retention", "run")
+    assert result.exit_code == 1
+    assert "nobody can be asked" in result.stderr
+    assert _keys() == before
+
+    result = steno("retention", "run", "--yes", "--json")
+    assert result.exit_code == 0, result.stderr
+    schema = msgspec.json.schema(DoneShape)
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    for one in found:
+        jsonschema_rs.validate(schema, one)
+    assert [(one["key"], one["outcome"]) for one in found] == [
+        ("telegram:123", "done"),
+        ("cli:default", "done"),
+    ]
+    assert "cli:default" not in _keys()
+    assert "1 session archived, 1 session put into the trash." in result.stderr
+    assert len((ruled / "workspace" / "retention.log").read_text().splitlines()) == 2
+    assert steno("restore", "cli:default").exit_code == 0
+    again = steno("retention", "run", "--yes")
+    assert "There is nothing to do." in again.stderr, "what was brought back stays"
+
+
+@pytest.mark.usefixtures("ruled")
+def test_a_session_with_the_tag_keep_stays(steno: Steno) -> None:
+    assert steno("tag", "cli:default", "+keep").exit_code == 0
+    assert steno("retention", "run", "--yes").exit_code == 0
+    assert "cli:default" in _keys()
+
+
+@pytest.mark.usefixtures("ruled")
+def test_the_doctor_has_nothing_against_the_log(steno: Steno) -> None:
+    assert steno("retention", "run", "--yes").exit_code == 0
+    assert steno("doctor").exit_code == 0
+
+
+def test_a_rule_that_is_wrong_is_refused(ruled: Path, steno: Steno) -> None:
+    (ruled / "steno.toml").write_text('[retention.old]\naction = "burn"\nolder_than_days = -1\n')
+    result = steno("retention", "run", "--yes")
+    assert result.exit_code == 1
+    assert 'one of "archive", "delete", "purge" is wanted, not "burn"' in result.stderr
+    assert "retention.old.older_than_days" in result.stderr
+    (ruled / "steno.toml").write_text("[retention]\nold = 3\n")
+    assert "retention" in steno("retention", "list").stderr

@@ -1,0 +1,229 @@
+"""`steno stats`: what is counted, what is estimated, and how it is shown."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import jsonschema_rs
+import msgspec
+import pytest
+from click.testing import Result
+from msgspec import Struct
+
+from stenolog.catalog.answers import made_by
+from stenolog.stores.opening import open_store
+from stenolog.tokens import message_tokens
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+FIRST = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
+DAY = timedelta(days=1)
+ASKED = {"role": "user", "content": "how are you today, my friend?"}
+PLAIN = {"role": "assistant", "content": "fine, and you?"}
+
+
+def _answer(prompt: int, answer: int, *, cached: int = 0, model: str = "tiny") -> dict[str, Any]:
+    usage = {"prompt": prompt, "answer": answer, "cached": cached}
+    return made_by(dict(PLAIN), model=model, seconds=1, usage=usage)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace with counts of two models over three days, and a session without any."""
+    monkeypatch.chdir(tmp_path)
+    with open_store("workspace") as store:
+        told = [ASKED, _answer(100, 10, cached=50), ASKED, _answer(200, 20, model="big")]
+        store.add_messages("telegram:1", told, at=[FIRST, FIRST, FIRST + DAY, FIRST + DAY])
+        store.checkpoint("telegram:1", summary="They met.", upto=2)
+        store.compact("telegram:1")
+        store.add_messages("notes", [ASKED, PLAIN], at=[FIRST + 2 * DAY] * 2)
+    return tmp_path
+
+
+class _Exact(Struct, forbid_unknown_fields=True):
+    messages: int
+    prompt: int
+    answer: int
+    cached: int
+    estimated: int
+    answers: int
+
+
+class Day(_Exact):
+    day: str
+
+
+class Model(_Exact):
+    model: str | None
+
+
+class Channel(_Exact):
+    channel: str | None
+
+
+class Cost(Struct, forbid_unknown_fields=True):
+    usd: float
+    models: dict[str, float]
+    unknown: list[str]
+
+
+class Problem(Struct, forbid_unknown_fields=True):
+    key: str
+    problem: str
+
+
+class Stats(_Exact):
+    since: str | None
+    until: str | None
+    sessions: int
+    days: list[Day]
+    models: list[Model]
+    channels: list[Channel]
+    cost: Cost | None
+    problems: list[Problem]
+
+
+def _stats(steno: Steno, *arguments: str) -> dict[str, Any]:
+    result = steno("stats", "--json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    jsonschema_rs.validate(msgspec.json.schema(Stats), found)
+    return found
+
+
+@pytest.mark.usefixtures("place")
+def test_counts_of_providers_are_taken_and_the_rest_is_estimated(steno: Steno) -> None:
+    found = _stats(steno)
+    about = message_tokens(ASKED) + message_tokens(PLAIN)
+    assert (found["sessions"], found["messages"]) == (2, 6)
+    assert (found["prompt"], found["answer"], found["cached"]) == (300, 30, 50)
+    assert found["estimated"] == about, "only what nobody counted"
+    assert [(one["day"], one["prompt"], one["estimated"]) for one in found["days"]] == [
+        ("2026-01-05", 100, 0),
+        ("2026-01-06", 200, 0),
+        ("2026-01-07", 0, about),
+    ]
+    assert [(one["model"], one["prompt"]) for one in found["models"]] == [
+        ("big", 200),
+        ("tiny", 100),
+        (None, 0),
+    ]
+    assert [(one["channel"], one["messages"]) for one in found["channels"]] == [
+        ("telegram", 4),
+        (None, 2),
+    ]
+
+
+@pytest.mark.usefixtures("place")
+def test_lines_are_for_other_programs_and_words_for_people(steno: Steno) -> None:
+    about = message_tokens(ASKED) + message_tokens(PLAIN)
+    own = message_tokens(PLAIN)
+    result = steno("stats")
+    assert result.stdout == (
+        f"total\t-\t6\t300\t30\t50\t{about}\n"
+        "day\t2026-01-05\t2\t100\t10\t50\t0\n"
+        "day\t2026-01-06\t2\t200\t20\t0\t0\n"
+        f"day\t2026-01-07\t2\t0\t0\t0\t{about}\n"
+        "model\tbig\t1\t200\t20\t0\t0\n"
+        "model\ttiny\t1\t100\t10\t50\t0\n"
+        f"model\t-\t1\t0\t0\t0\t{own}\n"
+        "channel\ttelegram\t4\t300\t30\t50\t0\n"
+        f"channel\t-\t2\t0\t0\t0\t{about}\n"
+    )
+    assert result.stderr == (
+        f"330 tokens were counted by providers, {about} are estimated from the text.\n"
+        "For the cost: pip install 'stenolog[prices]'\n"
+    )
+
+
+@pytest.mark.usefixtures("place")
+def test_a_time_a_key_and_a_prefix_narrow_what_is_counted(steno: Steno) -> None:
+    one = _stats(steno, "--since", "2026-01-06", "--until", "2026-01-07")
+    assert (one["sessions"], one["messages"], one["prompt"]) == (1, 2, 200)
+    assert [day["day"] for day in one["days"]] == ["2026-01-06"]
+    assert [model["model"] for model in one["models"]] == ["big"]
+    assert _stats(steno, "telegram:1")["messages"] == 4
+    assert _stats(steno, "--prefix", "no")["messages"] == 2
+    assert "all tokens are estimated" in steno("stats", "notes").stderr
+    assert steno("stats", "nobody").exit_code == 1
+    nothing = steno("stats", "--since", "2027-01-01")
+    assert nothing.stderr == "Nothing was said there.\n"
+    assert nothing.stdout == "total\t-\t0\t0\t0\t0\t0\n"
+
+
+@pytest.mark.usefixtures("place")
+def test_what_a_fork_took_over_is_counted_once(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.fork("telegram:1", "telegram:2")
+        store.add_messages("telegram:2", [ASKED, _answer(7, 3)], at=[FIRST + DAY] * 2)
+    found = _stats(steno)
+    assert (found["sessions"], found["messages"], found["prompt"]) == (3, 8, 307)
+
+
+def test_a_session_that_cannot_be_read_is_named_and_the_others_counted(
+    place: Path, steno: Steno
+) -> None:
+    [log] = (place / "workspace" / "sessions").glob("notes*.jsonl")
+    log.write_bytes(_newer(log.read_bytes()))
+    result = steno("stats", "--json")
+    assert result.exit_code == 3
+    found = json.loads(result.stdout)
+    assert found["messages"] == 4
+    assert [one["key"] for one in found["problems"]] == ["notes"]
+    assert "notes: " in result.stderr
+
+
+def _newer(text: bytes) -> bytes:
+    first = text.splitlines()[0].rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
+    return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
+
+
+@pytest.mark.usefixtures("place")
+def test_a_terminal_draws_days_models_and_channels(in_terminal: InTerminal) -> None:
+    code, shown = in_terminal("stats", NO_COLOR="1")
+    assert code == 0
+    assert not re.search(r"\x1b\[[\d;]*m", shown)
+    assert "2 sessions, 6 messages" in shown
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert rows["2026-01-06"].count("█") > rows["2026-01-05"].count("█") > 0
+    assert "big" in rows
+    assert "telegram" in rows
+    assert "~" in rows["2026-01-07"], "an estimate is marked"
+    assert "\x1b[36" in in_terminal("stats")[1]
+
+
+_PRICES = """
+class Usage:
+    def __init__(self, input_tokens, output_tokens, cache_read_tokens):
+        self.all = input_tokens, output_tokens, cache_read_tokens
+
+class Price:
+    def __init__(self, total):
+        self.total_price = total
+
+def calc_price(usage, model_ref, provider_id=None):
+    if model_ref != "big":
+        raise LookupError(model_ref)
+    read, written, cached = usage.all
+    return Price((read + 2 * written - cached) / 100)
+"""
+
+
+def test_the_cost_is_told_where_prices_are_installed(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "genai_prices.py").write_text(_PRICES)
+    monkeypatch.syspath_prepend(str(place))
+    try:
+        result = steno("stats")
+        found = _stats(steno)
+    finally:
+        sys.modules.pop("genai_prices", None)
+    assert found["cost"] == {"usd": 2.4, "models": {"big": 2.4}, "unknown": ["tiny"]}
+    assert "No price is known for tiny." in result.stderr
