@@ -50,12 +50,14 @@ def test_messages_and_changes_come_in_their_order(engine: str, own_url: str) -> 
         ]
         listening = threading.Thread(target=listen)
         listening.start()
-        for expected, step in enumerate(steps, start=5):
-            _until(partial(_have, found, expected - 1))
-            step()
-        _until(partial(_have, found, 10))
-        store.delete("s")
-        listening.join(30)
+        try:
+            for expected, step in enumerate(steps, start=5):
+                _until(partial(_have, found, expected - 1))
+                step()
+            _until(partial(_have, found, 10))
+        finally:
+            store.delete("s")
+            listening.join(60)
     assert _seen(found) == [
         "m0", "m1", "m2", "m3", "checkpoint", "hide", "undo", "summary", "m4", "meta",
     ]  # fmt: skip
@@ -71,7 +73,9 @@ def _have(found: list[Message | Changed], count: int) -> bool:
 
 
 def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
     while not holds():
+        assert time.monotonic() < deadline, "it was never told"
         time.sleep(0.005)
 
 
