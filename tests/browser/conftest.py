@@ -22,8 +22,9 @@ def _said(messages: Any, tools: Any) -> str:
     return f"You said: **{messages[-1]['content']}**"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """One for each file: as long as it is there, no other test can have an event loop."""
     needs.tool("chromium")
     with sync_playwright() as playwright:
         # Where everybody is root, as in a container, the sandbox does not start.
