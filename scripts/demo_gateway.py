@@ -24,13 +24,20 @@ class Gateway:
     def __init__(self, model: str) -> None:
         """In the current folder, with a model at this address, or one of this name."""
         self._token = Path("gateway.token")
+        # What the user has set is not the demo's business.
+        config = Path("demo.toml")
+        config.touch()
         named = f"{model}#scripted" if model.startswith("http") else model
         self._process = subprocess.Popen(
             [sys.executable, "-m", "stenolog", "serve", "--port", "0", "--model", named],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "STENO_GATEWAY__TOKEN_FILE": str(self._token)},
+            env={
+                **os.environ,
+                "STENO_CONFIG": str(config),
+                "STENO_GATEWAY__TOKEN_FILE": str(self._token),
+            },
         )
         assert self._process.stdout is not None
         self._url = self._process.stdout.readline().removeprefix("Listening at ").strip()

@@ -25,6 +25,7 @@ from stenolog.errors import NoSuchNote, NothingToUndo, StenologError, UsageError
 from stenolog.records import Message
 from stenolog.sessions.keys import Parts, join, split
 from stenolog.sessions.session_store import SessionStore
+from stenolog.sessions.undoing import undo
 from stenolog.stores.base import Store
 
 _LISTED: Final = 15
@@ -159,18 +160,10 @@ class Commands:
 
     async def _undo(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del rest, tell
-        store = _store_of(sessions)
-        before = await self._run(sessions.get_history, key)
         try:
-            undone = await self._run(store.undo, key)
+            undone = await self._run(undo, _store_of(sessions), key)
         except NothingToUndo:
             return _told(key, "There is nothing to take back.")
-        if undone.op == "replace":
-            # What was answered instead would stand there beside what is back.
-            after = await self._run(sessions.get_history, key)
-            instead = _answered_instead(before, after)
-            if instead:
-                await self._run(store.hide, key, instead[0], instead[-1])
         shown = f"{_count(undone.shown)} back" if undone.shown else "the summary is as before"
         gone = f", {_count(undone.hid)} hidden" if undone.hid else ""
         return _told(key, f"Taken back, {_OPERATIONS.get(undone.op, undone.op)}: {shown}{gone}.")
@@ -395,21 +388,6 @@ def _store_of(sessions: SessionStore) -> Store:
     if sessions.store is None:
         raise UsageError(_OFF)
     return sessions.store
-
-
-def _answered_instead(before: Sequence[Message], after: Sequence[Message]) -> list[int]:
-    """The seqs of the answer that a taken back /retry or /edit had brought."""
-    known = {message.seq for message in before}
-    back = [message.seq for message in after if message.seq not in known]
-    if not back:
-        return []
-    found = []
-    for message in after:
-        if message.seq > back[-1]:
-            if message.role == "user":
-                break
-            found.append(message.seq)
-    return found
 
 
 def _told(key: str, text: str) -> Answer:

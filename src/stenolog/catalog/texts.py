@@ -133,7 +133,7 @@ def _told(text: str) -> str:
     if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
         try:
             return _flat(msgspec.json.decode(text))
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             pass
     return text
 

@@ -17,6 +17,7 @@ from stenolog.cli.text import error_sentence, json_text, one_line, printable, se
 from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
 from stenolog.errors import StenologError, UsageError
 from stenolog.records import SessionInfo, Undone
+from stenolog.sessions.undoing import undo
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl.scan import part_of
@@ -233,7 +234,7 @@ def undo_command(key: str, as_json: bool, where: Where) -> None:
     """
     with open_to_change(where) as store:
         own = info_of(store, key).key
-        done = store.undo(own)
+        done = undo(store, own)
         left = store.info(own).undoable
     if as_json:
         fields = {

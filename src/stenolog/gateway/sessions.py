@@ -44,6 +44,7 @@ from stenolog.gateway.shapes import (
     given,
 )
 from stenolog.records import Message, Trashed, Undone
+from stenolog.sessions import undoing
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
 
@@ -266,7 +267,7 @@ async def fork_session(call: Call[OfAgent, Forking]) -> SessionShown:
 
 async def undo(call: Call[OfAgent, Nothing]) -> Undone:
     """Take the newest operation back."""
-    return await _alone(call, lambda store, key: store.undo(key))
+    return await _alone(call, undoing.undo)
 
 
 async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:

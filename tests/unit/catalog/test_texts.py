@@ -161,3 +161,11 @@ def test_the_range_of_a_prefix_holds_exactly_the_keys_that_begin_so() -> None:
         inside = [key for key in keys if low.encode() <= key.encode() < high]
         assert inside == [key for key in keys if key.startswith(prefix)]
     assert prefix_range("") == (None, None)
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_what_is_nested_very_deep_is_a_text_like_any_other(depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    assert text_of({"role": "tool", "content": deep})
+    called = {"tool_calls": [{"function": {"name": "read", "arguments": deep}}]}
+    assert text_of(called).startswith("read")

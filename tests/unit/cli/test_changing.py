@@ -279,3 +279,17 @@ def test_archive_of_all_is_told_in_a_terminal(in_terminal: InTerminal) -> None:
     code, shown = in_terminal("archive", "--all", NO_COLOR="1")
     assert code == 0
     assert "2 messages of 1 session archived.\n" in shown
+
+
+def test_an_undone_edit_takes_its_answer_along(steno: Steno, where: str) -> None:
+    """As /undo in a chat does: an answer without its question is nobody's."""
+    with open_store(where, namespace="sessions") as store:
+        store.add_messages(
+            "e", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}]
+        )
+        store.set_history("e", [{"role": "user", "content": "two"}])
+        store.add_message("e", "assistant", "2")
+    done = _json(steno("undo", "e", "--json", "-w", where))
+    assert (done["shown"], done["hid"]) == (2, 2)
+    with open_store(where, namespace="sessions") as store:
+        assert [message.content for message in store.get_history("e")] == ["one", "1"]

@@ -235,7 +235,7 @@ def test_no_message_reaches_beyond_itself_in_markdown(steno: Steno) -> None:
         store.add_message("m", "user", "the end")
     shown = steno("export", "m", "--format", "markdown").stdout
     assert "```\ncode that never ends\n```" in shown
-    assert "\\<!-- hide all \\<details> `<b>`" in shown
+    assert "&lt;!-- hide all &lt;details> <code>&#60;b&#62;</code>" in shown
     assert "````\n```\n</details>\n````" in shown
     assert [block.text for block in blocks(shown) if block.code] == [
         "code that never ends",

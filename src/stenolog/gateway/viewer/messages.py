@@ -151,7 +151,7 @@ def pretty(value: Any) -> Markup:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return Markup("{}").format(_cut(value))
         if isinstance(value, str):
             return Markup("{}").format(_cut(value))

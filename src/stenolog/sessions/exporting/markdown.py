@@ -6,13 +6,17 @@ not: a fence that was left open is closed, and tags of HTML are shown as text.
 
 import re
 from collections.abc import Iterator
+from html import escape
 from typing import Final
 
 from stenolog.sessions.exporting.fences import blocks, fence_for
 from stenolog.sessions.exporting.reading import Conversation, Part, Said
 
 # Code in a line stays as it is, or the backslash would be seen.
-_TAG: Final = re.compile(r"(?P<code>(?P<tick>`{1,3})[^\n]{1,500}?(?P=tick)(?!`))|<(?=[A-Za-z/!?])")
+_TAG: Final = re.compile(
+    r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
+    r"|(?P<slashes>\\{0,99})<(?=[A-Za-z/!?])"
+)
 _SIGNS: Final = re.compile(r"([\\`*_\[\]<>#|~])")
 _LANGUAGE: Final = re.compile(r"[A-Za-z0-9_+.#-]{0,40}")
 
@@ -60,7 +64,8 @@ def _part(part: Part) -> str:
 
 def _folded(head: str, text: str) -> str:
     # The empty line is how what follows is Markdown again.
-    return f"<details><summary>{_line(head)}</summary>\n\n{_code(text)}\n\n</details>"
+    shown = escape(" ".join(head.split()))
+    return f"<details><summary>{shown}</summary>\n\n{_code(text)}\n\n</details>"
 
 
 def _prose(text: str) -> str:
@@ -69,8 +74,19 @@ def _prose(text: str) -> str:
         if block.code:
             parts.append(_code(block.text, block.language))
         else:
-            parts.append(_TAG.sub(lambda found: found["code"] or "\\<", block.text))
+            parts.append(_TAG.sub(_untagged, block.text))
     return "\n".join(parts).strip("\n")
+
+
+def _untagged(found: re.Match[str]) -> str:
+    """No `<` of a message stands there as it is: what looks like code to us may be none."""
+    code = found["code"]
+    if code is None:
+        slashes = found["slashes"]
+        return slashes[: len(slashes) // 2 * 2] + "&lt;"
+    if "<" not in code:
+        return found[0]
+    return f"<code>{_SIGNS.sub(lambda one: f'&#{ord(one[0])};', code)}</code>"
 
 
 def _code(text: str, language: str = "") -> str:
