@@ -31,7 +31,8 @@ def retention_command() -> None:
     """Archive, delete or purge old sessions by rules. Without rules all is kept.
 
     A rule is a table of the config file, as [retention.old] with action = "delete" and
-    older_than_days = 365. `steno serve` keeps to the rules, once an hour.
+    older_than_days = 365. A rule that says purge takes only what is in the trash. `steno serve`
+    keeps to the rules, once an hour.
     """
 
 
@@ -74,9 +75,11 @@ def run_command(
 
     Archiving comes first, purging last. Sessions in which somebody has the turn, and those that
     changed meanwhile, are left alone. Age is counted from the last change that a session tells of
-    itself. What was deleted is in the trash, and `steno restore` brings it back; it then counts as
-    changed when it was deleted. Only a rule that says purge deletes for good. What was done stands
-    in the file retention.log of the workspace.
+    itself, or from when it was taken in from another program. What was deleted is in the trash, and
+    `steno restore` brings it back; it then counts as changed when it was deleted. Damaged sessions
+    are not deleted. Only a rule that says purge deletes for good: what is in the trash, counted
+    from when it was deleted, and never a session that is in use. What was done stands in the file
+    retention.log of the workspace.
 
     One line for each session, with tabs between: what is done, the rule, the key, how many
     messages it has, and when it last changed. Where nobody can be asked, --yes is needed to delete.
@@ -88,8 +91,7 @@ def run_command(
     check_there(where.workspace)
     for rule in rules:
         if not rule.says_something:
-            words = "names no age, no count, no size and no tag, so it takes no session."
-            click.echo(f"The rule {rule.name} {words}", err=True)
+            click.echo(f"The rule {rule.name} {_lacks(rule)}, so it takes no session.", err=True)
 
     steps: list[Callable[[], None]] = []
 
@@ -117,9 +119,9 @@ def run_command(
 
 
 def _ask(planned: Sequence[Done]) -> None:
-    """Whether it is meant. Raises ClickException, Abort."""
-    if not sys.stdin.isatty():
-        raise click.ClickException(
+    """Whether it is meant. Raises UsageError, Abort."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError(
             "This deletes sessions, and nobody can be asked; --yes does it without asking, "
             "--dry-run tells which."
         )
@@ -192,11 +194,12 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
 def _which(rule: Rule) -> str:
     """The sessions that a rule takes, in words."""
     if not rule.says_something:
-        return "no session: it names no age, no count, no size and no tag"
+        return f"no session: it {_lacks(rule)}"
     parts = []
     if rule.older_than is not None:
-        days = rule.older_than.total_seconds() / 86_400
-        parts.append(f"unchanged for {days:,g} days")
+        days = f"{rule.older_than.total_seconds() / 86_400:,g} days"
+        in_trash = rule.action == "purge"
+        parts.append(f"deleted {days} ago" if in_trash else f"unchanged for {days}")
     if rule.keep_newest:
         parts.append(f"beyond the newest {rule.keep_newest:,}")
     if rule.larger_than:
@@ -205,5 +208,16 @@ def _which(rule: Rule) -> str:
         parts.append(f"tagged {rule.tag}")
     if rule.prefix:
         parts.append(f"whose key begins with {rule.prefix}")
+    if rule.action == "purge":
+        return f"sessions in the trash, {' and '.join(parts)}"
     spared = f", but not those tagged {rule.spare}" if rule.spare else ""
     return f"sessions {' and '.join(parts)}{spared}"
+
+
+def _lacks(rule: Rule) -> str:
+    """Why a rule takes no session, in words."""
+    if rule.asks_what_nobody_knows:
+        return "purges, which goes by age and prefix, and names a count, a size or a tag"
+    if rule.action == "purge":
+        return "purges, and names no age"
+    return "names no age, no count, no size and no tag"

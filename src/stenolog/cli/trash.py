@@ -200,6 +200,8 @@ class _Target(Struct, frozen=True, kw_only=True):
     namespace: str | None
     """None: the one that the command's options name."""
     key: str
+    uid: str = ""
+    """Of the live session, else of the one that was deleted last; empty where nobody can say."""
     messages: int = 0
     """Of the live session."""
     deleted: int = 0
@@ -213,6 +215,11 @@ class _Target(Struct, frozen=True, kw_only=True):
     def of_notes(self) -> bool:
         """Whether it holds notes, and no conversation."""
         return self.namespace == NOTES
+
+    @property
+    def to_type(self) -> str:
+        """What somebody types who means it: its key, or what stands for one that cannot be."""
+        return self.key if _can_be_typed(self.key) else self.uid or ascii(self.key)
 
     @property
     def name(self) -> str:
@@ -282,8 +289,9 @@ def purge_command(
     sessions of a person in the workspace, of every agent and in every thread, and all notes of
     them. What it cannot reach it names: forks, summaries, files it was taken in from.
 
-    It says what will go and asks for the key (or WHO) to be typed. Where nobody can be asked,
-    --yes is needed. A call that was interrupted is made again.
+    It says what will go and asks for the key (or WHO) to be typed, or for the uid where a key is
+    blank or cannot be shown. Where nobody can be asked, --yes is needed. A call that was
+    interrupted is made again.
 
     Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some of it could
     not be deleted; stderr says which.
@@ -309,7 +317,8 @@ def purge_command(
     if not yes:
         _list("Will be deleted for good:", lines)
         say(_FOR_GOOD)
-        _ask_for([who] if who is not None else [target.key for target in targets])
+        by_name = who is not None and _can_be_typed(who)
+        _ask_for([who] if who and by_name else [target.to_type for target in targets])
     gone = list(_purged(where, targets))
     _print_gone(gone, as_json=as_json, dry_run=False)
     for words in _not_reached(where, gone, who):
@@ -320,10 +329,15 @@ def purge_command(
 def _ask_for(names: Iterable[str]) -> None:
     """Have each name typed. Raises ClickException where another is."""
     for name in names:
-        wanted = one_line(printable(name))
+        wanted = one_line(printable(name)).strip()
         typed = click.prompt(f"Type {wanted} to go on", default="", show_default=False, err=True)
-        if typed.strip() != wanted.strip():
+        if not wanted or typed.strip() != wanted:
             raise click.ClickException(f"That is not {wanted}; nothing was deleted.")
+
+
+def _can_be_typed(name: str) -> bool:
+    """Whether it can be seen what it is: no blank, and nothing that a terminal does not show."""
+    return bool(name.strip()) and name.isprintable()
 
 
 def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Target]:
@@ -352,9 +366,10 @@ def _target(
 ) -> _Target | None:
     """What there is of a key; None where there is nothing."""
     deleted = [one for one in trash if one.key == key]
-    messages, readable = 0, True
+    uid, messages, readable = deleted[0].uid if deleted else "", 0, True
     try:
-        messages = store.info(key).count
+        info = store.info(key)
+        uid, messages = info.uid, info.count
         if before is not None:
             every = store.get_history(key, full=True)
             messages = sum(message.seq < before for message in every)
@@ -367,6 +382,7 @@ def _target(
     return _Target(
         namespace=namespace,
         key=key,
+        uid=uid,
         messages=messages,
         deleted=0 if before is not None else len(deleted),
         in_trash=0 if before is not None else sum(one.count for one in deleted),

@@ -5,6 +5,7 @@ continued by the next run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from msgspec import Raw
@@ -134,6 +135,7 @@ class Carrying:
             # The conversation's own time counts until somebody says something here.
             "updated": timestamp(max([self.old.updated, *said, *there])),
             "last_seq": info.last_seq,
+            merging.TAKEN: timestamp(datetime.now(UTC)),
         }
         if self.old.layout == "stenolog-json" and self.old.messages:
             *_, receipt[merging.SAID] = merging.digests(self.old.messages)

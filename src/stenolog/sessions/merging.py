@@ -23,6 +23,8 @@ SAID: Final = "said_sha256"
 """In a receipt of our stand-in: the messages and tokens that were merged, as `digests` has them."""
 SUMMARY: Final = "summary_sha256"
 """In the receipt of a program that may go on: the summary that was carried."""
+TAKEN: Final = "taken"
+"""In a receipt: when it was made. Retention counts from then on."""
 TOKENS_KEPT: Final = 1_000
 """For so many of its newest messages a session surely knows the tokens."""
 APART: Final = " (legacy "

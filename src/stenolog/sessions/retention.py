@@ -3,6 +3,8 @@
 Age is counted from what the sessions themselves say of their last change, never from the times of
 files. A session in which somebody has the turn is left alone. What a rule deleted and somebody
 brought back counts as changed when it was deleted: or it would be gone again within the hour.
+For the same reason what was taken in from another program is no older than that. Nothing that is
+in use is deleted for good: purging takes what is in the trash, and nothing else.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from msgspec import Struct
 
 from stenolog.catalog.entries import Entry
 from stenolog.records import SessionInfo, Trashed
+from stenolog.sessions.merging import TAKEN, receipts
 
 Action = Literal["archive", "delete", "purge"]
 
@@ -40,7 +43,14 @@ class Rule(Struct, frozen=True, kw_only=True):
     @property
     def says_something(self) -> bool:
         """Whether it says at all which sessions; one that does not takes none."""
+        if self.action == "purge":
+            return self.older_than is not None and not self.asks_what_nobody_knows
         return bool(self.older_than or self.keep_newest or self.larger_than or self.tag)
+
+    @property
+    def asks_what_nobody_knows(self) -> bool:
+        """Whether it is about the trash, and asks for more than how old that is, and its keys."""
+        return self.action == "purge" and bool(self.keep_newest or self.larger_than or self.tag)
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -54,6 +64,8 @@ class Step(Struct, frozen=True, kw_only=True):
     updated: datetime
     """When it was last changed, or deleted where it is in the trash."""
     in_trash: bool = False
+    lives: tuple[tuple[str, datetime], ...] = ()
+    """Of the trash: every session of this key in it, by its uid and when it was deleted."""
 
 
 def plan(
@@ -88,6 +100,9 @@ def _asked_by(
 ) -> Iterator[Step]:
     if not rule.says_something:
         return
+    if rule.action == "purge":
+        yield from _of_trash(rule, entries, trash, now=now)
+        return
     meant = [entry for entry in entries if _is_meant(rule, entry)]
     for entry in _beyond(rule, meant):
         if entry.updated is None or entry.state == "running" or rule.spare in entry.tags:
@@ -97,6 +112,8 @@ def _asked_by(
         info = look(entry.key)
         if info is None or info.uid != entry.uid or not _fits(rule, info, now):
             continue
+        if rule.action == "delete" and (entry.lost or entry.damaged):
+            continue  # as in _fits: an index may know more than was read now
         yield Step(
             action=rule.action,
             rule=rule.name,
@@ -105,8 +122,6 @@ def _asked_by(
             messages=entry.count,
             updated=entry.updated,
         )
-    if rule.action == "purge":
-        yield from _of_trash(rule, entries, trash, now=now)
 
 
 def _is_meant(rule: Rule, entry: Entry) -> bool:
@@ -132,8 +147,13 @@ def _fits(rule: Rule, info: SessionInfo, now: datetime) -> bool:
     """Whether the rule is right in what only the session itself tells."""
     if rule.larger_than and info.bytes <= rule.larger_than:
         return False
+    taken_in = _taken_in(info)
+    if rule.older_than is not None and taken_in is not None and not _is_old(rule, taken_in, now):
+        return False
     if rule.action == "archive":
         return info.floor > info.archived
+    if info.lost or info.damaged:
+        return False  # somebody may still repair it, and the doctor does not look into the trash
     brought_back = _mark_of(info)
     if brought_back is None:
         return True
@@ -141,19 +161,37 @@ def _fits(rule: Rule, info: SessionInfo, now: datetime) -> bool:
 
 
 def _mark_of(info: SessionInfo) -> datetime | None:
-    told = info.meta.get(MARK)
+    return _moment(info.meta.get(MARK))
+
+
+def _taken_in(info: SessionInfo) -> datetime | None:
+    """When it was last taken in from another program; None where it was not.
+
+    What does not tell when counts as just taken in, unless somebody went on with it here.
+    """
+    times = []
+    for receipt in receipts(info.meta):
+        at = _moment(receipt.get(TAKEN))
+        if at is not None:
+            times.append(at)
+        elif receipt.get("last_seq") == info.last_seq:
+            times.append(datetime.max.replace(tzinfo=UTC))
+    return max(times, default=None)
+
+
+def _moment(told: object) -> datetime | None:
+    """A time in a meta, which is anybody's to write; None where it is none."""
     try:
-        return datetime.fromisoformat(told) if isinstance(told, str) else None
+        at = datetime.fromisoformat(told) if isinstance(told, str) else None
     except ValueError:
         return None
+    return at if at is None or at.utcoffset() is not None else at.replace(tzinfo=UTC)
 
 
 def _of_trash(
     rule: Rule, entries: Sequence[Entry], trash: Sequence[Trashed], *, now: datetime
 ) -> Iterator[Step]:
     """Deleted sessions, by how long ago that was; their size and tags nobody knows any more."""
-    if rule.older_than is None or rule.keep_newest or rule.larger_than or rule.tag:
-        return
     # A purge takes every life of a key, so all of them must be old, and none be in use.
     kept = {entry.key for entry in entries}
     kept |= {one.key for one in trash if not _is_old(rule, one.deleted, now)}
@@ -167,4 +205,10 @@ def _of_trash(
                 messages=one.count,
                 updated=one.deleted,
                 in_trash=True,
+                lives=lives_of(one.key, trash),
             )
+
+
+def lives_of(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:
+    """Every session of this key in the trash, by its uid and when it was deleted."""
+    return tuple(sorted((one.uid, one.deleted) for one in trash if one.key == key))

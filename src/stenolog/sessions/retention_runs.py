@@ -13,7 +13,7 @@ from stenolog.catalog import Catalog, Entry, open_catalog
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy
 from stenolog.records import SessionInfo, timestamp
 from stenolog.sessions.folders import find_place, others_in
-from stenolog.sessions.retention import MARK, Rule, Step, plan
+from stenolog.sessions.retention import MARK, Rule, Step, lives_of, plan
 from stenolog.stores import reports
 from stenolog.stores.base import Store
 from stenolog.stores.disk import sync_file, write_all
@@ -43,7 +43,7 @@ class Done(Struct, frozen=True, kw_only=True):
 def carry_out(store: Store, step: Step) -> tuple[Outcome, str]:
     """Do what a step says, if the session still is as it was planned for; and what became of it."""
     try:
-        if step.in_trash:
+        if step.action == "purge":
             return _purge_deleted(store, step)
         with store.lease(step.key, ttl=_TTL, wait=0):
             info = store.info(step.key)
@@ -54,23 +54,27 @@ def carry_out(store: Store, step: Step) -> tuple[Outcome, str]:
                 if not moved:
                     return "skipped", "what could be archived was said together with what stays"
                 return "done", f"{moved:,} messages moved into the archive"
-            if step.action == "delete":
-                # Not together with deleting: whoever is cut short here has deleted nothing.
-                store.set_meta(step.key, **{MARK: timestamp(datetime.now(UTC))})
-                store.delete(step.key)
-                return "done", "it is in the trash"
-        # Not with the turn in it: then its lock would be left behind, with its name.
-        purged = store.purge(step.key)
+            if info.lost or info.damaged:
+                return "skipped", "it is damaged; `steno doctor` tells more"
+            # Not together with deleting: whoever is cut short here has deleted nothing.
+            store.set_meta(step.key, **{MARK: timestamp(datetime.now(UTC))})
+            store.delete(step.key)
     except StoreBusy:
         return "skipped", "somebody has the turn in it"
     except NoSuchSession:
         return "skipped", "it is gone already"
     except StenologError as error:
         return "failed", str(error)
-    return "done", f"{purged.messages:,} messages deleted for good"
+    return "done", "it is in the trash"
 
 
 def _purge_deleted(store: Store, step: Step) -> tuple[Outcome, str]:
+    """Delete for good what has this key, all of which is in the trash, and was when planned."""
+    lives = lives_of(step.key, store.list_trash())
+    if not lives:
+        return "skipped", "it is not in the trash"
+    if not step.in_trash or lives != step.lives:
+        return "skipped", "what the trash has of this key was changed meanwhile"
     try:
         store.info(step.key)
     except NoSuchSession:
@@ -123,16 +127,31 @@ def keep_all_to(
     """
     ended: list[Done] = []
     for place in dict.fromkeys(places):
-        if until() or address(place).engine == "memory":
-            continue
-        try:
-            ended += keep_to(place, rules, until=until)
-        except StenologError as error:
-            reports.warning("retention: nothing was done: %s", error)
+        whose = _one_by_one(place)
+        while not until():
+            try:
+                agent, namespace = next(whose)
+                ended += keep_to(place, rules, agent=agent, namespace=namespace, until=until)
+            except StopIteration:
+                break
+            except StenologError as error:
+                reports.warning("retention: nothing was done: %s", error)
+            except Exception as error:  # noqa: BLE001 - a fault here is none elsewhere
+                kind = type(error).__name__
+                reports.warning("retention: nothing was done: %s: %s", kind, error)
     for one in ended:
         if one.outcome == "failed":
             reports.warning("retention: %s", _line(one))
     return ended
+
+
+def _one_by_one(place: str) -> Iterator[tuple[str | None, str | None]]:
+    """Whose sessions there are, each as an agent and a namespace that are looked at alone."""
+    if address(place).engine == "memory":
+        return
+    yield None, find_place(place, None).namespace
+    for name in others_in(place).agents:
+        yield name, None
 
 
 def _whose(

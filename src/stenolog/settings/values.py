@@ -187,9 +187,12 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
 
     action: Literal["archive", "delete", "purge"] = "archive"
     """What is done: `archive` puts what was compacted into archives, `delete` puts the session
-    into the trash, `purge` deletes it for good, and what is in the trash as long."""
+    into the trash, `purge` deletes for good what is in the trash, and never a session that is in
+    use. A rule that says `purge` names an age, and may name a prefix; with anything else it takes
+    nothing."""
     older_than_days: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
-    """Nobody changed the session for so many days. 0: of any age."""
+    """Nobody changed the session for so many days; with `purge`, it was deleted so many days
+    ago. 0: of any age."""
     keep_newest: CountOrNone = 0
     """There are so many that were changed later, of those with this prefix and tag. 0: any."""
     larger_than_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0

@@ -1,6 +1,8 @@
 """`steno retention`: rules from the settings, what they would do, and that nobody is surprised."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,7 +95,7 @@ def test_rules_are_listed_in_words_and_as_json(steno: Steno) -> None:
     assert steno("retention", "list").stdout == (
         "many\tarchive\tsessions beyond the newest 1 and whose key begins with telegram:, "
         "but not those tagged keep\n"
-        "nothing\tpurge\tno session: it names no age, no count, no size and no tag\n"
+        "nothing\tpurge\tno session: it purges, and names no age\n"
         "spam\tdelete\tsessions tagged spam, but not those tagged keep\n"
     )
     schema = msgspec.json.schema(RuleShape)
@@ -111,7 +113,7 @@ def test_a_dry_run_tells_everything_and_does_nothing(steno: Steno) -> None:
         ["delete", "spam", "cli:default", "2"],
     ]
     assert result.stderr == (
-        "The rule nothing names no age, no count, no size and no tag, so it takes no session.\n"
+        "The rule nothing purges, and names no age, so it takes no session.\n"
         "1 session would be archived, 1 session would be put into the trash.\n"
     )
     assert _keys() == before
@@ -120,7 +122,7 @@ def test_a_dry_run_tells_everything_and_does_nothing(steno: Steno) -> None:
 def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
     before = _keys()
     result = steno("retention", "run")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "nobody can be asked" in result.stderr
     assert _keys() == before
 
@@ -140,6 +142,29 @@ def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
     assert steno("restore", "cli:default").exit_code == 0
     again = steno("retention", "run", "--yes")
     assert "There is nothing to do." in again.stderr, "what was brought back stays"
+
+
+@pytest.mark.usefixtures("ruled")
+def test_without_any_stdin_it_refuses() -> None:
+    before = _keys()
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    command = ["sh", "-c", 'exec "$0" -c "$1" retention run <&-', sys.executable, program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "nobody can be asked" in result.stderr
+    assert _keys() == before
+
+
+def test_a_rule_that_purges_tells_that_it_is_about_the_trash(ruled: Path, steno: Steno) -> None:
+    (ruled / "steno.toml").write_text(
+        '[retention.a]\naction = "purge"\nolder_than_days = 9\nprefix = "x:"\n'
+        '[retention.b]\naction = "purge"\nolder_than_days = 9\ntag = "x"\n'
+    )
+    assert steno("retention", "list").stdout == (
+        "a\tpurge\tsessions in the trash, deleted 9 days ago and whose key begins with x:\n"
+        "b\tpurge\tno session: it purges, which goes by age and prefix, and names a count, "
+        "a size or a tag\n"
+    )
 
 
 @pytest.mark.usefixtures("ruled")

@@ -283,6 +283,21 @@ def test_a_purge_goes_on_when_each_key_was_typed() -> None:
     assert _keys("workspace") == ["日本:\n語"]
 
 
+@pytest.mark.parametrize("key", [" ", "\u3000", "\u200b", "a\u202eb"])
+def test_where_a_key_cannot_be_seen_the_uid_is_to_be_typed(key: str) -> None:
+    with open_store("workspace") as store:
+        store.add_message(key, "user", "hello")
+        uid = store.info(key).uid
+    for answer in ("\n", f"{key}\n"):
+        code, shown = typed(answer, "purge", key)
+        assert (code, f"Type {uid} to go on" in shown) == (1, True), shown
+        assert key in _keys("workspace")
+    assert typed("\n", "purge", "--scope", key)[0] == 1
+    assert key in _keys("workspace")
+    assert typed(f"{uid}\n", "purge", key)[0] == 0
+    assert key not in _keys("workspace")
+
+
 def test_a_purge_of_a_person_wants_their_name_typed() -> None:
     assert typed("no\n", "purge", "--scope", KEY)[0] == 1
     assert KEY in _keys("workspace")

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from stenolog.errors import NotStored, StoreUnavailable, UsageError
 from stenolog.records import Message
 from stenolog.sessions.carrying import CHUNK
 from stenolog.sessions.importers.folder import Folder
+from stenolog.sessions.merging import TAKEN
 from stenolog.sessions.migration import Migrated, migrate_from_json, take_in
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
@@ -114,10 +115,16 @@ def picture(store: Store) -> dict[str, Any]:
             [(m.seq, m.hidden, m.at, m.to_json()) for m in store.get_history(key, full=True)],
             store.get_summary(key),
             store.info(key).floor,
-            dict(store.info(key).meta),
+            _timeless(store.info(key).meta),
         )
         for key in store.list_sessions()
     }
+
+
+def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The meta without the times at which something was taken in."""
+    receipts = [{**one, TAKEN: ""} for one in meta.get("imported", [])]
+    return {**meta, "imported": receipts}
 
 
 # --- every sample, message by message --------------------------------------------------------

@@ -1,16 +1,19 @@
 """Retention: which sessions a rule takes, and that what it does can be trusted."""
 
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import SessionInfo, Trashed
 from stenolog.sessions.folders import find_place
+from stenolog.sessions.migration import migrate_from_json
 from stenolog.sessions.retention import MARK, Action, Rule, Step, plan
 from stenolog.sessions.retention_runs import LOG, carry_out, keep_all_to, keep_to
 from stenolog.stores.base import Store
@@ -118,13 +121,50 @@ def test_all_that_a_rule_says_must_be_true() -> None:
 
 
 def test_what_is_running_or_cannot_be_read_is_left_alone() -> None:
-    rule = Rule(name="r", action="purge", older_than=DAY)
+    rule = Rule(name="r", action="delete", older_than=DAY)
     entries = [
         _entry("running", days=9, state="running"),
         _entry("broken", days=9, problem="it is damaged", updated=None),
         _entry("interrupted", days=9, state="interrupted"),
     ]
-    assert _keys(entries, rule) == [("purge", "interrupted")]
+    assert _keys(entries, rule) == [("delete", "interrupted")]
+
+
+def test_what_is_damaged_is_archived_and_not_deleted() -> None:
+    entries = [_entry("a", days=9), _entry("b", days=9, lost=1), _entry("c", days=9, damaged=1)]
+    infos = {"a": _info("a", lost=1)}
+    delete = Rule(name="r", action="delete", older_than=DAY)
+    assert _keys(entries, delete, infos=infos) == []
+    assert _keys(entries, delete, infos={"a": _info("a", damaged=1)}) == []
+    assert _keys(entries, delete) == [("delete", "a")]
+    archive = Rule(name="r", action="archive", older_than=DAY)
+    assert len(_keys(entries, archive, infos=infos)) == 3
+
+
+def test_a_purge_takes_nothing_that_is_in_use() -> None:
+    entries = [_entry("a", days=10_000, tags=("x",))]
+    infos = {"a": _info("a", bytes=10_000)}
+    for rule in (
+        Rule(name="r", action="purge", older_than=DAY),
+        Rule(name="r", action="purge", tag="x"),
+        Rule(name="r", action="purge", larger_than=1),
+        Rule(name="r", action="purge", older_than=DAY, prefix="a"),
+    ):
+        assert _keys(entries, rule, infos=infos) == []
+
+
+def test_what_was_taken_in_is_no_older_than_that() -> None:
+    rule = Rule(name="r", action="delete", older_than=30 * DAY)
+    entries = [_entry("a", days=400)]
+
+    def taken(*receipts: dict[str, Any]) -> list[tuple[str, str]]:
+        return _keys(entries, rule, infos={"a": _info("a", meta={"imported": list(receipts)})})
+
+    new, old = ({"taken": (NOW - days * DAY).isoformat(), "last_seq": 2} for days in (10, 40))
+    assert taken(old) == [("delete", "a")]
+    assert taken(new) == taken(new, old) == taken(old, new) == []
+    assert taken({"last_seq": 2}) == taken({"taken": 7, "last_seq": 2}) == []
+    assert taken({"last_seq": 1}) == [("delete", "a")], "somebody went on with it here"
 
 
 def test_a_session_that_is_another_one_by_now_is_left_alone() -> None:
@@ -140,7 +180,13 @@ def test_archiving_comes_first_and_the_strongest_rule_counts() -> None:
         Rule(name="2", action="delete", older_than=10 * DAY),
         Rule(name="1", action="archive", older_than=DAY),
     )
-    assert _keys(entries, *rules) == [("archive", "a"), ("delete", "b"), ("purge", "c")]
+    trash = (Trashed(key="d", uid="d", deleted=NOW - 25 * DAY, count=1),)
+    assert _keys(entries, *rules, trash=trash) == [
+        ("archive", "a"),
+        ("delete", "c"),
+        ("delete", "b"),
+        ("purge", "d"),
+    ]
 
 
 def test_what_has_nothing_to_archive_is_not_planned_for_it() -> None:
@@ -160,6 +206,13 @@ def test_what_somebody_brought_back_stays_for_another_period() -> None:
         assert _keys(entries, by_age, infos={"a": _info("a", meta=mark)}) == taken
         assert _keys(entries, by_tag) == [("delete", "a")]
         assert _keys(entries, by_tag, infos={"a": _info("a", meta=mark)}) == []
+
+
+def test_a_time_without_a_zone_is_taken_as_utc() -> None:
+    rule = Rule(name="r", action="delete", older_than=30 * DAY)
+    for days, taken in ((29.99, []), (30.01, [("delete", "a")])):
+        mark = {MARK: (NOW - days * DAY).replace(tzinfo=None).isoformat()}
+        assert _keys([_entry("a", days=400)], rule, infos={"a": _info("a", meta=mark)}) == taken
 
 
 def test_the_trash_is_purged_by_how_long_ago_it_was_deleted() -> None:
@@ -220,7 +273,7 @@ def _all_keys(where: str, agent: str | None = None) -> list[str]:
 
 
 def test_a_dry_run_tells_what_would_be_done_and_does_nothing(where: str) -> None:
-    rule = Rule(name="r", action="purge", older_than=EVERY)
+    rule = Rule(name="r", action="delete", older_than=EVERY)
     found = keep_to(where, [rule], dry_run=True)
     assert [(one.outcome, one.agent, one.step.key) for one in found] == [
         ("planned", None, "a"),
@@ -243,18 +296,17 @@ def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
     assert keep_to(where, [by_age]) == [], "it was changed when it was deleted"
 
 
-def test_only_purge_deletes_for_good_and_takes_what_is_in_the_trash(where: str) -> None:
+def test_only_purge_deletes_for_good_and_only_what_is_in_the_trash(where: str) -> None:
     with _open(where) as store:
         store.delete("b")
+        store.add_message("b", "user", "another life")
+        store.delete("b")
     found = keep_to(where, [Rule(name="r", action="purge", older_than=EVERY)], agent=None)
-    assert {(one.step.key, one.outcome) for one in found} == {
-        ("a", "done"),
-        ("b", "done"),
-        ("c", "done"),
-    }
+    assert [(one.step.key, one.outcome) for one in found] == [("b", "done"), ("b", "skipped")]
     with _open(where) as store:
         assert store.list_trash() == []
-        assert store.list_sessions() == []
+        assert store.list_sessions() == ["a"]
+    assert _all_keys(where, "ada") == ["c"]
 
 
 def test_archiving_keeps_every_message(where: str) -> None:
@@ -275,7 +327,20 @@ def test_a_session_in_which_somebody_has_the_turn_is_left_alone(where: str) -> N
     assert _all_keys(where) == ["a"]
 
 
-@pytest.mark.parametrize("action", ["archive", "delete", "purge"])
+def test_a_session_that_was_found_damaged_meanwhile_is_not_deleted(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _open(where) as store:
+        info = store.info("a")
+        step = Step(
+            action="delete", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
+        )
+        monkeypatch.setattr(store, "info", lambda _: replace(info, lost=1))
+        assert carry_out(store, step)[0] == "skipped"
+        assert store.list_trash() == []
+
+
+@pytest.mark.parametrize("action", ["archive", "delete"])
 def test_what_happens_between_planning_and_doing_saves_a_session(
     where: str, action: Action
 ) -> None:
@@ -311,6 +376,7 @@ def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where
             messages=4,
             updated=gone.deleted,
             in_trash=True,
+            lives=((gone.uid, gone.deleted),),
         )
         store.add_message("a", "user", "another life")
         assert carry_out(store, step)[0] == "skipped"
@@ -320,8 +386,48 @@ def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where
             store.info("a")
 
 
+def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> None:
+    with _open(where) as store:
+        gone = store.delete("a")
+        step = Step(
+            action="purge",
+            rule="r",
+            key="a",
+            uid=gone.uid,
+            messages=4,
+            updated=gone.deleted,
+            in_trash=True,
+            lives=((gone.uid, gone.deleted),),
+        )
+        store.add_message("a", "user", "another life, deleted just now")
+        again = store.delete("a")
+        assert carry_out(store, step)[0] == "skipped"
+        assert len(store.list_trash()) == 2
+        store.restore("a", uid=again.uid, as_key="other")
+        store.restore("a", uid=gone.uid)
+        assert carry_out(store, step)[0] == "skipped"
+        later = store.delete("a")
+        assert later.uid == gone.uid
+        assert carry_out(store, step)[0] == "skipped", "it was deleted another time"
+        assert len(store.list_trash()) == 1
+        step = replace(step, lives=((later.uid, later.deleted),))
+        assert carry_out(store, replace(step, in_trash=False))[0] == "skipped"
+        assert carry_out(store, step)[0] == "done"
+        assert store.list_trash() == []
+
+
+def test_a_session_that_is_in_use_is_never_purged(where: str) -> None:
+    with _open(where) as store:
+        info = store.info("a")
+        step = Step(
+            action="purge", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
+        )
+        assert carry_out(store, step)[0] == "skipped"
+        assert store.info("a").count == 4
+
+
 def test_nothing_is_done_that_was_not_confirmed(where: str) -> None:
-    rule = Rule(name="r", action="purge", older_than=EVERY)
+    rule = Rule(name="r", action="delete", older_than=EVERY)
     found = keep_to(where, [rule], confirm=lambda planned: len(planned) != 3)
     assert {one.outcome for one in found} == {"planned"}
     assert _all_keys(where) == ["a", "b"]
@@ -343,6 +449,39 @@ def test_a_daemon_goes_on_where_one_place_cannot_be_read(
     assert [one.step.key for one in done] == ["a", "b", "c"]
     assert "retention: nothing was done" in caplog.text
     assert keep_all_to([where], []) == []
+
+
+def test_a_fault_with_the_sessions_of_one_keeps_no_other_from_being_looked_at(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked: list[int] = []
+
+    def faulty(*given: Any, **named: Any) -> list[Step]:
+        looked.append(1)
+        if len(looked) == 1:
+            raise TypeError("what nobody thought of")
+        return plan(*given, **named)
+
+    monkeypatch.setattr("stenolog.sessions.retention_runs.plan", faulty)
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    assert [one.step.key for one in keep_all_to([where], [rule])] == ["c"]
+    assert "retention: nothing was done: TypeError: what nobody thought of" in caplog.text
+
+
+def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> None:
+    old = tmp_path / "sessions" / "cli_old.json"
+    old.parent.mkdir()
+    when = "2020-01-01T00:00:00Z"
+    said = [{"role": "user", "content": "hello"}]
+    fields = {"key": "cli:old", "messages": said, "summary": "", "created": when, "updated": when}
+    old.write_text(json.dumps(fields))
+    with open_store(tmp_path / "ws") as store:
+        assert migrate_from_json(old.parent, store).taken
+        [key] = store.list_sessions()
+        assert store.info(key).updated.year == 2020
+    assert keep_to(str(tmp_path / "ws"), [Rule(name="r", action="delete", older_than=DAY)]) == []
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    assert [one.outcome for one in keep_to(str(tmp_path / "ws"), [rule])] == ["done"]
 
 
 def test_rules_are_kept_to_in_postgresql_too(postgres_url: str) -> None:
@@ -392,7 +531,7 @@ def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:
 def test_what_cannot_be_told_of_is_not_done(folder: Path, tmp_path: Path) -> None:
     (folder / LOG).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StenologError):
-        keep_to(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
+        keep_to(str(folder), [Rule(name="r", action="delete", older_than=EVERY)])
     assert len(_all_keys(str(folder))) == 1
     assert not (tmp_path / "elsewhere").exists()
 
