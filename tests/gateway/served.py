@@ -83,7 +83,7 @@ class Served:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._event_loop.call_soon_threadsafe(self._ended.set)
+        self.ask_to_end()
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -91,7 +91,7 @@ class Served:
     async def _run(self) -> None:
         try:
             self._event_loop = asyncio.get_running_loop()
-            self._ended = asyncio.Event()
+            self._ended, self._hurry = asyncio.Event(), asyncio.Event()
             instance = AgentInstance.open(self._spec, model=self._model, tools=self._tools)
             self.loop = AgentLoop(AgentRegistry([instance]), ttl=2.0)
             self.gateway = Gateway(self.loop, self._settings)
@@ -100,11 +100,19 @@ class Served:
             self.url = daemon.url
             self._ready.set()
             await self._ended.wait()
-            await daemon.stop(hurry=asyncio.Event())
+            await daemon.stop(hurry=self._hurry)
         except BaseException as error:  # noqa: BLE001 - raised in the thread of the test
             self._error = error
         finally:
             self._ready.set()
+
+    def ask_to_end(self) -> None:
+        """Have it begin to end; leaving it waits until it has."""
+        self._event_loop.call_soon_threadsafe(self._ended.set)
+
+    def hurry(self) -> None:
+        """Have it wait for nothing any more."""
+        self._event_loop.call_soon_threadsafe(self._hurry.set)
 
     def client(self, **headers: str) -> httpx2.Client:
         """A client that has the token."""

@@ -163,7 +163,8 @@ def test_what_happens_to_a_session_is_told_where_that_is_wanted(tmp_path: Path) 
 
 
 def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
-    with _served(tmp_path) as served, served.client() as client:
+    """At once, and not when the time is over that answers in flight have."""
+    with _served(tmp_path, patience=3_600.0) as served, served.client() as client:
         client.post("/v1/sessions/s/messages", json={"content": "Hello."})
         heard = threading.Event()
         ended: list[int] = []
@@ -178,8 +179,12 @@ def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
         listening = threading.Thread(target=listen)
         listening.start()
         assert heard.wait(30)
+        served.ask_to_end()
+        try:
+            _until(lambda: ended == [200])
+        finally:
+            served.hurry()
     listening.join(30)
-    assert ended == [200]
 
 
 def test_more_streams_than_there_are_places_for_are_refused_at_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -51,15 +51,13 @@ from stenolog.gateway.proxying import answered_only
 from stenolog.gateway.requests import body_of
 from stenolog.gateway.shapes import failure, sse_data
 from stenolog.gateway.state import Gateway, gateway_of
+from stenolog.gateway.streaming import event_stream
 from stenolog.gateway.talking import Wanted, answered, text_told
 
 MAIN: Final = "main"
 _CHANNEL: Final = "api"
 _SOON: Final = 5.0
 """So many seconds a failure is waited for that can still be told by the status."""
-_PING: Final = 10.0
-"""Seconds of silence after which a stream says that it lives."""
-_UNREAD: Final = 30.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_NAMED: Final = 20
 _DONE: Final = "[DONE]"
@@ -314,14 +312,8 @@ def _fits_a_header(key: str) -> bool:
 def _streamed(
     gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
 ) -> Response:
-    return EventSourceResponse(
-        _pieces(gateway, chat, heard, running),
-        headers=_headers(chat, chat.key),
-        sep="\n",
-        ping=_PING,
-        send_timeout=_UNREAD,
-        ping_message_factory=lambda: ServerSentEvent(comment="still here"),
-    )
+    pieces = _pieces(gateway, chat, heard, running)
+    return event_stream(pieces, headers=_headers(chat, chat.key))
 
 
 async def _pieces(

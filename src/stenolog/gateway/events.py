@@ -13,26 +13,24 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenolog.agent.instance import AgentInstance
 from stenolog.agent.waiting import ended
-from stenolog.errors import NoSuchSession, SessionDeleted, StoreUnavailable, UsageError
+from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
 from stenolog.gateway.limits import Held
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import MessageShown, OfAgent, encoded, sse_data
-from stenolog.gateway.state import Gateway, gateway_of
+from stenolog.gateway.state import Gateway, gateway_of, store_of
+from stenolog.gateway.streaming import event_stream
 from stenolog.records import Message
 from stenolog.stores.base import Store
 from stenolog.stores.watching import LOOK_SECONDS, Changed, Kind, changed_between, info_of
 
 _ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
-_PING: Final = 10.0
-_UNREAD: Final = 30.0
 _AGAIN: Final = 500
 """Milliseconds after which a client should come back, where the stream breaks."""
 
@@ -86,17 +84,11 @@ async def events(request: Request) -> Response:
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
     heard = _place(after)
     own = await gateway.loop.run(agent.own_key, key)
-    store = _store(agent)
+    store = store_of(agent)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    stream = EventSourceResponse(
-        _stream(gateway, store, own, heard, changes=query.changes),
-        sep="\n",
-        ping=_PING,
-        send_timeout=_UNREAD,
-        ping_message_factory=lambda: ServerSentEvent(comment="still here"),
-    )
-    return Held(stream, gateway.streams.admit())
+    events = _stream(gateway, store, own, heard, changes=query.changes)
+    return Held(event_stream(events), gateway.streams.admit())
 
 
 def _place(id: str) -> _Place:
@@ -104,12 +96,6 @@ def _place(id: str) -> _Place:
     if found is None:
         raise UsageError(f"Last-Event-ID {id!r} is not one that a stream has given")
     return _Place(found[1] or "", int(found[2]))
-
-
-def _store(agent: AgentInstance) -> Store:
-    if agent.store is None:
-        raise StoreUnavailable("the store cannot be used now, and without it nothing is followed")
-    return agent.store
 
 
 async def _stream(

@@ -88,6 +88,10 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     always: bool = False
     """Whether it is answered also where the gateway has no place left, as what frees one is."""
 
+    def __post_init__(self) -> None:
+        if (self.answer is None) == (self.raw is None):
+            raise ValueError(f"{self.method} {self.path}: one of answer and raw is wanted")
+
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
     """The routes, one for each path: so a wrong method is told all that are right."""
@@ -164,8 +168,7 @@ def _answering(methods: Mapping[str, Endpoint]) -> RawAnswering:
 
 
 async def _answer(endpoint: Endpoint, request: Request) -> Response:
-    if endpoint.answer is None:
-        raise NotImplementedError(f"nothing answers {endpoint.method} {endpoint.path}")
+    assert endpoint.answer is not None, "the table was checked when it was made"
     gateway = gateway_of(request)
     # Before anything is read: who gets no place is to cost nothing.
     with nullcontext() if endpoint.always else gateway.turns.admit():

@@ -43,6 +43,7 @@ from stenolog.gateway.shapes import (
     Told,
     given,
 )
+from stenolog.gateway.state import OFF, store_of
 from stenolog.records import Message, Trashed, Undone
 from stenolog.sessions import undoing
 from stenolog.sessions.session_store import SessionStore
@@ -55,11 +56,6 @@ MOST_COUNTED: Final = 50_000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """A page of messages ends behind the one that makes it this long."""
 _TAIL: Final = 32
-_OFF: Final = (
-    "the store cannot be used in this run, and a stand-in keeps the sessions; messages are "
-    "answered, everything else has to wait for the next start"
-)
-
 
 # --- reading ---------------------------------------------------------------------------------
 
@@ -111,7 +107,7 @@ async def stats(call: Call[OfAgent, Nothing]) -> Stats:
 
 
 def _shown(agent: AgentInstance, key: str) -> SessionShown:
-    store = _store(agent)
+    store = store_of(agent)
     own = agent.own_key(key)
     info = store.info(own)
     title = info.meta.get("title")
@@ -149,7 +145,7 @@ def _state(store: Store, key: str) -> State:
 
 
 def _page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
-    store = _store(agent)
+    store = store_of(agent)
     own = agent.own_key(key)
     store.info(own)  # an unknown session has no messages, and is told apart from an empty one
     history = store.get_history(own, last=given(query.last), after=query.after, full=query.full)
@@ -302,7 +298,7 @@ async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
 
     async def carried_out(sessions: SessionStore) -> T:
         if sessions.store is None:
-            raise StoreUnavailable(_OFF)
+            raise StoreUnavailable(OFF)
         return await loop.run(change, sessions.store, key)
 
     return await loop.change(key, carried_out, agent=call.agent.id)
@@ -311,7 +307,7 @@ async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
 def _existing(agent: AgentInstance, key: str) -> str:
     """The session's own key. Raises NoSuchSession."""
     own = agent.own_key(key)
-    return _store(agent).info(own).key
+    return store_of(agent).info(own).key
 
 
 def _changed(agent: AgentInstance, key: str, body: Changed) -> SessionShown:
@@ -322,25 +318,19 @@ def _changed(agent: AgentInstance, key: str, body: Changed) -> SessionShown:
     if body.tags is not UNSET:
         fields["tags"] = list(dict.fromkeys(body.tags)) or None
     if fields:
-        _store(agent).set_meta(own, **fields)
+        store_of(agent).set_meta(own, **fields)
     return _shown(agent, own)
 
 
 def _restored(agent: AgentInstance, key: str, body: Restoring) -> SessionShown:
     as_key = given(body.as_key)
-    _store(agent).restore(key, uid=given(body.uid), as_key=as_key)
+    store_of(agent).restore(key, uid=given(body.uid), as_key=as_key)
     return _shown(agent, as_key or key)
-
-
-def _store(agent: AgentInstance) -> Store:
-    if agent.store is None:
-        raise StoreUnavailable(_OFF)
-    return agent.store
 
 
 def _catalog(agent: AgentInstance) -> Catalog:
     if agent.catalog is None:
-        raise StoreUnavailable(_OFF)
+        raise StoreUnavailable(OFF)
     return agent.catalog
 
 

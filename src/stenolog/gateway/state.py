@@ -8,13 +8,19 @@ from starlette.requests import Request
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
+from stenolog.errors import StoreUnavailable
 from stenolog.gateway.following import Following
 from stenolog.gateway.limits import streams_admission, turns_admission
 from stenolog.settings.values import Settings
+from stenolog.stores.base import Store
 
 T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
+OFF: Final = (
+    "the store cannot be used in this run, and a stand-in keeps the sessions; messages are "
+    "answered, everything else has to wait for the next start"
+)
 
 
 class Gateway:
@@ -55,6 +61,13 @@ class Gateway:
         """Wait until all of them have ended; none begins another."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def store_of(agent: AgentInstance) -> Store:
+    """The store of an agent's sessions. Raises StoreUnavailable where a stand-in keeps them."""
+    if agent.store is None:
+        raise StoreUnavailable(OFF)
+    return agent.store
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -164,3 +164,8 @@ def test_the_document_is_served(path: str) -> None:
     response = client.get(path)
     assert response.headers["content-type"] == "application/json"
     assert response.json() == document(ALL, version="1.2.3")
+
+
+def test_a_row_of_the_table_is_answered_in_one_way() -> None:
+    with pytest.raises(ValueError, match="one of answer and raw"):
+        Endpoint(method="GET", path="/x", name="x", summary="Nothing.")

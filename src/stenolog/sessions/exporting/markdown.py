@@ -52,14 +52,7 @@ def _part(part: Part) -> str:
             return _prose(part.text)
         case "image":
             return f"![an image]({part.text})"
-        case "call":
-            return _folded(f"calls {part.name}", part.text)
-        case "result":
-            return _folded(f"{part.name or 'the tool'} answers", part.text)
-        case "thought":
-            return _folded("thinks", part.text)
-        case "field":
-            return _folded(part.name, part.text)
+    return _folded(part.head, part.text)
 
 
 def _folded(head: str, text: str) -> str:

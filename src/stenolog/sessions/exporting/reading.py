@@ -33,6 +33,18 @@ class Part(Struct, frozen=True, kw_only=True):
     name: str = ""
     """The tool that is called or that answered, or the name of a further field."""
 
+    @property
+    def head(self) -> str:
+        """What stands above it where it is folded."""
+        match self.kind:
+            case "call":
+                return f"calls {self.name}"
+            case "result":
+                return f"{self.name or 'the tool'} answers"
+            case "thought":
+                return "thinks"
+        return self.name
+
 
 class Said(Struct, frozen=True, kw_only=True):
     """One message, for reading."""

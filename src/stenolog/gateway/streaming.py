@@ -1,0 +1,25 @@
+"""Responses that are streams of events: how often they say that they live, and whom they drop."""
+
+from collections.abc import AsyncIterable, Mapping
+from typing import Final
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import Response
+
+_PING: Final = 10.0
+"""Seconds of silence after which a stream says that it lives."""
+_UNREAD: Final = 30.0
+"""Seconds after which a client is dropped that reads nothing of what it is sent."""
+
+
+def event_stream(
+    events: AsyncIterable[ServerSentEvent], *, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response that sends these events as they come."""
+    return EventSourceResponse(
+        events,
+        headers=headers,
+        ping=_PING,
+        send_timeout=_UNREAD,
+        ping_message_factory=lambda: ServerSentEvent(comment="still here"),
+    )
