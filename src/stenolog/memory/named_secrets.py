@@ -44,10 +44,11 @@ def _is_credential(found: re.Match[str]) -> bool:
 
 PRIVATE_KEY: Final = Secret(
     "private key",
-    # One that is cut off goes up to the end of the text.
+    # One that is cut off goes up to the end of the text. The group is not possessive: before
+    # Python 3.11.3 such a one went on a character too far.
     re.compile(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
-        r"(?:[^-]++|-(?!----))*+(?:-----END [A-Z0-9 ]{1,80}-----)?"
+        r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
     ),
     "private key",
 )
