@@ -1,6 +1,7 @@
 """`steno rename`, `tag`, `fork`, `undo`, `compact` and `archive`: what changes a session."""
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -391,7 +392,8 @@ def _of_compaction(key: str, done: "Compaction | None") -> tuple[dict[str, Any],
     )
     words = str(done).removesuffix("; undo brings them back")
     why = f" {error_sentence(done.fallback)}" if done.fallback else ""
-    return fields, f"{words}. `steno undo` brings them back.{why}"
+    back = one_line(f"`steno undo {shlex.quote(key)}`")
+    return fields, f"{words}. {back} brings them back.{why}"
 
 
 def _compact_fields(

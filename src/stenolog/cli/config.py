@@ -66,8 +66,9 @@ def config_command() -> None:
 
 @config_command.command("init")
 @click.option("--stdout", is_flag=True, help="Write it to stdout, and no file.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object: which file it is.")
 @config_option
-def init_command(stdout: bool, config: Path | None) -> None:
+def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
     """Write a config file with every field, commented out.
 
     Each stands there with its default and what it is for. A file that is there already is left as
@@ -86,6 +87,8 @@ def init_command(stdout: bool, config: Path | None) -> None:
     except OSError as error:
         words = f"Cannot write {file}: {error.strerror or error}"
         raise click.ClickException(sentence(words)) from error
+    if as_json:
+        click.echo(json_text({"file": str(file)}))
     click.echo(f"Written: {one_line(str(file))}", err=True)
 
 
@@ -135,10 +138,12 @@ def _shortened(value: object) -> object:
 
 
 @config_command.command("path")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @config_option
-def path_command(config: Path | None) -> None:
+def path_command(as_json: bool, config: Path | None) -> None:
     """Print which config file is read."""
     file = config_path(config, os.environ)
-    click.echo(one_line(str(file)))
-    if not file.exists():
+    found = file.exists()
+    click.echo(json_text({"file": str(file), "found": found}) if as_json else one_line(str(file)))
+    if not found:
         click.echo("There is no such file yet; `steno config init` writes one.", err=True)

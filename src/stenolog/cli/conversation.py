@@ -177,7 +177,8 @@ class Conversation:
     def come_back(self) -> None:
         """Show what was said in this session, and go on with a turn that broke off."""
         history = self._opened.agent.sessions.get_history(self.key, last=LAST)
-        self.line.show(past_lines(history, self._console))
+        laid_out = self._opened.settings.cli.markdown
+        self.line.show(past_lines(history, self._console, markdown=laid_out))
         if standing(history).unfinished:
             self.say("The last turn was interrupted; going on with it.", "yellow")
             self.line.show([""])

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.text import one_line, sentence
+from stenolog.cli.text import json_text, one_line, sentence
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import UsageError
 from stenolog.sessions.importers.key_map import KeyMap, pair_of, pairs_of
@@ -80,6 +80,7 @@ class _Source(click.Path):
     help="A file of such pairs, one a line.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
 @where_options
 @click.pass_context
 def import_command(
@@ -89,6 +90,7 @@ def import_command(
     pairs: tuple[str, ...],
     map_file: Path | None,
     dry_run: bool,
+    as_json: bool,
     where: Where,
 ) -> None:
     """Take in the sessions that another program kept in SOURCE, a folder or one file.
@@ -138,7 +140,10 @@ def import_command(
                     renamed=keys,
                     progress=progress,
                 )
-    if sys.stdout.isatty() and migrated.taken:
+    if as_json:
+        for one in migrated.taken:
+            click.echo(json_text({**_fields(one), "dry_run": dry_run}))
+    elif sys.stdout.isatty() and migrated.taken:
         _print_table(migrated, color=ctx.color is not False)
     else:
         for one in migrated.taken:
@@ -178,6 +183,18 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrat
     for key in keys.shared(found):
         raise click.UsageError(f"--map: several sessions would be {one_line(key)} here")
     return keys
+
+
+def _fields(one: Taken) -> dict[str, Any]:
+    return {
+        "key": one.key,
+        "added": one.added,
+        "messages": one.messages,
+        "dropped": one.dropped,
+        "layout": one.layout,
+        "file": one.file,
+        "problems": list(one.problems),
+    }
 
 
 def _row(one: Taken) -> Sequence[str]:

@@ -248,7 +248,7 @@ def _parser() -> "MarkdownIt":
     return plain.enable("strikethrough").enable("table")
 
 
-def painted(block: Block, console: "Console") -> list[str]:
+def painted(block: Block, console: "Console", *, style: str = "") -> list[str]:
     """The lines of a block for this console, with the empty ones before it."""
     from rich.markdown import Markdown
     from rich.text import Text
@@ -266,20 +266,20 @@ def painted(block: Block, console: "Console") -> list[str]:
             elif part.type == "image":
                 part.content = f"[image: {part.content}] ({part.attrs.get('src', '')})"
                 part.type, part.tag, part.children = "text", "", None
-    lines = _without_empty_ends(_printed(shown, console))
+    lines = _without_empty_ends(_printed(shown, console, style))
     nested = [token.level for token in shown.parsed if token.type in _NESTING]
     too_deep = max(nested, default=-1) >= min(_DEEPEST, console.width // _INDENT - 1)
     if too_deep or (not lines and block.source.strip()):
-        lines = _without_empty_ends(_printed(Text(printable(block.source)), console))
+        lines = _without_empty_ends(_printed(Text(printable(block.source)), console, style))
     elif block.goes_on and shown.parsed[0].type in _LISTS:
         lines[0] = _BULLET.sub(lambda mark: " " * len(mark[0]), lines[0], count=1)
         lines = _without_empty_ends(lines)
     return [""] * block.gap + lines
 
 
-def _printed(shown: "Markdown | Text", console: "Console") -> list[str]:
+def _printed(shown: "Markdown | Text", console: "Console", style: str) -> list[str]:
     with console.capture() as captured:
-        console.print(shown, highlight=False)
+        console.print(shown, highlight=False, style=style or None)
     return [line.rstrip() for line in captured.get().split("\n")]
 
 

@@ -3,9 +3,10 @@
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import click
+from msgspec import Struct
 
 from stenolog.catalog.query import parse
 from stenolog.cli.notes import (
@@ -19,11 +20,11 @@ from stenolog.cli.notes import (
     scopes_meant,
     whose_options,
 )
-from stenolog.cli.text import one_line, printable, sentence
+from stenolog.cli.text import json_text, one_line, printable, sentence
 from stenolog.cli.workspace import shown, workspace_option
 from stenolog.memory.hand_edits import Edits, export_notes, import_notes
 from stenolog.memory.markdown import from_markdown
-from stenolog.memory.notes import Kind, Note, Notes
+from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import Scope
 
 NOT_ALL: Final = 3
@@ -31,6 +32,11 @@ NOT_ALL: Final = 3
 
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON object for each note."
+)
+
+
+_done_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON object: what was done."
 )
 
 
@@ -134,6 +140,7 @@ def show_command(
 @click.option("--purge", is_flag=True, help="Delete the text for good.")
 @click.option("--yes", is_flag=True, help="Do not ask before a purge.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@_json_option
 @whose_options
 @workspace_option
 def forget_command(
@@ -141,6 +148,7 @@ def forget_command(
     purge: bool,
     yes: bool,
     dry_run: bool,
+    as_json: bool,
     who: str | None,
     agent: str | None,
     workspace: str,
@@ -160,11 +168,15 @@ def forget_command(
             if purge and not yes:
                 _ask(found)
         for note in found:
-            told = [] if dry_run else list(_forget(notes, note, purge=purge))
+            told = Told() if dry_run else _forget(notes, note, purge=purge)
             # What is gone for good must not stand in somebody's log instead.
             gone = purge and not dry_run
-            for words in (f"{done}: {note.id if gone else quoted(note)}", *told):
-                click.echo(words, err=True)
+            words = [f"{done}: {note.id if gone else quoted(note)}"]
+            words += [f"In force again: {quoted(one)}" for one in told.again]
+            words += [f"Not deleted: {sentence(why)}" for why in told.not_reached]
+            click.echo("\n".join(words), err=True)
+            if as_json:
+                click.echo(json_text(_forgotten(note, told, purge=purge, dry_run=dry_run)))
     if not purge and not dry_run:
         click.echo(f"{_undo_of(found[-1].scope)} takes it back.", err=True)
 
@@ -184,25 +196,42 @@ def _ask(notes: Sequence[Note]) -> None:
     click.confirm(f"Delete {what} for good?", abort=True, err=True)
 
 
-def _forget(notes: Notes, note: Note, *, purge: bool) -> Iterator[str]:
-    """Forget it; what is to be said of that."""
+class Told(Struct, frozen=True):
+    """What is to be said of a note that was forgotten."""
+
+    again: tuple[Note, ...] = ()
+    """Those that are in force again because of it."""
+    not_reached: tuple[str, ...] = ()
+
+
+def _forget(notes: Notes, note: Note, *, purge: bool) -> Told:
     before = {one.id for one in notes.list(note.scope)}
     not_reached: tuple[str, ...] = ()
     if purge:
         not_reached = notes.purge(note.scope, note.id).not_reached
     else:
         notes.forget(note.scope, note.id)
-    for one in notes.list(note.scope):
-        if one.id not in before:
-            yield f"In force again: {quoted(one)}"
-    for words in not_reached:
-        yield f"Not deleted: {sentence(words)}"
+    again = tuple(one for one in notes.list(note.scope) if one.id not in before)
+    return Told(again, not_reached)
+
+
+def _forgotten(note: Note, told: Told, *, purge: bool, dry_run: bool) -> dict[str, Any]:
+    return {
+        "id": note.id,
+        "agent": note.scope.agent,
+        "who": note.scope.who,
+        "purged": purge,
+        "in_force_again": [one.id for one in told.again],
+        "not_reached": list(told.not_reached),
+        "dry_run": dry_run,
+    }
 
 
 @memory_command.command("undo")
+@_done_option
 @whose_options
 @workspace_option
-def undo_command(who: str | None, agent: str | None, workspace: str) -> None:
+def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: str) -> None:
     """Take back the last forget of a user's notes.
 
     Up to eight can be taken back, one after the other; none that was made before a purge.
@@ -213,12 +242,18 @@ def undo_command(who: str | None, agent: str | None, workspace: str) -> None:
         before = {note.id: note for note in notes.list(scope)}
         notes.undo(scope)
         after = {note.id: note for note in notes.list(scope)}
-    for id, note in after.items():
-        if id not in before:
-            click.echo(f"In force again: {quoted(note)}", err=True)
-    for id, note in before.items():
-        if id not in after:
-            click.echo(f"Superseded again: {quoted(note)}", err=True)
+    again = [note for id, note in after.items() if id not in before]
+    superseded = [note for id, note in before.items() if id not in after]
+    for note in again:
+        click.echo(f"In force again: {quoted(note)}", err=True)
+    for note in superseded:
+        click.echo(f"Superseded again: {quoted(note)}", err=True)
+    if as_json:
+        ids = {
+            "in_force_again": [note.id for note in again],
+            "superseded_again": [note.id for note in superseded],
+        }
+        click.echo(json_text({"agent": scope.agent, "who": scope.who, **ids}))
     if before == after:
         click.echo("Taken back; the same notes are in force.", err=True)
 
@@ -241,6 +276,7 @@ def export_command(who: str | None, agent: str | None, workspace: str) -> None:
 @memory_command.command("import")
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
+@_done_option
 @whose_options
 @workspace_option
 @click.pass_context
@@ -248,6 +284,7 @@ def import_command(
     ctx: click.Context,
     file: TextIO,
     dry_run: bool,
+    as_json: bool,
     who: str | None,
     agent: str | None,
     workspace: str,
@@ -271,6 +308,10 @@ def import_command(
         edits = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
     for words in _in_words(edits, dry_run=dry_run):
         click.echo(words, err=True)
+    if as_json:
+        texts = {name: [one.text for one in notes] for name, notes in _done(edits).items()}
+        told = {**texts, "left_out": list(edits.conflicts), "dry_run": dry_run}
+        click.echo(json_text(told))
     ctx.exit(NOT_ALL if edits.conflicts else 0)
 
 
@@ -282,15 +323,15 @@ def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | No
     return None if who is None else Scope(agent=agent or "main", who=who)
 
 
+def _done(edits: Edits) -> dict[str, Sequence[Draft | Note]]:
+    return {"added": edits.added, "changed": edits.changed, "forgotten": edits.forgotten}
+
+
 def _in_words(edits: Edits, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
-    for done, texts in (
-        ("added", [draft.text for draft in edits.added]),
-        ("changed", [draft.text for draft in edits.changed]),
-        ("forgotten", [note.text for note in edits.forgotten]),
-    ):
-        for text in texts:
-            yield f"{f'{would}{done}'.capitalize()}: {one_line(printable(text))}"
+    for done, notes in _done(edits).items():
+        for one in notes:
+            yield f"{f'{would}{done}'.capitalize()}: {one_line(printable(one.text))}"
     for words in edits.conflicts:
         yield f"Left out: {sentence(words)}"
     if not edits.count and not edits.conflicts:

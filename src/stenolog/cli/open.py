@@ -55,6 +55,8 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
     url = _link(asked, settings.port, token)
     if only_print or not _has_display() or not _open(url):
         click.echo(url)
+        if not only_print:
+            click.echo("No browser was found here: open this link, once, in a minute.", err=True)
         return
     click.echo("Opened in your browser; if it shows nothing: steno open --print", err=True)
 

@@ -17,6 +17,15 @@ import click
 from stenolog.cli.text import error_sentence, sentence
 from stenolog.errors import StenologError
 
+GROUPS: Final = {
+    "Talk": ("chat", "ask", "serve", "open"),
+    "Look": ("list", "show", "tail", "search", "stats"),
+    "Change": ("rename", "tag", "fork", "undo", "compact"),
+    "Keep": ("doctor", "backup", "archive", "delete", "restore", "purge", "retention"),
+    "Carry": ("export", "import", "copy"),
+    "Set up": ("memory", "config", "completion"),
+}
+"""Every command once, as the help shows them."""
 COMMANDS: Final = {
     "archive": "stenolog.cli.changing",
     "ask": "stenolog.cli.ask",
@@ -49,6 +58,8 @@ COMMANDS: Final = {
 
 OF_COMMANDS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that many put before the command."""
+_WHOLE: Final = 1_000
+"""More characters than the first sentence of any help has."""
 _COMPLETES: Final = "_STENO_COMPLETE"
 """By this a shell asks what completes a line."""
 READER_GONE: Final = 128 + 13
@@ -76,6 +87,20 @@ class Steno(click.Group):
         """The names, for the help text."""
         del ctx
         return sorted(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by what they are for, each with the whole of its first sentence."""
+        longest = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (name.ljust(longest), command.get_short_help_str(_WHOLE))
+                        for name, command in found
+                        if command is not None
+                    ],
+                )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name; None where there is none."""

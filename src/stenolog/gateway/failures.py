@@ -36,6 +36,10 @@ from stenolog.settings.secrets import HIDDEN, without_password
 from stenolog.settings.values import Settings
 
 INTERNAL: Final = "internal error; the log of the gateway says more"
+NOWHERE: Final = (
+    "there is nothing at this path; GET /openapi.json lists what there is, and clients of "
+    "OpenAI's API talk to /v1/chat/completions"
+)
 _BUSY: Final = "an answer is being written in this session; wait for it, or stop it"
 
 STATUSES: Final[Mapping[type[Exception], int]] = {
@@ -73,6 +77,8 @@ async def failed(request: Request, error: Exception) -> Response:
     settings = None if gateway is None else gateway.settings
     if isinstance(error, HTTPException):
         words = without_secrets(error.detail, settings)
+        if error.status_code == 404 and words == _reason(404):
+            words = NOWHERE
         code = re.sub(r"\W+", "_", _reason(error.status_code)).lower()
         return failure(error.status_code, words, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):

@@ -286,7 +286,8 @@ def decide_fork(
         raise UsageError(f"{state.key!r}: fork at seq {upto}, but the last one is {end}")
     if upto < state.floor:
         raise UsageError(
-            f"{state.key!r}: fork at seq {upto}, but the summary tells of all up to {state.floor}"
+            f"{state.key!r}: fork at seq {upto}, but the summary tells of all up to {state.floor};"
+            f" fork at {state.floor} or later, or undo the compaction first"
         )
     taken = spans.clipped(visible(state, end), 1, upto)
     forked = blank(new_key, uid, 1, now)

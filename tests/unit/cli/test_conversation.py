@@ -409,7 +409,7 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
     with open_store("workspace") as store:
         for number in range(6):
             store.add_message(KEY, "user", f"question {number}")
-            store.add_message(KEY, "assistant", f"answer {number}\n" + "more\n" * 9)
+            store.add_message(KEY, "assistant", f"**answer** {number}\n" + "more\n" * 9)
         store.add_message(KEY, "user", "unanswered")
 
     async def act(one: Talk) -> None:
@@ -421,6 +421,7 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
     shown = one.shown
     assert "About questions (13 messages)" in shown
     assert "question 5" in shown
+    assert "answer 5" in shown, "laid out, as it was when it was said"
     assert "question 2" not in shown
     assert "more lines" in shown
     assert shown.index("going on with it") < shown.index("To unanswered: done.")

@@ -175,6 +175,50 @@ class Noted(_Exact):
     superseded_by: str | None
 
 
+class Forgotten(_Exact):
+    id: str
+    agent: str
+    who: str
+    purged: bool
+    in_force_again: list[str]
+    not_reached: list[str]
+    dry_run: bool
+
+
+class Remembered(_Exact):
+    agent: str
+    who: str
+    in_force_again: list[str]
+    superseded_again: list[str]
+
+
+class PageTaken(_Exact):
+    added: list[str]
+    changed: list[str]
+    forgotten: list[str]
+    left_out: list[str]
+    dry_run: bool
+
+
+class Imported(_Exact):
+    key: str
+    added: int
+    messages: int
+    dropped: int
+    layout: str
+    file: str
+    problems: list[str]
+    dry_run: bool
+
+
+class ConfigFile(_Exact):
+    file: str
+
+
+class ConfigPath(ConfigFile):
+    found: bool
+
+
 class Usage(_Exact):
     sent: int
     answered: int
@@ -272,6 +316,16 @@ CASES: list[tuple[str, type[Struct]]] = [
     ("memory list", Noted),
     ("memory search tea", Noted),
     ("memory show {note}", Noted),
+    ("memory forget {note}", Forgotten),
+    ("memory forget {note} --dry-run", Forgotten),
+    ("memory forget {note} --purge --yes", Forgotten),
+    ("memory undo --who gone", Remembered),
+    ("memory import notes.md --who telegram:123", PageTaken),
+    ("memory import notes.md --who telegram:123 --dry-run", PageTaken),
+    ("import old", Imported),
+    ("import old --dry-run", Imported),
+    ("config init", ConfigFile),
+    ("config path", ConfigPath),
     ("ask hello --model scripted", Answered),
     ("copy workspace sqlite:copy.db", Copied),
     ("copy workspace sqlite:copy.db --dry-run", Copied),
@@ -283,14 +337,8 @@ CASES: list[tuple[str, type[Struct]]] = [
 WITHOUT = {
     "chat": "it talks",
     "completion": "it writes a script",
-    "config init": "it writes a file",
-    "config path": "it writes a path",
     "export": "what it writes is JSON, or a page",
-    "import": "its words are for people",
-    "memory export": "it writes a page",
-    "memory forget": "its words are for people",
-    "memory import": "its words are for people",
-    "memory undo": "its words are for people",
+    "memory export": "it writes a page; `memory list --json` has the same notes",
     "open": "it opens a browser",
     "serve": "it serves",
 }
@@ -303,14 +351,19 @@ OF_THEIR_OWN = {"retention list", "retention run", "stats", "export"}
 @pytest.fixture
 def note(place: Path) -> str:
     """A workspace with notes and a trash; the id of a note."""
-    del place
+    (place / "old").mkdir()
+    (place / "old" / "old.json").write_text('[{"role": "user", "content": "from before"}]')
+    (place / "notes.md").write_text("## Core facts\n\n- likes tea, green\n")
     with open_store("workspace") as store:
         store.add_message("gone", "user", "hello")
         store.delete("gone")
         for number in range(5, 11):
             store.add_message(KEY, "user" if number % 2 else "assistant", f"message {number}")
     with open_store("workspace", namespace="notes") as store:
-        [made] = Notes(store).add(Scope(who=KEY), [Draft(kind="core", text="likes tea")])
+        notes = Notes(store)
+        [made] = notes.add(Scope(who=KEY), [Draft(kind="core", text="likes tea")])
+        [lost] = notes.add(Scope(who="gone"), [Draft(kind="core", text="likes rain")])
+        notes.forget(Scope(who="gone"), lost.id)
     return made.id
 
 

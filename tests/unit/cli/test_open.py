@@ -119,7 +119,9 @@ def test_where_no_file_can_be_written_the_link_goes_to_stdout(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with _gateway(token) as port:
-        assert "/login?code=" in steno("open", "--port", str(port)).stdout
+        told = steno("open", "--port", str(port))
+    assert "/login?code=" in told.stdout
+    assert "open this link" in told.stderr
 
 
 def test_with_print_the_link_goes_to_stdout(steno: Steno, token: Token) -> None:
@@ -135,7 +137,9 @@ def test_where_no_browser_opens_the_link_goes_to_stdout(
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda url: bool(url.count("never")))
     with _gateway(token) as port:
-        assert "/login?code=" in steno("open", "--port", str(port)).stdout
+        told = steno("open", "--port", str(port))
+    assert "/login?code=" in told.stdout
+    assert "open this link" in told.stderr
 
 
 @pytest.mark.skipif("sys.platform == 'darwin'", reason="there is always a display")
@@ -145,7 +149,9 @@ def test_without_a_display_no_browser_is_tried(
     monkeypatch.delenv("DISPLAY")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with _gateway(token) as port:
-        assert "/login?code=" in steno("open", "--port", str(port)).stdout
+        told = steno("open", "--port", str(port))
+    assert "/login?code=" in told.stdout
+    assert "open this link" in told.stderr
 
 
 def test_what_listens_at_all_addresses_is_asked_at_this_machine(steno: Steno, token: Token) -> None:

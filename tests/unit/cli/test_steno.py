@@ -35,7 +35,8 @@ def test_help_lists_every_command_with_a_sentence(steno: Steno) -> None:
     result = steno("--help")
     assert result.exit_code == 0
     for name in main.list_commands(click.Context(main)):
-        assert f"\n  {name} " in result.stdout
+        assert result.stdout.count(f"\n  {name} ") == 1
+    assert "..." not in result.stdout.partition("\n\nTalk:\n")[2], "no sentence is cut"
 
 
 def test_an_unknown_command_is_wrong_usage(steno: Steno) -> None:

@@ -217,3 +217,10 @@ def _failed(error: Exception) -> tuple[Any, Any]:
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "code"}
     return response, body["error"]
+
+
+def test_a_path_that_leads_nowhere_is_told_where_to_look() -> None:
+    _, told = _failed(HTTPException(404))
+    assert "/v1/chat/completions" in told["message"]
+    assert "/openapi.json" in told["message"]
+    assert _failed(HTTPException(404, "no such file"))[1]["message"] == "no such file"
