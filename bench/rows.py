@@ -23,6 +23,7 @@ from measure import Figure, Place
 from postgres import PostgresPeer, postgres_append, postgres_peer
 from reads import full_read, last_messages, warm_read
 from recall import many_users, one_session
+from viewer import first_paint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +290,20 @@ def rows(peer_python: Path) -> list[Row]:
             for users, words, reach in (
                 (1, "one session", 10),
                 (200, "200 sessions that all wait for it", 1_000),
+            )
+        ),
+        *(
+            Row(
+                name=f"viewer-{name}",
+                what=f"viewer: a session of 100,000 messages to its first paint, {words}",
+                target=Target(sense="≤", number=200, unit="ms"),
+                beside="the gateway's shortest page",
+                run=partial(first_paint, fresh=name == "fresh"),
+                times=1,
+            )
+            for name, words in (
+                ("warm", "in a new window"),
+                ("fresh", "as the first page of a gateway"),
             )
         ),
         Row(
