@@ -73,7 +73,7 @@ def test_what_another_process_writes_comes_live_and_leaves_the_scroll_alone(
     expect(page.locator("#new")).to_be_hidden()
     _written_elsewhere(place, PLAN, "At the end one goes on with it.")
     expect(page.locator("#m12")).to_be_in_viewport()
-    expect(page.locator("#sight")).to_have_text("12 of 12 in sight")
+    expect(page.locator("#sight")).to_have_text("12 messages")
 
 
 def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
@@ -132,6 +132,50 @@ def test_one_talks_to_the_agent(looking: Looking) -> None:
     page.locator("#say textarea").fill("/context")
     page.keyboard.press("Enter")
     expect(page.locator("#writing")).to_contain_text("tokens are sent to scripted")
+    page.locator("#say textarea").fill("/help")
+    page.keyboard.press("Enter")
+    expect(page.locator("#writing .words code").first).to_be_visible()
+    expect(page.locator("#writing")).not_to_contain_text("`")
+
+
+def test_the_header_tells_what_the_session_has_become(looking: Looking) -> None:
+    looking.session("slack:C42:grace")
+    page = looking.page
+    before = page.locator("#tokens").inner_text()
+    page.locator("#say textarea").fill("What came of it? " * 40)
+    page.keyboard.press("Enter")
+    expect(page.locator("#sight")).to_have_text("6 messages")
+    expect(page.locator("#state")).to_have_attribute("title", "idle")
+    expect(page.locator("#tokens")).not_to_have_text(before)
+    now = page.locator("#tokens").inner_text()
+    page.reload()
+    expect(page.locator("#tokens")).to_have_text(now)
+    looking.open("/?q=slack")
+    expect(page.locator(".row .figures")).to_contain_text("6 messages")
+    expect(page.locator(".row .figures")).to_contain_text(now)
+
+
+def test_a_stopped_answer_is_marked_once_and_the_session_is_at_rest(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_message("s", "assistant", "Hello.")
+    with (
+        Served(tmp_path, ScriptedModel(["word " * 2_000], pause=0.02)) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.session("s")
+        page = looking.page
+        page.locator("#say textarea").fill("Go on and on")
+        page.keyboard.press("Enter")
+        expect(page.locator("#writing")).to_contain_text("word word")
+        expect(page.locator("#state")).to_have_class("dot running")
+        page.locator("#stop").click()
+        last = page.locator("article.assistant").last
+        expect(last).to_contain_text("Cut off")
+        expect(last).not_to_contain_text("interrupted")
+        expect(page.locator("#state")).to_have_class("dot idle")
 
 
 def _looked_up(what: str) -> str:
@@ -176,6 +220,7 @@ def test_a_new_session_begins_in_the_browser(looking: Looking) -> None:
     page.wait_for_url("**/s/cli%3A*%3Adefault")
     expect(page.locator("article")).to_have_count(2)
     expect(page.locator("article strong")).to_have_text("Is anybody there?")
+    expect(page.locator("#state")).to_have_class("dot idle")
 
 
 def test_a_title_and_tags_are_given(looking: Looking) -> None:
@@ -232,3 +277,14 @@ def test_older_messages_come_when_they_are_wanted(
         expect(page.locator("#m400")).to_be_attached()
         looking.session("big", "/turns")
         expect(page.locator(".turns tbody tr")).to_have_count(200)
+
+
+def test_the_dot_tells_when_a_turn_elsewhere_is_over(looking: Looking, place: Path) -> None:
+    key = "telegram:alan"
+    page = looking.page
+    with open_store(str(place)) as store:
+        with store.lease(key, ttl=60):
+            looking.session(key)
+            expect(page.locator("#state")).to_have_class("dot running")
+        # Nothing is stored when a turn ends.
+        expect(page.locator("#state")).not_to_have_class("dot running")

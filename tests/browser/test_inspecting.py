@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -11,8 +12,12 @@ from browser.samples import LONG, PLAN, fill
 from gateway.served import Served
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.budget import Limits
+from stenolog.gateway.viewer.words import short
 from stenolog.memory.memory import open_memory
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.stores.opening import open_store
+
+_LONG_NAMES = "phone:long-names"
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +28,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         memory.remember("Ada is vegetarian.", key=PLAN, about="diet")
         memory.remember("Ada lives in Basel.", key=PLAN, about="home")
         memory.remember("Owls are kept in boxes.", key=LONG, about="owls")
+    mark: dict[str, Any] = {
+        "model": "somebody/a-model-with-a-very-long-name-4-5-20250929-instruct",
+        "seconds": 131.2,
+        "usage": {"prompt": 123_456, "answer": 1_234, "cached": 0},
+    }
+    with open_store(str(place)) as store:
+        store.add_message(_LONG_NAMES, "user", "Who are you?")
+        body = {"role": "assistant", "content": "It is me.", "stenolog": mark}
+        store.add_full_message(_LONG_NAMES, body)
     spec = AgentSpec(
         consolidation=False,
         system="You plan journeys.\n\nAsk before you book anything. Times are those of the place.",
@@ -42,8 +56,14 @@ def test_the_inspector_shows_what_the_model_will_see(looking: Looking) -> None:
     assert list(shares) == ["system", "tools", "memory", "summary", "history", "free", "reserve"]
     assert all(shares[name] > 0 for name in ("system", "tools", "memory", "summary", "history"))
     sent = int(page.locator("#sent").inner_text().replace(",", ""))
+    room = int(page.locator("#room").inner_text().replace(",", ""))
     used = sum(shares.values()) - shares["free"] - shares["reserve"]
-    assert abs(used - sent) <= 1
+    assert used == sent
+    assert sent + shares["free"] == room
+    assert room + shares["reserve"] == 6_000
+    rows = [int(one.replace(",", "")) for one in page.locator(".exact .took").all_inner_texts()]
+    assert sum(rows) == sent
+    assert page.locator("#tokens").inner_text() == f"{short(sent)} tokens"
     assert page.locator(".stack.used rect").count() == 5
     assert page.locator(".stack.whole rect").count() == 7
     exact = page.locator(".exact pre").first.inner_text()
@@ -59,7 +79,7 @@ def test_the_turns_show_what_each_took(looking: Looking) -> None:
     expect(page.locator(".turns tbody tr")).to_have_count(3)
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("td").all_inner_texts()[1:5] == ["2", "1,526", "314", "11.5 s"]
-    assert page.locator(".timeline a").count() == 3
+    assert "pip install 'stenolog[prices]'" in page.locator(".hint").inner_text()
     looking.picture("turns")
     row.locator("a").click()
     expect(page.locator("#m3")).to_be_in_viewport()
@@ -112,11 +132,18 @@ def test_a_phone_has_room_for_everything(
         wide = "document.documentElement.scrollWidth - innerWidth"
         assert page.evaluate(wide) <= 0
         looking.picture("phone-list")
-        for rest in ("", "/context", "/turns"):
-            looking.session(PLAN, rest)
-            assert page.evaluate(wide) <= 0
-            if not rest:
-                looking.picture("phone-talk")
+        for key in (PLAN, _LONG_NAMES):
+            for rest in ("", "/context", "/turns"):
+                looking.session(key, rest)
+                assert page.evaluate(wide) <= 0
+                # No number is broken into lines, nor anything of a head or a table over another.
+                parts = page.locator("article header > *, .turns tbody .number")
+                heights = parts.evaluate_all("all => all.map(one => one.offsetHeight)")
+                assert max(heights, default=0) <= 26
+                looking.picture(f"phone-{key.partition(':')[2]}{rest.replace('/', '-')}")
+        head = page.locator(".turns tbody td").first.bounding_box()
+        assert head is not None
+        assert head["width"] > 300
         looking.open("/notes")
         assert page.evaluate(wide) <= 0
 

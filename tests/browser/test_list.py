@@ -86,6 +86,10 @@ def test_without_the_cookie_a_page_says_how_to_get_in(
         found = looking.open("/")
         assert found.status == 401
         assert "steno open" in looking.page.locator("body").inner_text()
+        card = looking.page.locator(".failure")
+        assert card.evaluate("one => getComputedStyle(one).borderRadius") == "16px"
+        looking.picture("sign-in")
+        assert [one for one in looking.problems if "401" not in one] == []
         looking.problems.clear()  # the console tells of the 401 itself
         sign_in(looking.page, served)
         expect(looking.page.locator(".row")).to_have_count(8)

@@ -10,15 +10,17 @@ import click
 from stenolog.cli.changing import progress
 from stenolog.cli.completion import complete_key
 from stenolog.cli.copying import count
-from stenolog.cli.prices import HOW_TO_GET, Cost, cost_of
 from stenolog.cli.search import Moment
 from stenolog.cli.showing import info_of
 from stenolog.cli.text import json_text, moment, one_line, sentence
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.sessions.counting import Counts, Totals
+from stenolog.sessions.pricing import HOW_TO_GET, Cost, cost_of
 from stenolog.stores.base import Store
 
+ESTIMATES_ITSELF: Final = "scripted"
+"""The model that has no provider which could count; as `providers.finding` calls it."""
 _NOT_ALL: Final = 3
 """The exit code where some sessions could not be read."""
 _DAYS: Final = 30
@@ -48,8 +50,9 @@ def stats_command(
     All sessions, or the session KEY; hidden and archived messages too, for they took tokens. What
     a fork took over is counted where it was said.
 
-    Of tokens, prompt, answer and cached (a part of prompt) are what the providers counted.
-    Estimated is the text, each message once, for which nobody did. The cost, in US dollars, is
+    Of tokens, prompt, answer and cached (a part of prompt) are what the providers counted; of the
+    scripted model, which has none, what it estimated itself. Estimated is the text, each message
+    once, for which nobody did. The cost, in US dollars, is
     told where the package genai-prices is installed; nobody is asked for newer prices.
 
     One line each, with tabs between: total, day, model or channel; its name; messages, prompt,
@@ -103,14 +106,24 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
     if not whole.messages:
         yield "Nothing was said there."
         return
-    if whole.estimated and whole.answers:
-        yield (
-            f"{whole.prompt + whole.answer:,} tokens were counted by providers, "
-            f"{whole.estimated:,} are estimated from the text."
+    script = totals.models.get(ESTIMATES_ITSELF, Counts())
+    by_script = script.prompt + script.answer
+    by_providers = whole.prompt + whole.answer - by_script
+    parts = [
+        f"{tokens:,} {words}"
+        for tokens, words in (
+            (by_providers, "tokens were counted by providers"),
+            (by_script, "are what the scripted model estimated of itself"),
+            (whole.estimated, "are estimated from the text"),
         )
+        if tokens
+    ]
+    if whole.answers and (whole.estimated or by_script):
+        first = parts[0] if by_providers else parts[0].replace(" are ", " tokens are ", 1)
+        yield f"{', '.join([first, *parts[1:]])}."
     elif whole.estimated:
         yield "No provider's counts are known here: all tokens are estimated from the text."
-    if cost is None and whole.answers:
+    if cost is None and whole.answers > script.answers:
         yield f"For the cost: {HOW_TO_GET}"
     elif cost is not None and cost.unknown:
         names = ", ".join(one_line(name) or "unnamed models" for name in cost.unknown)

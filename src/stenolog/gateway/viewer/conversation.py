@@ -4,7 +4,6 @@ Only what is shown is read where the store can do that: the end of a long sessio
 and what is older comes when somebody wants it.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Annotated, Final
@@ -22,9 +21,11 @@ from stenolog.errors import UsageError
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import HIGHEST, OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.messages import Gap, Shown, gaps, shown
+from stenolog.gateway.viewer.messages import Shown, shown
 from stenolog.gateway.viewer.serving import agent_of, catalog_of, page, store_of
+from stenolog.gateway.viewer.sight import Gap, Sight, look
 from stenolog.records import Message, SessionInfo, Span
+from stenolog.stores import spans
 from stenolog.stores.base import Store
 
 SIZE: Final = 50
@@ -105,8 +106,8 @@ async def fragment(request: Request) -> Response:
     gateway = gateway_of(request)
     query = query_of(request, PartQuery)
     agent = agent_of(gateway, query.agent)
-    info, part = await gateway.loop.run(_more, agent, key_of(request), query)
-    return page("part.html", info=info, part=part, agent=query.agent, query=query)
+    info, entry, part = await gateway.loop.run(_more, agent, key_of(request), query)
+    return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
 
 
 async def export(request: Request) -> Response:
@@ -176,18 +177,28 @@ def _fork_key(key: str) -> str:
         return f"{key}-fork"
 
 
-def _more(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, Part]:
+def _more(
+    agent: AgentInstance, key: str, query: PartQuery
+) -> tuple[SessionInfo, Entry | None, Part]:
     store = store_of(agent)
     info = store.info(agent.own_key(key))
+    # Who looks at the end is told what has become of the session, too.
+    entry = entry_of(agent, info.key) if query.after is not None else None
+    return info, entry, _wanted(store, info, query)
+
+
+def _wanted(store: Store, info: SessionInfo, query: PartQuery) -> Part:
+    sight = look(store, info)
     if query.last:
         first = max(query.first, query.last - _MOST + 1)
-        return info, _between(store, info, first, query.last, full=True)
+        return _between(store, info, sight, first, query.last, full=True)
+    runs = sight.present if query.full else info.in_sight
     if query.before:
-        start = _back(info, query.before, SIZE, full=query.full)
-        return info, _between(store, info, start, query.before - 1, full=query.full)
+        start = _back(runs, query.before, SIZE)
+        return _between(store, info, sight, start, query.before - 1, full=query.full)
     after = query.after or 0
-    end = _forward(info, after, _MOST, full=query.full)
-    return info, _between(store, info, after + 1, end, full=query.full)
+    end = _forward(runs, after, _MOST)
+    return _between(store, info, sight, after + 1, end, full=query.full)
 
 
 def newest(store: Store, info: SessionInfo, *, full: bool) -> Part:
@@ -196,28 +207,34 @@ def newest(store: Store, info: SessionInfo, *, full: bool) -> Part:
     start = max(0, len(history) - SIZE)
     while start > 0 and results_of(history[start].to_dict()):
         start -= 1
-    return _part(info, history[start:], full=full, older=start > 0, newer=False)
+    sight = look(store, info)
+    return _part(info, sight, history[start:], full=full, older=start > 0, newer=False)
 
 
 def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> Part:
     """What stands around a message; where it is out of sight, all that is so, too."""
     at = min(at, info.last_seq)
-    full = full or not _is_in_sight(info.in_sight, at)
-    start = _back(info, at, SIZE // 2, full=full)
-    end = _forward(info, at, SIZE // 2, full=full)
-    return _between(store, info, start, end, full=full)
+    full = full or not spans.contains(info.in_sight, at)
+    sight = look(store, info)
+    runs = sight.present if full else info.in_sight
+    start = _back(runs, at, SIZE // 2)
+    end = _forward(runs, at, SIZE // 2)
+    return _between(store, info, sight, start, end, full=full)
 
 
-def _between(store: Store, info: SessionInfo, first: int, last: int, *, full: bool) -> Part:
+def _between(
+    store: Store, info: SessionInfo, sight: Sight, first: int, last: int, *, full: bool
+) -> Part:
     history = store.get_history(info.key, after=max(0, first - 1), full=full)
     found = list(takewhile(lambda one: one.seq <= last, history))
     later = history[len(found) : len(found) + _RESULTS]
-    older = _back(info, first, 1, full=full) < first
-    return _part(info, found, later, full=full, older=older, newer=bool(later))
+    older = _back(sight.present if full else info.in_sight, first, 1) < first
+    return _part(info, sight, found, later, full=full, older=older, newer=bool(later))
 
 
 def _part(
     info: SessionInfo,
+    sight: Sight,
     history: Sequence[Message],
     later: Sequence[Message] = (),
     *,
@@ -225,12 +242,7 @@ def _part(
     older: bool,
     newer: bool,
 ) -> Part:
-    runs = gaps(
-        info.in_sight,
-        last=info.last_seq,
-        floor=info.floor,
-        hidden=info.count - info.visible,
-    )
+    runs = sight.gaps
     first = history[0].seq if history else 0
     # A gap stands before the message that follows it; what is before the first of all, too.
     told = _seen_before(info.in_sight, first) if first else 0
@@ -238,7 +250,7 @@ def _part(
     for message in shown(history, later):
         if full:
             # All of it is here; only where the model begins to see is marked.
-            here = [run for run in runs if run.at_floor and told <= run.last < message.seq]
+            here = [run for run in runs if run.told and told <= run.last < message.seq]
         else:
             here = [run for run in runs if told < run.first and run.last < message.seq]
         items += [Item(gap=run) for run in here]
@@ -247,7 +259,7 @@ def _part(
     if not newer and not full:
         items += [Item(gap=run) for run in runs if run.first > told]
     elif not newer:
-        items += [Item(gap=run) for run in runs if run.at_floor and run.last >= told > 0]
+        items += [Item(gap=run) for run in runs if run.told and run.last >= told > 0]
     return Part(
         items=items,
         first=first,
@@ -266,20 +278,14 @@ def _digest(info: SessionInfo) -> int:
 # --- which seqs ------------------------------------------------------------------------------
 
 
-def _is_in_sight(in_sight: Sequence[Span], seq: int) -> bool:
-    place = bisect_right(in_sight, seq, key=lambda run: run[0]) - 1
-    return place >= 0 and in_sight[place][1] >= seq
-
-
 def _seen_before(in_sight: Sequence[Span], seq: int) -> int:
     """The last seq in sight before this one; 0 where there is none."""
     before = [min(end, seq - 1) for first, end in in_sight if first < seq]
     return before[-1] if before else 0
 
 
-def _back(info: SessionInfo, seq: int, count: int, *, full: bool) -> int:
-    """The seq from which on so many messages stand before this one."""
-    runs: Sequence[Span] = ((1, info.last_seq),) if full else info.in_sight
+def _back(runs: Sequence[Span], seq: int, count: int) -> int:
+    """The seq from which on so many messages of these stand before this one."""
     left = count
     for first, end in reversed(runs):
         last = min(end, seq - 1)
@@ -292,9 +298,8 @@ def _back(info: SessionInfo, seq: int, count: int, *, full: bool) -> int:
     return seq
 
 
-def _forward(info: SessionInfo, seq: int, count: int, *, full: bool) -> int:
-    """The seq up to which so many messages stand behind this one."""
-    runs: Sequence[Span] = ((1, info.last_seq),) if full else info.in_sight
+def _forward(runs: Sequence[Span], seq: int, count: int) -> int:
+    """The seq up to which so many messages of these stand behind this one."""
     left = count
     for first, end in runs:
         start = max(first, seq + 1)

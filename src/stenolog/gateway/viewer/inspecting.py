@@ -65,6 +65,7 @@ class Inspected(Struct, frozen=True, kw_only=True):
     """The same within all that the context has room for."""
     messages: Sequence[Sent] = ()
     tools: Markup | None = None
+    tools_tokens: int = 0
     recalled: Sequence[str] = ()
     problem: str = ""
 
@@ -104,15 +105,19 @@ def inspect(agent: AgentInstance, key: str) -> Inspected:
         window = context.window(own, memory=recalled.block)
     except ContextTooSmall as error:
         return Inspected(**plain, problem=str(error))
-    parts = {
-        "system": tokens.text(agent.spec.system),
-        "tools": tokens.tools(agent.definitions),
-        "memory": 0 if window.memory_left_out else tokens.text(recalled.block),
-        "summary": tokens.text(agent.sessions.get_summary(own)),
-    }
-    parts["history"] = max(0, window.tokens - sum(parts.values()))
+    counts = [tokens.message(body) for body in window.messages]
+    has_head = bool(window.messages) and role_of(window.messages[0]) == "system"
+    head = counts[0] if has_head else 0
+    parts = divided(
+        head,
+        memory=0 if window.memory_left_out else tokens.text(recalled.block),
+        system=tokens.text(agent.spec.system),
+        summary=bool(agent.sessions.get_summary(own)),
+    )
+    parts["tools"] = window.tokens - sum(counts)
+    parts["history"] = sum(counts) - head
     sent = shares(parts)
-    parts["free"] = max(0, limits.room - window.tokens)
+    parts["free"] = limits.room - window.tokens
     parts["reserve"] = limits.answer
     return Inspected(
         **plain,
@@ -125,14 +130,26 @@ def inspect(agent: AgentInstance, key: str) -> Inspected:
             Sent(
                 role=role_of(body) or "?",
                 line=one_line(words_of(body)),
-                tokens=tokens.message(body),
+                tokens=count,
                 exact=_exact(body),
             )
-            for body in window.messages
+            for body, count in zip(window.messages, counts, strict=True)
         ],
         tools=pretty(agent.definitions) if agent.definitions else None,
+        tools_tokens=parts["tools"],
         recalled=[one.text for one in recalled.found],
     )
+
+
+def divided(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
+    """The tokens of the system message by what stands in it; together they are exactly as many.
+
+    Texts that are joined take more or less than they do apart, and a long summary is cut: so what
+    the others leave is the summary's, or else the system prompt's.
+    """
+    memory = min(memory, head)
+    own = min(system, head - memory) if summary else head - memory
+    return {"system": own, "tools": 0, "memory": memory, "summary": head - memory - own}
 
 
 def _exact(body: Mapping[str, Any]) -> Markup:

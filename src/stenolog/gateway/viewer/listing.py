@@ -1,6 +1,6 @@
 """The list of sessions: a page of it, those that fit some words, and what was said with them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
 from markupsafe import Markup
@@ -11,10 +11,13 @@ from starlette.responses import Response
 from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry, Hit, State
+from stenolog.errors import StenologError
 from stenolog.gateway.requests import query_of
 from stenolog.gateway.shapes import OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.serving import agent_of, catalog_of, page
+from stenolog.gateway.viewer.serving import agent_of, catalog_of, page, store_of
+from stenolog.gateway.viewer.sight import HIDDEN, Sight, look
+from stenolog.stores.base import Store
 
 SIZE: Final = 50
 """So many sessions are on one page."""
@@ -43,6 +46,8 @@ class Listed(Struct, frozen=True, kw_only=True):
     hits: Sequence[Hit] = ()
     count: int = 0
     exact: bool = True
+    whys: Mapping[tuple[str, int], str] = {}
+    """By key and seq, what became of those hits that are out of sight."""
 
 
 async def home(request: Request) -> Response:
@@ -85,7 +90,30 @@ def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
     if query.after:
         return Listed(entries=fits, after=after)
     hits = catalog.search(query.q, tag=query.tag or None, limit=_HITS)
-    return Listed(entries=fits, after=after, hits=hits.hits, count=hits.count, exact=hits.exact)
+    return Listed(
+        entries=fits,
+        after=after,
+        hits=hits.hits,
+        count=hits.count,
+        exact=hits.exact,
+        whys=_whys(store_of(agent), hits.hits),
+    )
+
+
+def _whys(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], str]:
+    sights: dict[str, Sight | None] = {}
+    made = {}
+    for hit in hits:
+        if not hit.hidden:
+            continue
+        if hit.key not in sights:
+            try:
+                sights[hit.key] = look(store, store.info(hit.key))
+            except StenologError:
+                sights[hit.key] = None  # deleted meanwhile, or damaged; the hit is still one
+        sight = sights[hit.key]
+        made[hit.key, hit.seq] = HIDDEN if sight is None else sight.why(hit.seq)
+    return made
 
 
 def fitting(entries: Iterable[Entry], words: str) -> list[Entry]:

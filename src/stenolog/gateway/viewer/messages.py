@@ -9,6 +9,7 @@ import msgspec
 from markupsafe import Markup
 from msgspec import Struct
 
+from stenolog.agent.turn import INTERRUPTED
 from stenolog.catalog.answers import (
     has_failed,
     interruption,
@@ -28,7 +29,7 @@ from stenolog.context.shapes import (
     words_of,
 )
 from stenolog.gateway.viewer.markdown import LONGEST, coloured, is_address, is_picture, to_html
-from stenolog.records import Message, Span
+from stenolog.records import Message
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
 _PICTURE_PARTS: Final = {"image_url", "image", "input_image"}
@@ -77,43 +78,9 @@ class Shown(Struct, frozen=True, kw_only=True):
     origin: str = ""
 
 
-class Gap(Struct, frozen=True, kw_only=True):
-    """A run of messages that the model no longer sees."""
-
-    first: int
-    last: int
-    count: int
-    """How many messages; seqs that nobody has are not counted where that is known."""
-    at_floor: bool
-    """Whether it is what a compaction or a clearing took away."""
-
-
 class _Answered(Struct, frozen=True):
     result: Result
     message: Message
-
-
-def gaps(in_sight: Sequence[Span], *, last: int, floor: int, hidden: int) -> list[Gap]:
-    """The runs that are out of sight, by seq. `hidden`: how many messages that are in all."""
-    runs: list[Span] = []
-    before = 0
-    for first, end in [*in_sight, (last + 1, last + 1)]:
-        if first > before + 1:
-            # What a compaction hid, and what was hidden above it, are two things.
-            parts = [(before + 1, floor), (floor + 1, first - 1)]
-            whole = [(before + 1, first - 1)]
-            runs += parts if before + 1 <= floor < first - 1 else whole
-        before = end
-    return [
-        Gap(
-            first=first,
-            last=end,
-            count=hidden if len(runs) == 1 else end - first + 1,
-            at_floor=end == floor,
-        )
-        for first, end in runs
-        if hidden
-    ]
 
 
 def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Shown]:
@@ -193,6 +160,9 @@ def _words(body: Mapping[str, Any], role: str) -> Markup:
     if role == "tool":
         return Markup("<pre>{}</pre>").format(pretty(text_of(body.get("content"))))
     content = _without_pictures(body.get("content"))
+    if isinstance(content, str) and interruption(body):
+        # The page says so itself, and why.
+        content = content.removesuffix(INTERRUPTED).rstrip()
     if content is not None and not isinstance(content, str | list):
         return Markup("<pre>{}</pre>").format(pretty(content))
     return to_html(words_of({**body, "content": content}))

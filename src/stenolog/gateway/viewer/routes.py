@@ -6,12 +6,15 @@ from stenolog.gateway.viewer.conversation import conversation, export, fragment
 from stenolog.gateway.viewer.inspecting import context
 from stenolog.gateway.viewer.listing import home
 from stenolog.gateway.viewer.notebook import change_notes, notes
+from stenolog.gateway.viewer.rendering import rendered
 from stenolog.gateway.viewer.serving import static, told_as_page
 from stenolog.gateway.viewer.turning import turns
+from stenolog.gateway.viewer.warming import warm
 
 
 def viewer_routes() -> list[BaseRoute]:
     """What a browser asks for. Sessions are only read here; what changes one goes through /v1/."""
+    warm()
     pages = {
         "/": home,
         "/notes": notes,
@@ -24,5 +27,6 @@ def viewer_routes() -> list[BaseRoute]:
     return [
         Route("/static/{name}", static),
         Route("/notes", change_notes, methods=["POST"]),
+        Route("/rendered", rendered, methods=["POST"]),
         *(Route(path, told_as_page(answer), name=path) for path, answer in pages.items()),
     ]

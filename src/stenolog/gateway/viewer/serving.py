@@ -14,7 +14,7 @@ from starlette.responses import Response
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog import Catalog
 from stenolog.errors import StenologError, StoreUnavailable, UsageError
-from stenolog.gateway.failures import INTERNAL, status_of, without_secrets
+from stenolog.gateway.failures import status_of, without_secrets
 from stenolog.gateway.health import VERSION
 from stenolog.gateway.state import Gateway, gateway_of
 from stenolog.gateway.viewer import words
@@ -32,23 +32,46 @@ _TYPES: Final = {
     "viewer.css": "text/css; charset=utf-8",
     "viewer.js": "text/javascript; charset=utf-8",
     "theme.js": "text/javascript; charset=utf-8",
+    "turns.js": "text/javascript; charset=utf-8",
+    "uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "uPlot.min.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 """What is served, and as what: nothing is looked up by a name that somebody sent."""
 
+_HEADLINES: Final = {
+    401: "Sign in",
+    403: "This is not allowed",
+    404: "There is nothing here",
+    421: "This is another host",
+    503: "Not just now",
+}
+
 Answering = Callable[[Request], Awaitable[Response]]
 
 
-def page(template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page, or a part of one. Every value is escaped where it is shown."""
+def rendered(template: str, **values: Any) -> bytes:
+    """What a template makes of these values. Every one is escaped where it is shown."""
     text = _environment().get_template(template).render(**values)
+    # Half a character cannot be sent.
+    return text.encode(errors="replace")
+
+
+def page(template: str, *, status: int = 200, **values: Any) -> Response:
+    """A page, or a part of one."""
     return Response(
-        # Half a character cannot be sent.
-        text.encode(errors="replace"),
+        rendered(template, **values),
         status_code=status,
         media_type="text/html; charset=utf-8",
         headers={"Content-Security-Policy": POLICY},
     )
+
+
+def compile_templates() -> None:
+    """Have every template ready."""
+    environment = _environment()
+    for name in ("conversation.html", *environment.list_templates()):
+        environment.get_template(name)
 
 
 def told_as_page(answer: Answering) -> Answering:
@@ -61,16 +84,29 @@ def told_as_page(answer: Answering) -> Answering:
             return _failed(request, error.status_code, error.detail)
         except StenologError as error:
             status = status_of(error)
-            if status is None:
-                raise
+            if status is None or status == 500:
+                raise  # the log has to tell of it, too
             return _failed(request, status, str(error))
 
     return answered
 
 
 def _failed(request: Request, status: int, detail: str) -> Response:
-    told = INTERNAL if status == 500 else without_secrets(detail, gateway_of(request).settings)
-    return page("failed.html", status=status, agent="main", code=status, told=told)
+    told = without_secrets(detail, gateway_of(request).settings)
+    return page(
+        "failed.html",
+        status=status,
+        agent="main",
+        code=status,
+        headline=headline(status),
+        told=told[:1].upper() + told[1:],
+        sign_in=False,
+    )
+
+
+def headline(status: int) -> str:
+    """What a person is told first of a failure."""
+    return _HEADLINES.get(status, "That did not work" if status < 500 else "Something went wrong")
 
 
 def agent_of(gateway: Gateway, name: str) -> AgentInstance:
@@ -101,16 +137,17 @@ async def static(request: Request) -> Response:
     if name not in _TYPES:
         raise HTTPException(404, "there is no such file")
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-    return Response(_file(name), media_type=_TYPES[name], headers=headers)
+    return Response(file(name), media_type=_TYPES[name], headers=headers)
 
 
 def address(name: str) -> str:
     """Where a static file is; another content has another address."""
-    return f"/static/{name}?v={hashlib.sha256(_file(name)).hexdigest()[:12]}"
+    return f"/static/{name}?v={hashlib.sha256(file(name)).hexdigest()[:12]}"
 
 
 @cache
-def _file(name: str) -> bytes:
+def file(name: str) -> bytes:
+    """What one of our own static files holds."""
     return (_HERE / "static" / name).read_bytes()
 
 
@@ -126,6 +163,7 @@ def _environment() -> Environment:
     made.filters.update(
         age=words.age,
         clock=words.clock,
+        dollars=words.dollars,
         moment=words.moment_of,
         short=words.short,
         seconds=words.seconds,
@@ -134,10 +172,8 @@ def _environment() -> Environment:
     made.globals.update(
         to_html=to_html,
         plural=words.plural,
-        css=address("viewer.css"),
-        js=address("viewer.js"),
-        theme_js=address("theme.js"),
-        icon=address("icon.svg"),
+        in_sight=words.in_sight,
+        static={name: address(name) for name in _TYPES},
         version=VERSION,
     )
     return made

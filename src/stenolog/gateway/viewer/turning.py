@@ -1,15 +1,15 @@
-"""A session by its turns: what was asked, and what each answer took."""
+"""A session by its turns: what was asked, and what each answer took and cost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.catalog.answers import seconds_of, usage_of
+from stenolog.catalog.answers import model_of, seconds_of, usage_of
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.texts import tags_from
 from stenolog.context.shapes import calls_of, speaks
@@ -19,14 +19,15 @@ from stenolog.gateway.state import gateway_of
 from stenolog.gateway.viewer.conversation import entry_of, title_of
 from stenolog.gateway.viewer.messages import prompt_line
 from stenolog.gateway.viewer.serving import agent_of, page, store_of
+from stenolog.gateway.viewer.words import dollars, segment
 from stenolog.records import Message, SessionInfo
+from stenolog.sessions.counting import Counts
+from stenolog.sessions.pricing import HOW_TO_GET, cost_of
 
 MOST: Final = 200
 """So many of the last turns are drawn and listed."""
 _READ: Final = 4_000
 """So many messages are read for them."""
-HEIGHT: Final = 120.0
-WIDTH: Final = 1_000.0
 
 
 class Turn(Struct, kw_only=True):
@@ -38,23 +39,43 @@ class Turn(Struct, kw_only=True):
     hidden: bool
     messages: int = 0
     calls: int = 0
-    sent: int = 0
-    """Tokens that were sent to the model, in all requests of the turn."""
-    answered: int = 0
     seconds: float = 0.0
-    counted: bool = False
-    """Whether any provider told what it counted."""
+    models: dict[str, Counts] = {}
+    """What the providers counted, by the model that answered."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether any provider told what it counted."""
+        return bool(self.models)
+
+    @property
+    def sent(self) -> int:
+        """Tokens that were sent to the model, in all requests of the turn."""
+        return sum(one.prompt for one in self.models.values())
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the answers."""
+        return sum(one.answer for one in self.models.values())
 
 
-class Bar(Struct, frozen=True, kw_only=True):
-    """A turn in the drawing."""
+class Costs(Struct, frozen=True, kw_only=True):
+    """What turns have cost, in US dollars."""
 
-    turn: Turn
-    x: float
-    width: float
-    sent: float
-    """How high it stands."""
-    answered: float
+    turns: Sequence[float | None]
+    """For each turn; None where no model of it has a price."""
+    unknown: Sequence[str]
+    """The models without one."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to show."""
+        return any(one is not None for one in self.turns)
+
+    @property
+    def total(self) -> float:
+        """Of all that have a price."""
+        return sum(one for one in self.turns if one is not None)
 
 
 class ByTurns(Struct, frozen=True, kw_only=True):
@@ -65,7 +86,8 @@ class ByTurns(Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...]
     entry: Entry | None
     turns: Sequence[Turn]
-    bars: Sequence[Bar]
+    costs: Costs | None
+    """None where no prices are installed."""
     whole: bool
     """Whether these are all turns."""
 
@@ -80,9 +102,15 @@ class ByTurns(Struct, frozen=True, kw_only=True):
         return sum(one.answered for one in self.turns)
 
     @property
-    def highest(self) -> int:
-        """The most tokens of one turn."""
-        return max((one.sent + one.answered for one in self.turns), default=0)
+    def counted(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(one.sent or one.answered for one in self.turns)
+
+    @property
+    def rows(self) -> list[tuple[Turn, float | None]]:
+        """The turns with what they cost, the newest first."""
+        costs = [None] * len(self.turns) if self.costs is None else self.costs.turns
+        return list(zip(self.turns, costs, strict=True))[::-1]
 
 
 async def turns(request: Request) -> Response:
@@ -91,7 +119,13 @@ async def turns(request: Request) -> Response:
     query = query_of(request, OfAgent)
     agent = agent_of(gateway, query.agent)
     found = await gateway.loop.run(_by_turns, agent, key_of(request))
-    return page("turns.html", found=found, agent=query.agent)
+    return page(
+        "turns.html",
+        found=found,
+        agent=query.agent,
+        drawn=drawn(found, query.agent) if found.counted else [],
+        how_to_get=HOW_TO_GET,
+    )
 
 
 def _by_turns(agent: AgentInstance, key: str) -> ByTurns:
@@ -108,7 +142,7 @@ def _by_turns(agent: AgentInstance, key: str) -> ByTurns:
         tags=tags_from(info.meta),
         entry=entry,
         turns=shown,
-        bars=bars(shown),
+        costs=costs_of(shown),
         whole=len(shown) == len(made) and len(history) == info.count,
     )
 
@@ -129,25 +163,41 @@ def turns_of(history: Sequence[Message]) -> list[Turn]:
         turn.seconds += seconds_of(body) or 0.0
         usage = usage_of(body)
         if usage is not None:
-            turn.counted = True
-            turn.sent += usage.get("prompt", 0)
-            turn.answered += usage.get("answer", 0)
+            counts = turn.models.setdefault(model_of(body) or "", Counts())
+            counts.answers += 1
+            counts.prompt += usage.get("prompt", 0)
+            counts.answer += usage.get("answer", 0)
+            counts.cached += usage.get("cached", 0)
     return made
 
 
-def bars(turns: Sequence[Turn]) -> list[Bar]:
-    """The turns as bars, the highest as high as the drawing; none where nothing was counted."""
-    highest = max((one.sent + one.answered for one in turns), default=0)
-    if not highest:
-        return []
-    step = WIDTH / max(len(turns), 12)
-    return [
-        Bar(
-            turn=one,
-            x=number * step + step * 0.1,
-            width=step * 0.8,
-            sent=one.sent / highest * HEIGHT,
-            answered=one.answered / highest * HEIGHT,
+def costs_of(turns: Iterable[Turn]) -> Costs | None:
+    """What each turn has cost; None where no prices are installed."""
+    told: list[float | None] = []
+    unknown: dict[str, None] = {}
+    for turn in turns:
+        cost = cost_of(turn.models)
+        if cost is None:
+            return None
+        told.append(cost.total if cost.models else None)
+        unknown.update(dict.fromkeys(cost.unknown))
+    return Costs(turns=told, unknown=list(unknown))
+
+
+def drawn(found: ByTurns, agent: str) -> list[dict[str, Any]]:
+    """The turns for the drawing, the oldest first: numbers, words to tell, and where they are."""
+    extra = "" if agent == "main" else f"&agent={segment(agent)}"
+    made = []
+    for turn, cost in reversed(found.rows):
+        words = [f"{turn.sent:,} sent", f"{turn.answered:,} answered"]
+        words += [] if cost is None else [dollars(cost)]
+        made.append(
+            {
+                "sent": turn.sent,
+                "answered": turn.answered,
+                "cost": cost,
+                "words": f"{', '.join(words)} — {turn.prompt or '(no words)'}",
+                "address": f"/s/{segment(found.info.key)}?at={turn.seq}{extra}#m{turn.seq}",
+            }
         )
-        for number, one in enumerate(turns)
-    ]
+    return made

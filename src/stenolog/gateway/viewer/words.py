@@ -47,9 +47,22 @@ def seconds(number: float) -> str:
     return f"{number:.1f} s" if number < 60 else f"{number / 60:.0f} min {number % 60:.0f} s"
 
 
+def dollars(amount: float) -> str:
+    """What something cost; of a small amount as much as can be told from nothing."""
+    if 0 < amount < 0.000_1:
+        return "<$0.0001"
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
+
+
 def plural(number: int, noun: str) -> str:
     """`1 message`, `2,000 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_sight(visible: int, count: int) -> str:
+    """How many messages there are, and of how many the model sees, where that is another number."""
+    shown = plural(count, "message")
+    return shown if visible == count else f"{visible:,} of {shown}"
 
 
 def segment(key: str) -> str:

@@ -90,3 +90,16 @@ def test_what_is_in_sight_is_known_by_a_mark_that_an_append_does_not_change() ->
         assert after != before
         store.undo(_KEY)
         assert newest(store, store.info(_KEY), full=False).sight == before
+
+
+def test_seqs_that_a_fork_has_not_are_no_divider() -> None:
+    with _filled(12) as store:
+        store.checkpoint(_KEY, summary="so", upto=4)
+        store.hide(_KEY, 7, 8)
+        store.fork(_KEY, "fork")
+        store.hide("fork", 10, 10)
+        info = store.info("fork")
+        assert _told(newest(store, info, full=False)) == [(4, 4), 5, 6, 9, (10, 10), 11, 12]
+        everything = around(store, info, 9, full=True)
+        assert _told(everything) == [(4, 4), 5, 6, 9, 10, 11, 12]
+        assert not everything.older

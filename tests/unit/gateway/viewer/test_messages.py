@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stenolog.gateway.viewer.messages import Gap, gaps, prompt_line, shown
+from stenolog.gateway.viewer.messages import prompt_line, shown
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 
@@ -97,16 +97,13 @@ def test_pictures_are_shown_or_linked_or_neither() -> None:
     assert prompt_line(message.to_dict()) == "What is this?"
 
 
-def test_what_is_out_of_sight_is_told_by_its_runs() -> None:
-    assert gaps([(1, 9)], last=9, floor=0, hidden=0) == []
-    [one] = gaps([(6, 9)], last=9, floor=5, hidden=4)
-    assert one == Gap(first=1, last=5, count=4, at_floor=True)
-    found = gaps([(8, 9), (12, 12)], last=14, floor=5, hidden=11)
-    assert [(run.first, run.last, run.at_floor) for run in found] == [
-        (1, 5, True),
-        (6, 7, False),
-        (10, 11, False),
-        (13, 14, False),
-    ]
-    [everything] = gaps([], last=3, floor=3, hidden=3)
-    assert (everything.first, everything.last) == (1, 3)
+def test_an_answer_that_was_cut_off_says_so_once() -> None:
+    mark = {"interrupted": "stopped"}
+    cut, plain = shown(
+        _stored(
+            {"role": "assistant", "content": "Half an [interrupted]", "stenolog": mark},
+            {"role": "assistant", "content": "It reads [interrupted]"},
+        )
+    )
+    assert (cut.words, cut.interrupted) == ("<p>Half an</p>\n", "stopped")
+    assert "[interrupted]" in plain.words

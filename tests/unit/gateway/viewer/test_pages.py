@@ -1,12 +1,19 @@
 """The pages over HTTP: who gets them, with which headers, and what goes wrong."""
 
+import hashlib
+import json
+import re
+from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
 from urllib.parse import quote
 
 import httpx2
 import pytest
 
 from gateway.served import Served
+from stenolog.errors import DamagedStore
 from stenolog.gateway.viewer.serving import POLICY
 from stenolog.providers.scripted import ScriptedModel
 from stenolog.stores.opening import open_store
@@ -22,6 +29,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with open_store(str(where)) as store:
         store.add_message(_KEY, "user", "Hello.")
         store.add_message(_KEY, "assistant", "Half \ud800 a character.")
+        for key in ("cleared", "compacted", "replaced"):
+            store.add_message(key, "user", f"A heron was {key}.")
+        store.clear("cleared")
+        usage = {"prompt": 5, "answer": 6, "cached": 0}
+        store.add_message("drawn", "user", _HOSTILE)
+        store.add_full_message(
+            "drawn", {"role": "assistant", "content": "x", "stenolog": {"usage": usage}}
+        )
+        store.checkpoint("compacted", summary="so", upto=1)
+        store.set_history("replaced", [{"role": "user", "content": "An owl."}])
     with Served(where, ScriptedModel(["x"])) as gateway:
         yield gateway
 
@@ -35,6 +52,67 @@ def test_who_has_not_signed_in_is_told_how_and_nothing_else(served: Served) -> N
         assert "Hello" not in found.text
         assert "default-src 'none'" in found.headers["content-security-policy"]
         assert found.headers["www-authenticate"] == "Bearer"
+
+
+@contextmanager
+def _browser(served: Served) -> Iterator[httpx2.Client]:
+    """A browser that came in by a link."""
+    with served.client() as client:
+        link = client.post("/v1/login-links").json()["url"]
+    # After an error that nobody expects the server ends the connection.
+    headers = {"Accept": "text/html,*/*;q=0.8", "Connection": "close"}
+    with httpx2.Client(base_url=served.url, headers=headers) as made:
+        made.get(link)
+        yield made
+
+
+def test_the_page_without_a_cookie_has_its_style_and_lets_no_other_in(served: Served) -> None:
+    found = httpx2.get(served.url, headers={"Accept": "text/html"})
+    style = found.text.partition("<style>")[2].partition("</style>")[0]
+    assert ".failure" in style
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = found.headers["content-security-policy"]
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert "<script" not in found.text
+    looked = httpx2.head(served.url, headers={"Accept": "text/html"})
+    assert (looked.status_code, looked.content) == (401, b"")
+
+
+def test_a_link_that_was_used_leads_to_a_page_that_says_what_to_do(served: Served) -> None:
+    found = httpx2.get(f"{served.url}/login?code=old", headers={"Accept": "text/html"})
+    assert found.status_code == 403
+    assert "This link does not work any more" in found.text
+    assert "<pre>steno open</pre>" in found.text
+    assert "steno=" not in found.headers.get("set-cookie", "")
+
+
+def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError("<b>secret</b>")
+
+    def damaged(*_: object) -> str:
+        raise DamagedStore("the log of <i>s</i> is damaged")
+
+    with _browser(served) as browser:
+        nowhere = browser.get("/no/such/page<b>")
+        assert (nowhere.status_code, "<h1>There is nothing here</h1>" in nowhere.text) == (
+            404,
+            True,
+        )
+        for failing, told in ((broken, "Internal error"), (damaged, "&lt;i&gt;s&lt;/i&gt; is dam")):
+            monkeypatch.setattr("stenolog.gateway.viewer.conversation.title_of", failing)
+            found = browser.get(_PATH)
+            assert found.status_code == 500
+            assert found.headers["content-type"] == "text/html; charset=utf-8"
+            assert told in found.text
+            assert "steno doctor" in found.text
+            assert "secret" not in found.text
+            program = browser.get(_PATH, headers={"Accept": "application/json"})
+            assert program.status_code == 500
+            assert program.json()["error"]["message"]
 
 
 def test_programs_are_told_in_json_as_before(served: Served) -> None:
@@ -57,6 +135,13 @@ def test_any_key_has_its_pages(served: Served) -> None:
         assert len(lines.text.splitlines()) == 2
 
 
+def test_a_hit_that_is_out_of_sight_says_what_became_of_it(served: Served) -> None:
+    with served.client() as client:
+        found = client.get("/?q=heron").text
+    told = re.findall(r"</span> · \d+ · (\w+) · <time", found)
+    assert sorted(told) == ["cleared", "compacted", "replaced"]
+
+
 def test_no_field_is_taken_for_html(served: Served) -> None:
     with served.client() as client:
         path = f"/v1{_PATH.replace('/s/', '/sessions/')}"
@@ -74,6 +159,27 @@ def test_no_field_is_taken_for_html(served: Served) -> None:
         client.patch(path, json={"title": None, "tags": []})
 
 
+class _Drawn(HTMLParser):
+    """Finds what the drawing of the turns is given."""
+
+    turns = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del tag
+        found = dict(attrs)
+        if found.get("id") == "chart":
+            self.turns = found["data-turns"] or ""
+
+
+def test_what_was_asked_stays_inside_of_what_the_drawing_is_given(served: Served) -> None:
+    with served.client() as client:
+        drawn = _Drawn()
+        drawn.feed(client.get("/s/drawn/turns").text)
+    [turn] = json.loads(drawn.turns)
+    assert turn["words"].endswith(f" — {_HOSTILE}")
+    assert (turn["sent"], turn["answered"]) == (5, 6)
+
+
 def test_every_page_has_the_strict_policy(served: Served) -> None:
     with served.client() as client:
         for path in ("/", _PATH, "/notes", f"{_PATH}/fragment", "/s/nobody"):
@@ -85,6 +191,11 @@ def test_every_page_has_the_strict_policy(served: Served) -> None:
             assert " style=" not in found.text
             assert "<script>" not in found.text
         assert client.get("/static/viewer.js").headers["content-type"].startswith("text/javascript")
+        for name in ("uPlot.iife.min.js", "turns.js"):
+            found = client.get(f"/static/{name}")
+            assert (found.status_code, len(found.content) > 1_000) == (200, True), name
+            assert found.headers["content-type"].startswith("text/javascript"), name
+        assert client.get("/static/uPlot.min.css").headers["content-type"].startswith("text/css")
         for name in ("..%2Fserving.py", "%2E%2E%2Fserving.py", "nothing.js", "serving.py"):
             assert client.get(f"/static/{name}").status_code == 404, name
 

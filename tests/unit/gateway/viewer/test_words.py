@@ -2,7 +2,15 @@
 
 from datetime import UTC, datetime, timedelta
 
-from stenolog.gateway.viewer.words import age, plural, seconds, segment, short
+from stenolog.gateway.viewer.words import (
+    age,
+    dollars,
+    in_sight,
+    plural,
+    seconds,
+    segment,
+    short,
+)
 
 _NOW = datetime(2026, 3, 14, 12, tzinfo=UTC)
 
@@ -28,3 +36,20 @@ def test_numbers_are_short() -> None:
 
 def test_a_key_is_one_segment() -> None:
     assert segment("a/b?c#d%e ü") == "a%2Fb%3Fc%23d%25e%20%C3%BC"
+
+
+def test_small_amounts_are_told_from_nothing() -> None:
+    amounts = (0.0, 0.000_01, 0.0042, 0.5, 1.0, 1_234.567)
+    assert [dollars(one) for one in amounts] == [
+        "$0.00",
+        "<$0.0001",
+        "$0.0042",
+        "$0.5000",
+        "$1.00",
+        "$1,234.57",
+    ]
+
+
+def test_messages_are_counted_in_one_wording() -> None:
+    told = [in_sight(1, 1), in_sight(11, 11), in_sight(8, 11), in_sight(0, 1)]
+    assert told == ["1 message", "11 messages", "8 of 11 messages", "0 of 1 message"]

@@ -13,6 +13,17 @@ async function html(address) {
   return made;
 }
 
+// What was said and is not stored, as the server shows it.
+async function asWords(text) {
+  const response = await fetch("/rendered", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ text }),
+  });
+  if (!response.ok) return text;
+  return $(".words", new DOMParser().parseFromString(await response.text(), "text/html"));
+}
+
 async function api(method, address, body, tries = 4) {
   const response = await fetch(address, {
     method,
@@ -238,9 +249,19 @@ function merge(made) {
     }
   }
   last.dataset.last = made.dataset.last;
-  const number = (name) => Number(made.dataset[name]).toLocaleString("en");
-  $("#sight").textContent = `${number("visible")} of ${number("count")} in sight`;
+  $("#sight").textContent = made.dataset.messages;
   return count;
+}
+
+// What has become of the session. That a turn is over is no news that comes: one has to look.
+let looking;
+function tellState({ state, tokens }) {
+  if (state === undefined) return;
+  $("#state").className = `dot ${state}`;
+  $("#state").title = state;
+  $("#tokens").textContent = tokens;
+  clearTimeout(looking);
+  if (state === "running") looking = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
 }
 
 let unseen = 0;
@@ -266,6 +287,7 @@ async function refresh() {
   const made = await trying(() => part({ after: last - from > 300 ? last : from }));
   if (made !== undefined) {
     let count = 0;
+    tellState(made.dataset);
     if (made.dataset.sight === sight) {
       count = merge(made);
     } else {
@@ -327,6 +349,7 @@ if (talk) {
   if (target) target.scrollIntoView({ block: "center" });
   else if (talk.dataset.at === "0") toEnd();
   if (!isOld()) follow();
+  if ($("#state.running")) refresh();
   $("#new").addEventListener("click", () => { tellNew(0); toEnd(); });
   addEventListener("scroll", () => { if (unseen && atEnd()) tellNew(0); }, { passive: true });
   addEventListener("hashchange", () => {
@@ -451,9 +474,10 @@ async function command(words) {
     return;
   }
   const writing = $("#writing");
-  writing.hidden = false;
-  writing.textContent = told.answer;
+  const made = await asWords(told.answer);
   await reload();
+  writing.replaceChildren(made);
+  writing.hidden = false;
   writing.scrollIntoView({ block: "nearest" });
 }
 
@@ -582,13 +606,14 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, textarea, select, [contenteditable]");
-  if (typing) {
-    if (event.key === "Escape") event.target.blur();
+  // A dialog that was just closed keeps the focus for a moment.
+  const at = event.target.closest("dialog:not([open])") ? document.body : event.target;
+  if (at.closest("input, textarea, select, [contenteditable]")) {
+    if (event.key === "Escape") at.blur();
     return;
   }
   if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
-  if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
+  if (event.key === "Enter" && at.closest("a, button, summary")) return;
   const act = KEYS[event.key];
   if (!act) return;
   event.preventDefault();

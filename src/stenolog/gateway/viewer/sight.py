@@ -1,0 +1,152 @@
+"""What of a session is out of sight, and what took it away.
+
+A store tells what is in sight. What is not there may be hidden, or may never have been: a fork has
+the seqs of the session it was made from without all of its messages. The steps that `undo` could
+take back tell which operation hid what; of older ones only that it is hidden is known.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.errors import StenologError
+from stenolog.records import SessionInfo, Span, Undo
+from stenolog.stores import spans
+from stenolog.stores.base import Store
+from stenolog.stores.whole import Life, LifeMark, WholeStore
+
+HIDDEN: Final = "hidden"
+"""What is out of sight, and nobody knows why."""
+COMPACTED: Final = "compacted"
+_WORDS: Final = {
+    "checkpoint": COMPACTED,
+    "clear": "cleared",
+    "replace": "replaced",
+    "truncate": "truncated",
+}
+
+
+class Gap(Struct, frozen=True, kw_only=True):
+    """A run of messages that the model no longer sees."""
+
+    first: int
+    last: int
+    count: int
+    """How many messages; 0 where only their summary is in this session, as in a fork."""
+    why: str
+    """What became of them: compacted, cleared, replaced, truncated, or hidden."""
+    told: bool = False
+    """Whether the summary stands for them."""
+    undo: bool = False
+    """Whether taking back the last operation brings any of them back."""
+
+
+class Sight(Struct, frozen=True, kw_only=True):
+    """Which messages a session has, and which of them are out of sight."""
+
+    present: Sequence[Span]
+    """The seqs that have a message."""
+    gaps: Sequence[Gap] = ()
+
+    def why(self, seq: int) -> str:
+        """What became of a message that is out of sight."""
+        found = (one.why for one in self.gaps if one.first <= seq <= one.last)
+        return next(found, HIDDEN)
+
+
+def look(store: Store, info: SessionInfo) -> Sight:
+    """What is out of sight in this session; only where something is, more is read than `info`."""
+    if info.visible == info.last_seq:
+        return Sight(present=info.in_sight)
+    life = _life(store, info)
+    missing = [] if life is None else spans.union(life.lost, life.void, life.purged)
+    return sight_of(info, missing=missing, steps=[] if life is None else life.undo)
+
+
+def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]) -> Sight:
+    """What is out of sight, given the seqs without a message, and what `undo` knows. Pure."""
+    everything = [(1, info.last_seq)] if info.last_seq else []
+    present = spans.minus(everything, spans.minus(missing, info.in_sight))
+    hidden = spans.minus(present, info.in_sight)
+    pieces = [(span, COMPACTED if info.summary else HIDDEN) for span in _below(hidden, info.floor)]
+    pieces += [(span, HIDDEN) for span in _above(hidden, info.floor)]
+    for step in steps:
+        pieces = _named(pieces, step.newly, _WORDS.get(step.op, HIDDEN))
+    newly = steps[-1].newly if steps else []
+    gaps = [
+        Gap(
+            first=run[0][0],
+            last=run[-1][1],
+            count=spans.size(run),
+            why=why,
+            undo=spans.minus(run, newly) != run,
+        )
+        for why, run in _runs(sorted(pieces), present)
+    ]
+    if info.summary and info.floor:
+        gaps = _with_summary(gaps, info.floor, undo=bool(steps) and steps[-1].op == "summary")
+    return Sight(present=present, gaps=gaps)
+
+
+def _life(store: Store, info: SessionInfo) -> Life | None:
+    """All that the store knows of a session but for its messages; None where it does not tell."""
+    if not isinstance(store, WholeStore):
+        return None
+    try:
+        with store.read_life(LifeMark(key=info.key, uid=info.uid, stamp="")) as reading:
+            return reading.life
+    except StenologError:
+        # The page is about what was said; it can do without why something is hidden.
+        return None
+
+
+def _below(hidden: Sequence[Span], floor: int) -> list[Span]:
+    return spans.clipped(hidden, 1, floor)
+
+
+def _above(hidden: Sequence[Span], floor: int) -> list[Span]:
+    return spans.clipped(hidden, floor + 1, hidden[-1][1]) if hidden else []
+
+
+def _named(
+    pieces: Iterable[tuple[Span, str]], newly: Sequence[Span], why: str
+) -> list[tuple[Span, str]]:
+    """The pieces, of which those that this step hid have its name."""
+    made: list[tuple[Span, str]] = []
+    for span, before in pieces:
+        others = spans.minus([span], newly)
+        made += [(one, before) for one in others]
+        made += [(one, why) for one in spans.minus([span], others)]
+    return made
+
+
+def _runs(
+    pieces: Iterable[tuple[Span, str]], present: Sequence[Span]
+) -> list[tuple[str, list[Span]]]:
+    """Pieces of the same kind with no message between them are one."""
+    made: list[tuple[str, list[Span]]] = []
+    for span, why in pieces:
+        if made and made[-1][0] == why:
+            before = made[-1][1][-1][1]
+            between = [] if span[0] == before + 1 else [(before + 1, span[0] - 1)]
+            # What is between may be seqs that nobody has.
+            if spans.minus(between, present) == between:
+                made[-1][1].append(span)
+                continue
+        made.append((why, [span]))
+    return made
+
+
+def _with_summary(gaps: Sequence[Gap], floor: int, *, undo: bool) -> list[Gap]:
+    """The same, of which one tells the summary: the last that it can stand for."""
+    below = [one for one in gaps if one.last <= floor]
+    told = [one for one in below if one.why == COMPACTED] or below
+    if told:
+        last = told[-1]
+        telling = replace(last, told=True, undo=last.undo or undo)
+        return [telling if one is last else one for one in gaps]
+    # A fork has the summary, and not what it tells of.
+    only = Gap(first=floor, last=floor, count=0, why=COMPACTED, told=True, undo=undo)
+    return [only, *gaps]

@@ -1,0 +1,97 @@
+// The timeline of a session, drawn by uPlot: tokens of each turn as bars, what it cost as a line.
+
+const chart = document.querySelector("#chart");
+const told = document.querySelector("#chart-told");
+const turns = JSON.parse(chart.dataset.turns);
+const priced = turns.some((one) => one.cost !== null);
+const column = (value) => turns.map(value);
+
+// The colours are those of the page, also when they change.
+const colour = (name) => () => getComputedStyle(chart).getPropertyValue(name).trim();
+const font = `12px ${getComputedStyle(chart).fontFamily}`;
+const grid = { stroke: colour("--faint"), width: 1 };
+
+const short = new Intl.NumberFormat("en", { notation: "compact" });
+const dollars = (value) => `$${Number(value.toPrecision(6))}`;
+const numbers = (_plot, splits) => splits.map((one) => (turns[one] ? one + 1 : null));
+
+function axis(more) {
+  return { stroke: colour("--soft"), font, ticks: { show: false }, grid, ...more };
+}
+
+function bars(label, fill) {
+  return {
+    label,
+    fill: colour(fill),
+    width: 0,
+    points: { show: false },
+    paths: uPlot.paths.bars({ size: [0.7, 48], radius: 0.1 }),
+  };
+}
+
+const cost = {
+  label: "cost",
+  scale: "cost",
+  stroke: colour("--c-tools"),
+  width: 2,
+  spanGaps: true,
+  points: { show: turns.length <= 30, size: 6, fill: colour("--card") },
+};
+
+function tell(place) {
+  const one = turns[place];
+  told.textContent = one ? one.words : told.dataset.words;
+}
+
+// Few turns stand at the left, as wide as if there were more.
+const last = Math.max(turns.length, 8) - 0.5;
+const fromZero = (_plot, _low, high) => [0, (high || 1) * 1.08];
+const size = () => ({ width: chart.clientWidth, height: chart.clientWidth < 500 ? 200 : 240 });
+
+const plot = new uPlot(
+  {
+    ...size(),
+    legend: { show: false },
+    padding: [12, priced ? 0 : 12, 0, 0],
+    scales: {
+      x: { time: false, range: () => [-0.5, last] },
+      y: { range: fromZero },
+      cost: { range: fromZero },
+    },
+    axes: [
+      axis({ size: 30, values: numbers, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50] }),
+      axis({ size: 52, values: (_plot, splits) => splits.map((one) => short.format(one)) }),
+      ...(priced
+        ? [axis({
+          scale: "cost", side: 1, size: 64, grid: { show: false },
+          values: (_plot, splits) => splits.map(dollars),
+        })]
+        : []),
+    ],
+    cursor: { drag: { x: false, y: false }, y: false, points: { show: false } },
+    hooks: { setCursor: [({ cursor }) => tell(cursor.left < 0 ? null : cursor.idx)] },
+    // The answered ones stand on the sent ones: the whole is drawn first, and these over it.
+    series: [
+      {},
+      bars("answered", "--c-history"),
+      bars("sent", "--c-summary"),
+      ...(priced ? [cost] : []),
+    ],
+  },
+  [
+    turns.map((_one, place) => place),
+    column((one) => one.sent + one.answered),
+    column((one) => one.sent),
+    ...(priced ? [column((one) => one.cost)] : []),
+  ],
+  chart,
+);
+
+plot.over.addEventListener("click", () => {
+  const one = turns[plot.cursor.idx];
+  if (one) location.assign(one.address);
+});
+
+new ResizeObserver(() => plot.setSize(size())).observe(chart);
+new MutationObserver(() => plot.redraw()).observe(document.documentElement, { attributes: true });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot.redraw());

@@ -1,0 +1,142 @@
+"""The timeline of a session in a real browser: drawn by uPlot, with what it cost."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from browser.looking import Looking, window
+from browser.samples import HOSTILE, PLAN, fill
+from gateway.served import Served
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.stores.opening import open_store
+
+_PRICES = """
+class Usage:
+    def __init__(self, input_tokens, output_tokens, cache_read_tokens):
+        self.all = input_tokens, output_tokens
+
+class Price:
+    def __init__(self, total):
+        self.total_price = total
+
+def calc_price(usage, model_ref, provider_id=None):
+    if model_ref != "qwen3-4b":
+        raise LookupError(model_ref)
+    read, written = usage.all
+    return Price((read + 4 * written) / 1_000_000)
+"""
+_HURT = "s:hostile"
+_INKS = """canvas => {
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const onto = copy.getContext("2d", { willReadFrequently: true });
+  onto.drawImage(canvas, 0, 0);
+  const { data } = onto.getImageData(0, 0, canvas.width, canvas.height);
+  const found = new Set();
+  for (let at = 0; at < data.length; at += 4) {
+    if (data[at + 3] === 255) found.add(`rgb(${data[at]}, ${data[at + 1]}, ${data[at + 2]})`);
+  }
+  return [...found];
+}"""
+"""The colours that were drawn."""
+_WANTED = """(chart, names) => names.map(name => {
+  const probe = document.createElement("i");
+  probe.style.color = getComputedStyle(chart).getPropertyValue(name);
+  chart.append(probe);
+  const made = getComputedStyle(probe).color;
+  probe.remove();
+  return made;
+})"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    place = tmp_path_factory.mktemp("sessions")
+    prices = tmp_path_factory.mktemp("prices")
+    fill(place)
+    mark: dict[str, Any] = {"model": HOSTILE, "usage": {"prompt": 50, "answer": 20, "cached": 0}}
+    with open_store(str(place)) as store:
+        for _ in range(3):
+            store.add_message(_HURT, "user", HOSTILE)
+            body = {"role": "assistant", "content": HOSTILE, "stenolog": mark}
+            store.add_full_message(_HURT, body)
+    (prices / "genai_prices.py").write_text(_PRICES)
+    sys.path.insert(0, str(prices))
+    try:
+        with Served(place, ScriptedModel(["x"])) as gateway:
+            yield gateway
+    finally:
+        sys.path.remove(str(prices))
+        sys.modules.pop("genai_prices", None)
+
+
+def _has_colours(chart: Locator, *names: str) -> bool:
+    inks = chart.locator("canvas").evaluate(_INKS)
+    return set(chart.evaluate(_WANTED, list(names))) <= set(inks)
+
+
+def test_tokens_and_cost_of_each_turn_are_drawn(looking: Looking) -> None:
+    looking.session(PLAN, "/turns")
+    page = looking.page
+    chart = page.locator("#chart")
+    expect(chart.locator("canvas")).to_be_visible()
+    assert _has_colours(chart, "--c-summary", "--c-history", "--c-tools")
+    assert "$0.0047" in page.locator(".lead").inner_text()
+    row = page.locator(".turns tbody tr", has_text="Lugano")
+    assert row.locator("[data-name=cost]").inner_text() == "$0.0028"
+    assert page.locator(".hint").count() == 0
+    looking.picture("turns-priced")
+
+
+def test_a_turn_is_told_where_one_points_and_gone_to_by_a_click(looking: Looking) -> None:
+    looking.session(PLAN, "/turns")
+    page = looking.page
+    area = page.locator("#chart .u-over")
+    box = area.bounding_box()
+    assert box is not None
+    # Eight places, of which the second is the turn with the trains.
+    spot = {"x": box["width"] * 1.5 / 8, "y": box["height"] / 2}
+    area.hover(position=spot)  # type: ignore[arg-type]
+    expect(page.locator("#chart-told")).to_contain_text("1,526 sent, 314 answered, $0.0028")
+    area.click(position=spot)  # type: ignore[arg-type]
+    page.wait_for_url("**?at=3#m3")
+    expect(page.locator("#m3")).to_be_in_viewport()
+
+
+def test_the_drawing_has_the_colours_of_the_page_and_fits_a_phone(
+    browser: Browser, served: Served, screenshots: Path
+) -> None:
+    with (
+        window(browser, served, phone=True, dark=True) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.session(PLAN, "/turns")
+        page = looking.page
+        chart = page.locator("#chart")
+        assert _has_colours(chart, "--c-summary", "--c-history", "--c-tools", "--faint")
+        box = chart.locator("canvas").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        looking.picture("phone-turns-dark")
+        page.locator("#theme").click()
+        page.evaluate("new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))")
+        assert _has_colours(chart, "--faint")
+        looking.picture("phone-turns-light")
+
+
+def test_what_was_asked_is_only_text_in_the_drawing(looking: Looking) -> None:
+    looking.session(_HURT, "/turns")
+    page = looking.page
+    expect(page.locator("#chart canvas")).to_be_visible()
+    area = page.locator("#chart .u-over")
+    box = area.bounding_box()
+    assert box is not None
+    area.hover(position={"x": box["width"] / 16, "y": box["height"] / 2})
+    expect(page.locator("#chart-told")).to_contain_text("<script>window.hurt=1</script>")
+    assert "No price is known for <script>" in page.locator(".hint").inner_text()
+    assert page.evaluate("window.hurt ?? 0") == 0
+    assert page.locator("main script, main svg, main img").count() == 0
