@@ -3,23 +3,21 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import click
-import msgspec
 
-from stenolog.catalog.texts import title_from
 from stenolog.cli.completion import complete_key
 from stenolog.cli.showing import damage_words, info_of, messages_are
-from stenolog.cli.text import one_line, printable
+from stenolog.cli.text import json_text, one_line, printable
 from stenolog.cli.workspace import Where, open_to_read, where_options
-from stenolog.records import Message, SessionInfo
-from stenolog.sessions.exporting.reading import cleaned
+from stenolog.memory.sharing import Sharing
+from stenolog.sessions.exporting.writing import FOR_READERS, Form, pieces
 
-_SUFFIXES: Final = {
+_SUFFIXES: Final[dict[str, Form]] = {
     ".md": "markdown",
     ".markdown": "markdown",
     ".html": "html",
@@ -27,18 +25,6 @@ _SUFFIXES: Final = {
     ".jsonl": "jsonl",
 }
 """What a file is by its name, where no format is said."""
-_OF_OPENAI: Final = (
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "refusal",
-    "audio",
-    "function_call",
-)
-"""The fields of a message that OpenAI's API knows."""
-_FOR_READERS: Final = ("markdown", "html")
 
 
 @click.command("export")
@@ -59,14 +45,16 @@ _FOR_READERS: Final = ("markdown", "html")
     default=None,
     help="Take out secrets; done for markdown and html unless told otherwise.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object: what FILE holds.")
 @where_options
 def export_command(
     key: str,
     full: bool,
-    form: str | None,
+    form: Form | None,
     output: str | None,
     force: bool,
     redact: bool | None,
+    as_json: bool,
     where: Where,
 ) -> None:
     """Write the messages of the session KEY, to stdout or into a file.
@@ -76,131 +64,60 @@ def export_command(
     one page that needs nothing else, light or dark, with tools folded and a link to each message
     (#m12); it holds no script and loads nothing. With --all, hidden messages are marked there.
 
-    In markdown and html a stub stands for each secret that is known by its form, as an API key;
-    stderr tells how many. A secret in plain words stays: read what you share.
+    In markdown and html a stub stands for each secret that is known by its form, as an API key, or
+    by the name of its field, as "password"; stderr tells how many. A secret in plain words stays:
+    read what you share.
 
     Exit code: 0 written, 1 there is no such session, or it cannot be written, 2 wrong usage.
     """
-    named = _SUFFIXES.get(Path(output).suffix.lower()) if output is not None else None
-    form = form or named or "jsonl"
-    redacted = _Redacted(wanted=form in _FOR_READERS if redact is None else redact)
-    if output not in (None, "-") and not force and Path(str(output)).exists():
+    to_stdout = output in (None, "-")
+    if as_json and to_stdout:
+        raise click.UsageError("--json tells of a file: name it with -o.")
+    form = _form_of(output, form)
+    sharing = Sharing(wanted=form in FOR_READERS if redact is None else redact)
+    if not to_stdout and not force and Path(str(output)).exists():
         words = f"{one_line(str(output))} is there already; --force replaces it."
         raise click.ClickException(words)
     with open_to_read(where) as store:
         info = info_of(store, key)
         messages = store.get_history(info.key, full=full)
-        pieces = _pieces(form, info, messages, redacted)
-        if output in (None, "-"):
-            _print(pieces)
+        written = pieces(form, info, messages, sharing)
+        if to_stdout:
+            _print(written)
         else:
-            _write(Path(str(output)), pieces)
+            _write(Path(str(output)), written)
             done = f"{len(messages):,} message{'' if len(messages) == 1 else 's'}"
             click.echo(f"{one_line(str(output))}: {done} written.", err=True)
-        if redacted.wanted and (redacted.count or form in _FOR_READERS):
-            click.echo(redacted.in_words(), err=True)
-        if form in _FOR_READERS and not full and info.count > info.visible:
+        if as_json:
+            told: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
+            told |= {"messages": len(messages), "redacted": sharing.count}
+            click.echo(json_text(told))
+        if sharing.wanted and (sharing.count or form in FOR_READERS):
+            click.echo(_in_words(sharing.count), err=True)
+        if form in FOR_READERS and not full and info.count > info.visible:
             hidden = messages_are(info.count - info.visible)
             click.echo(f"{hidden} hidden; --all writes them too.", err=True)
         for words in damage_words(info_of(store, info.key), where.workspace):
             click.echo(words, err=True)
 
 
-class _Redacted:
-    """Takes secrets out of texts, and counts them."""
-
-    def __init__(self, *, wanted: bool) -> None:
-        self.wanted = wanted
-        self.count = 0
-
-    def __call__(self, text: str) -> str:
-        """The text as it may be shared."""
-        if not self.wanted:
-            return text
-        # Slow to import, and only who shares needs it.
-        from stenolog.memory.redaction import redact
-
-        found = redact(text)
-        self.count += found.count
-        return found.text
-
-    def in_words(self) -> str:
-        if not self.count:
-            return "No secrets were found in it."
-        stubs = "1 secret was" if self.count == 1 else f"{self.count:,} secrets were"
-        return f"{stubs} taken out; --no-redact leaves them in."
+def _in_words(taken_out: int) -> str:
+    if not taken_out:
+        return "No secrets were found in it."
+    stubs = "1 secret was" if taken_out == 1 else f"{taken_out:,} secrets were"
+    return f"{stubs} taken out; --no-redact leaves them in."
 
 
-# --- what is written -------------------------------------------------------------------------
-
-
-def _pieces(
-    form: str, info: SessionInfo, messages: list[Message], redacted: _Redacted
-) -> Iterator[bytes]:
-    if form not in _FOR_READERS:
-        for message in messages:
-            yield _line(message, redacted, only_openai=form == "openai") + b"\n"
-        return
-    # Slow to import, and only for documents.
-    from stenolog.sessions.exporting.markdown import as_markdown
-    from stenolog.sessions.exporting.page import as_page
-    from stenolog.sessions.exporting.reading import Conversation, read_all
-
-    told = Conversation(
-        key=cleaned(info.key, redacted),
-        title=_title(info, messages, redacted),
-        summary=cleaned(info.summary, redacted),
-        created=info.created,
-        updated=info.updated,
-        said=tuple(read_all(messages, redacted)),
-        hidden=info.count - info.visible,
-    )
-    for piece in as_page(told) if form == "html" else as_markdown(told):
-        yield piece.encode()
-
-
-def _line(message: Message, redacted: _Redacted, *, only_openai: bool) -> bytes:
-    if not only_openai and not redacted.wanted:
-        return message.to_json()
-    body = message.to_dict()
-    if only_openai:
-        body = {name: value for name, value in body.items() if name in _OF_OPENAI}
-    try:
-        return msgspec.json.encode(_without_secrets(body, redacted))
-    except UnicodeEncodeError:
-        # Half a character is written as an escape, as the store has it; almost nobody meets one.
-        from json import dumps
-
-        return dumps(_without_secrets(body, redacted), separators=(",", ":")).encode()
-
-
-def _without_secrets(value: Any, redacted: _Redacted) -> Any:
-    match value:
-        case str():
-            return redacted(value)
-        case list():
-            return [_without_secrets(one, redacted) for one in value]
-        case Mapping():
-            return {name: _without_secrets(one, redacted) for name, one in value.items()}
-    return value
-
-
-def _title(info: SessionInfo, messages: Iterable[Message], redacted: _Redacted) -> str:
-    given = title_from(info.meta, "")
-    if given:
-        return cleaned(given, redacted)
-    # Before it is cut: half a secret is not known by its form. And it is counted where it was said.
-    prompt = cleaned(_prompt(messages), _Redacted(wanted=redacted.wanted))
-    return title_from({}, prompt) or cleaned(info.key, _Redacted(wanted=redacted.wanted))
-
-
-def _prompt(messages: Iterable[Message]) -> str:
-    """What the user said first."""
-    for message in messages:
-        body = message.to_dict()
-        if body.get("role") == "user" and isinstance(body.get("content"), str):
-            return str(body["content"])
-    return ""
+def _form_of(output: str | None, form: Form | None) -> Form:
+    """What is to be written. Raises UsageError where a name says something that nobody writes."""
+    suffix = Path(output or "").suffix.lower()
+    if form is not None:
+        return form
+    if suffix and suffix not in _SUFFIXES:
+        known = ", ".join(_SUFFIXES)
+        words = f"What is {one_line(str(output))} to be? Known are {known}; or say --format."
+        raise click.UsageError(words)
+    return _SUFFIXES.get(suffix, "jsonl")
 
 
 # --- where to --------------------------------------------------------------------------------

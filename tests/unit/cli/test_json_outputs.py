@@ -211,6 +211,14 @@ class Imported(_Exact):
     dry_run: bool
 
 
+class Exported(_Exact):
+    key: str
+    file: str
+    format: Literal["jsonl", "openai", "markdown", "html"]
+    messages: int
+    redacted: int
+
+
 class ConfigFile(_Exact):
     file: str
 
@@ -324,6 +332,7 @@ CASES: list[tuple[str, type[Struct]]] = [
     ("memory import notes.md --who telegram:123 --dry-run", PageTaken),
     ("import old", Imported),
     ("import old --dry-run", Imported),
+    ("export telegram:123 -o page.html", Exported),
     ("config init", ConfigFile),
     ("config path", ConfigPath),
     ("ask hello --model scripted", Answered),
@@ -337,14 +346,13 @@ CASES: list[tuple[str, type[Struct]]] = [
 WITHOUT = {
     "chat": "it talks",
     "completion": "it writes a script",
-    "export": "what it writes is JSON, or a page",
     "memory export": "it writes a page; `memory list --json` has the same notes",
     "open": "it opens a browser",
     "serve": "it serves",
 }
 """Commands that take no --json, and why."""
 
-OF_THEIR_OWN = {"retention list", "retention run", "stats", "export"}
+OF_THEIR_OWN = {"retention list", "retention run", "stats"}
 """Commands whose reports are held against a schema in tests of their own."""
 
 

@@ -10,7 +10,7 @@ from html import escape
 from typing import Final
 
 from stenolog.sessions.exporting.fences import blocks, fence_for
-from stenolog.sessions.exporting.reading import Conversation, Part, Said
+from stenolog.sessions.exporting.reading import Conversation, Part, Said, minute
 
 # Code in a line stays as it is, or the backslash would be seen.
 _TAG: Final = re.compile(
@@ -25,7 +25,7 @@ def as_markdown(conversation: Conversation) -> Iterator[str]:
     """The whole document, in pieces."""
     told = conversation
     yield f"# {_line(told.title)}\n\n"
-    yield f"{_line(told.key)} · {told.created:%Y-%m-%d %H:%M} – {told.updated:%Y-%m-%d %H:%M} UTC"
+    yield f"{_line(told.key)} · {minute(told.created)} – {minute(told.updated)} UTC"
     yield f" · {_count(len(told.said))}{_out_of_sight(told)}\n\n"
     if told.summary:
         yield "## Summary\n\n"
@@ -35,7 +35,7 @@ def as_markdown(conversation: Conversation) -> Iterator[str]:
 
 
 def _message(said: Said) -> Iterator[str]:
-    marks = [f"{said.at:%Y-%m-%d %H:%M}", _line(said.model)]
+    marks = [minute(said.at), _line(said.model)]
     marks.append(f"{said.seconds:.1f} s" if said.seconds is not None else "")
     marks.append("failed" if said.failed else "")
     marks.append(f"interrupted: {_line(said.interrupted)}" if said.interrupted else "")

@@ -10,7 +10,7 @@ from html import escape
 from typing import Final
 
 from stenolog.sessions.exporting.fences import blocks
-from stenolog.sessions.exporting.reading import Conversation, Part, Said
+from stenolog.sessions.exporting.reading import Conversation, Part, Said, minute
 
 _ROLES: Final = ("user", "assistant", "tool", "system")
 _HEADING: Final = re.compile(r"(#{1,6}) +(.+)")
@@ -85,14 +85,14 @@ def _about(told: Conversation) -> str:
         count += f", {shown:,} of them hidden"
     elif told.hidden:
         count += f" (and {told.hidden:,} hidden, not shown)"
-    times = f"{told.created:%Y-%m-%d %H:%M} – {told.updated:%Y-%m-%d %H:%M} UTC"
+    times = f"{minute(told.created)} – {minute(told.updated)} UTC"
     return f"{escape(told.key)} · {times} · {count}"
 
 
 def _message(said: Said) -> Iterator[str]:
     classes = [said.role] if said.role in _ROLES else []
     classes += ["hidden"] if said.hidden else []
-    marks = [f"{said.at:%Y-%m-%d %H:%M}", escape(said.model)]
+    marks = [minute(said.at), escape(said.model)]
     marks.append(f"{said.seconds:.1f} s" if said.seconds is not None else "")
     marks.append("failed" if said.failed else "")
     marks.append(f"interrupted: {escape(said.interrupted)}" if said.interrupted else "")

@@ -73,6 +73,11 @@ class Conversation(Struct, frozen=True, kw_only=True):
     """How many messages are out of sight, whether they are among these or not."""
 
 
+def minute(at: datetime) -> str:
+    """A time, to the minute; a year before 1000 has four figures, too."""
+    return f"{at.date()} {at:%H:%M}"
+
+
 def plain(text: str) -> str:
     """The text without what is not for the eye; line ends and tabs stay."""
     return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))

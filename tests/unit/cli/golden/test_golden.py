@@ -60,7 +60,13 @@ CASES = {
         "doctor torn",
         "doctor elsewhere",
     ],
-    "export": ["export telegram:123"],
+    "export": [
+        "export telegram:123",
+        "export telegram:123 -o talk.md",
+        "export telegram:123 -o talk.md",
+        "export telegram:123 -o talk.html --all --json",
+        "export telegram:123 -o talk.pdf",
+    ],
     "fork": [
         "fork telegram:123 telegram:other --at 4",
         "fork telegram:123 telegram:third --json",
