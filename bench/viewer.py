@@ -72,5 +72,7 @@ def _paint(browser: "Browser", url: str) -> float:
     with browser.new_context(extra_http_headers={"Authorization": f"Bearer {TOKEN}"}) as window:
         page = window.new_page()
         page.goto(url, wait_until="load")
-        page.wait_for_function(f"{_PAINTED} !== undefined")
-        return float(page.evaluate(_PAINTED)) / 1000
+        # What the page allows forbids to wait for a piece of script in it.
+        while (painted := page.evaluate(_PAINTED)) is None:
+            page.wait_for_timeout(20)
+        return float(painted) / 1000
