@@ -2,11 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from prompt_toolkit.history import History
+
+from stenolog.stores.disk import overwrite_lines
 
 _MOST: Final = 1 << 20
 """Past this size the older half is let go."""
@@ -57,6 +59,16 @@ class KeptHistory(History):
         with os.fdopen(descriptor, "wb") as file:
             file.write(kept)
         beside.replace(self._file)
+
+
+def forget(file: Path, said: Collection[str]) -> int:
+    """Take entries out of the file, where they stand; how many. Raises OSError."""
+
+    def instead(line: bytes) -> bytes:
+        meant = any(entry.strip() in said for entry in _entries(line.decode("utf-8", "replace")))
+        return b" " * len(line) if meant else line
+
+    return overwrite_lines(file, instead)
 
 
 def _entries(text: str) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """`steno memory`: what is remembered of whom, and how to correct, forget and delete it."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TextIO
+from typing import IO, Any, Final, TextIO
 
 import click
 from msgspec import Struct
@@ -188,7 +189,7 @@ def _undo_of(scope: Scope) -> str:
 
 def _ask(notes: Sequence[Note]) -> None:
     """Whether it is meant. Raises Abort, or UsageError where nobody can be asked."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError("--purge deletes for good; add --yes where nobody can be asked.")
     for note in notes:
         click.echo(quoted(note), err=True)
@@ -273,8 +274,24 @@ def export_command(who: str | None, agent: str | None, workspace: str) -> None:
     click.echo(printable(page) if sys.stdout.isatty() else page.encode(), nl=False)
 
 
+class _Page(click.File):
+    """A file of text, or stdin where there is one."""
+
+    def convert(
+        self,
+        value: "str | os.PathLike[str] | IO[Any]",
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> IO[Any]:
+        """The file, opened. Fails where it cannot be."""
+        # A program may be started with its stdin closed; then there is no stream for it.
+        if value == "-" and sys.stdin is None:
+            self.fail("there is no stdin; name a file", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @memory_command.command("import")
-@click.argument("file", type=click.File(encoding="utf-8"))
+@click.argument("file", type=_Page(encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
 @_done_option
 @whose_options

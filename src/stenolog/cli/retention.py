@@ -78,8 +78,8 @@ def run_command(
     itself, or from when it was taken in from another program. What was deleted is in the trash, and
     `steno restore` brings it back; it then counts as changed when it was deleted. Damaged sessions
     are not deleted. Only a rule that says purge deletes for good: what is in the trash, counted
-    from when it was deleted, and never a session that is in use. What was done stands in the file
-    retention.log of the workspace.
+    from when it was deleted, and never a session that is in use; it also ends purges that were
+    interrupted. What is begun and what was done stands in the file retention.log of the workspace.
 
     One line for each session, with tabs between: what is done, the rule, the key, how many
     messages it has, and when it last changed. Where nobody can be asked, --yes is needed to delete.
@@ -156,7 +156,8 @@ def _sum(found: Sequence[Done], verb: str) -> str:
 
 def _row(one: Done) -> list[str]:
     step = one.step
-    name = step.key if one.agent is None else f"{one.agent}/{step.key}"
+    key = step.key or "-"
+    name = key if one.agent is None else f"{one.agent}/{key}"
     shown = step.action if one.outcome in ("planned", "done") else one.outcome
     return [shown, step.rule, one_line(name), str(step.messages), moment(step.updated)]
 
@@ -208,9 +209,9 @@ def _which(rule: Rule) -> str:
         parts.append(f"tagged {rule.tag}")
     if rule.prefix:
         parts.append(f"whose key begins with {rule.prefix}")
-    if rule.action == "purge":
-        return f"sessions in the trash, {' and '.join(parts)}"
     spared = f", but not those tagged {rule.spare}" if rule.spare else ""
+    if rule.action == "purge":
+        return f"sessions in the trash, {' and '.join(parts)}{spared}"
     return f"sessions {' and '.join(parts)}{spared}"
 
 

@@ -54,7 +54,8 @@ def error_sentence(error: Exception | str) -> str:
 
 def moment(at: datetime) -> str:
     """A time (UTC), to the second."""
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    # The C library of some systems does not fill up the year 1 to 0001.
+    return f"{at.year:04}{at:-%m-%dT%H:%M:%SZ}"
 
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -68,16 +69,16 @@ def spoken_moment(words: str, now: datetime) -> datetime | None:
         if ago is not None:
             return now - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
         found = datetime.fromisoformat(words.strip())
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def age(at: datetime, now: datetime) -> str:
     """How long ago, in one unit; from two months on, the day."""
     seconds = max(0, int((now - at).total_seconds()))
     if seconds >= 9 * _UNITS["w"]:
-        return at.strftime("%Y-%m-%d")
+        return at.date().isoformat()
     for unit in ("w", "d", "h", "m"):
         if seconds >= _UNITS[unit]:
             return f"{seconds // _UNITS[unit]}{unit}"

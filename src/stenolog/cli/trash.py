@@ -2,6 +2,9 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -17,17 +20,28 @@ from stenolog.cli.changing import (
 )
 from stenolog.cli.completion import complete_deleted, complete_key
 from stenolog.cli.copying import count
+from stenolog.cli.purge_traces import (
+    forget_logged,
+    forget_typed,
+    forks_of,
+    other_names,
+    said_in,
+    typed_history,
+)
 from stenolog.cli.showing import info_of
-from stenolog.cli.text import error_sentence, json_text, moment, one_line, printable, sentence
+from stenolog.cli.text import age, error_sentence, json_text, moment, one_line, printable, sentence
 from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
 from stenolog.memory.notes import Notes
+from stenolog.memory.progress import PREFIX as MARKS
 from stenolog.memory.scopes import Scope, scope_of_key
 from stenolog.records import Trashed
 from stenolog.sessions.aliases import Aliases
-from stenolog.sessions.folders import CHANNELS, NOTES
+from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES
 from stenolog.sessions.places import namespaces_of, opened, opened_to_read
-from stenolog.stores.base import Store
+from stenolog.sessions.retention_runs import in_log, place_in_log
+from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.state import not_reached
 
 _NAMED: Final = 20
 """So many sessions are named before somebody is asked."""
@@ -131,7 +145,9 @@ def _list(head: str, lines: Sequence[str]) -> None:
 @click.option("--as", "as_key", metavar="KEY", help="Bring it back under this key.")
 @_json_option
 @where_options
+@click.pass_context
 def restore_command(
+    ctx: click.Context,
     key: str | None,
     listing: bool,
     uid: str | None,
@@ -145,14 +161,14 @@ def restore_command(
     one that was deleted last, or the one that --uid names.
 
     With --list, one line for each deleted session, with tabs between: the key, the uid, how many
-    messages it has, and when it was deleted; the last deleted first.
+    messages it has, and when it was deleted; the last deleted first. In a terminal it is a table.
 
     Exit code: 0 done, 1 it could not be done, as where the key is taken, 2 wrong usage.
     """
     if listing:
         if uid is not None or as_key is not None:
             raise click.UsageError("--list goes with a KEY alone, or with nothing.")
-        _print_trash(key, as_json=as_json, where=where)
+        _print_trash(key, as_json=as_json, where=where, color=ctx.color is not False)
         return
     if key is None:
         raise click.UsageError("Name a session; --list shows what is in the trash.")
@@ -173,9 +189,12 @@ def restore_command(
         say(f"{one_line(info.key)} is back, with {count(info.count, 'message')}.")
 
 
-def _print_trash(key: str | None, *, as_json: bool, where: Where) -> None:
+def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -> None:
     with open_to_read(where) as store:
         found = [one for one in store.list_trash() if key in (None, one.key)]
+    if found and not as_json and sys.stdout.isatty():
+        _print_table(found, color=color)
+        return
     for one in found:
         if as_json:
             fields = {
@@ -189,6 +208,30 @@ def _print_trash(key: str | None, *, as_json: bool, where: Where) -> None:
             click.echo("\t".join((one_line(one.key), one.uid, str(one.count), moment(one.deleted))))
     if not found:
         say("The trash is empty." if key is None else f"The trash has no {one_line(key)!r}.")
+
+
+def _print_table(found: Sequence[Trashed], *, color: bool) -> None:
+    # Slow to import, and only a table in a terminal needs it.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(color_system="auto" if color else None, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    # Both are copied from here, so that they are folded and never cut.
+    table.add_column("key", overflow="fold", max_width=max(10, console.width // 2))
+    table.add_column("uid", overflow="fold", min_width=16)
+    table.add_column("messages", justify="right", no_wrap=True)
+    table.add_column("deleted", justify="right", no_wrap=True)
+    now = datetime.now(UTC)
+    for one in found:
+        table.add_row(
+            Text(one_line(one.key), style="cyan"),
+            Text(one.uid),
+            f"{one.count:,}",
+            Text(age(one.deleted, now), style="dim"),
+        )
+    console.print(table)
 
 
 # --- purge -----------------------------------------------------------------------------------
@@ -210,6 +253,10 @@ class _Target(Struct, frozen=True, kw_only=True):
     """How many messages these have."""
     before: int | None = None
     readable: bool = True
+    unfinished: bool = False
+    """Whether it was purged before, and that was interrupted."""
+    left: int = 0
+    """How many messages that left."""
 
     @property
     def of_notes(self) -> bool:
@@ -224,7 +271,7 @@ class _Target(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """What it is called when it is spoken of."""
-        if not self.of_notes:
+        if not self.of_notes or self.key.startswith(MARKS):
             return self.key
         scope = scope_of_key(self.key)
         agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
@@ -242,6 +289,9 @@ class _Target(Struct, frozen=True, kw_only=True):
             if self.deleted
             else ""
         )
+        trash += ", and what an interrupted purge left" if self.unfinished else ""
+        if self.unfinished and not self.uid:
+            return one_line(f"{self.name}{place}: what an interrupted purge left")
         if not self.readable:
             return one_line(f"{self.name}{place}: it cannot be read{trash}")
         return one_line(f"{self.name}{place}: {count(self.messages, what)}{upto}{trash}")
@@ -286,12 +336,14 @@ def purge_command(
 
     This is the only command that destroys what was said. The session goes with its archives, its
     entries in the index, and everything of its key in the trash. --scope WHO deletes all
-    sessions of a person in the workspace, of every agent and in every thread, and all notes of
-    them. What it cannot reach it names: forks, summaries, files it was taken in from.
+    sessions of a person in the workspace, of every agent and in every thread, those that have
+    another name as well, and all notes of them; the log of retention and the history of chats no
+    longer tell of them. What it cannot reach it names: forks, summaries, files it was taken in
+    from. With --dry-run, it names the forks.
 
     It says what will go and asks for the key (or WHO) to be typed, or for the uid where a key is
     blank or cannot be shown. Where nobody can be asked, --yes is needed. A call that was
-    interrupted is made again.
+    interrupted is made again, and finds what is left.
 
     Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some of it could
     not be deleted; stderr says which.
@@ -311,17 +363,21 @@ def purge_command(
     lines = [target.words for target in targets]
     if dry_run:
         _list("Would be deleted for good:", lines)
-        gone = [_Gone(target=one, messages=one.messages + one.in_trash) for one in targets]
+        gone = list(_would_go(where, targets))
         _print_gone(gone, as_json=as_json, dry_run=True)
+        for words in _forks_that_stay(gone):
+            say(f"Would stay: {sentence(words)}")
         return
     if not yes:
         _list("Will be deleted for good:", lines)
         say(_FOR_GOOD)
         by_name = who is not None and _can_be_typed(who)
         _ask_for([who] if who and by_name else [target.to_type for target in targets])
+    typed = typed_history()
+    said = set[str]() if typed is None else _said(where, targets)
     gone = list(_purged(where, targets))
     _print_gone(gone, as_json=as_json, dry_run=False)
-    for words in _not_reached(where, gone, who):
+    for words in (*_not_reached(where, gone, who), *_traces(where, gone, who, typed, said)):
         say(f"Not deleted: {sentence(words)}")
     ctx.exit(NOT_ALL if any(one.problem for one in gone) else 0)
 
@@ -344,11 +400,15 @@ def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Tar
     """What is there of these keys. Raises ClickException where one has nothing at all."""
     with open_to_read(where) as store:
         trash = store.list_trash()
+        left = _left_in(store) if before is None else []
         aliases = Aliases(store)
         found = {}
         for name in keys:
             key = aliases.own_key(name)
-            target = _target(store, None, key, trash, before)
+            target = _target(store, None, key, trash, before, left)
+            if target is None and any(not one.key for one in left):
+                # Nobody knows any more whose it was; who asks again is the one who began it.
+                target = _Target(namespace=None, key=key, unfinished=True)
             if target is None:
                 # The words of one who looks for it.
                 info_of(store, name)
@@ -357,15 +417,22 @@ def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Tar
     return list(found.values())
 
 
+def _left_in(store: Store) -> list[Trashed]:
+    """What interrupted purges left."""
+    return store.unfinished_purges() if isinstance(store, PurgingStore) else []
+
+
 def _target(
     store: Store,
     namespace: str | None,
     key: str,
     trash: Sequence[Trashed],
     before: int | None = None,
+    left: Sequence[Trashed] = (),
 ) -> _Target | None:
     """What there is of a key; None where there is nothing."""
     deleted = [one for one in trash if one.key == key]
+    unfinished = [one for one in left if one.key == key]
     uid, messages, readable = deleted[0].uid if deleted else "", 0, True
     try:
         info = store.info(key)
@@ -374,7 +441,7 @@ def _target(
             every = store.get_history(key, full=True)
             messages = sum(message.seq < before for message in every)
     except NoSuchSession:
-        if not deleted or before is not None:
+        if before is not None or not (deleted or unfinished):
             return None
     except DamagedStore:
         # What cannot be read is to go all the same; how much it was, nobody can say.
@@ -388,12 +455,15 @@ def _target(
         in_trash=0 if before is not None else sum(one.count for one in deleted),
         before=before,
         readable=readable,
+        unfinished=bool(unfinished),
+        left=sum(one.count for one in unfinished),
     )
 
 
 def _of_person(workspace: str, who: str) -> Iterator[_Target]:
     """All there is of a person: sessions of every agent, live and deleted, and notes."""
     check_there(workspace)
+    found, unknown = False, ""
     for namespace in namespaces_of(workspace):
         if namespace == CHANNELS:
             continue  # it names nobody, and holds no words
@@ -401,14 +471,28 @@ def _of_person(workspace: str, who: str) -> Iterator[_Target]:
             assert isinstance(store, Store), "what is copied is a store"
             trash = store.list_trash()
             every = [*store.list_sessions(), *(one.key for one in trash)]
+            left = _left_in(store)
+            unknown = namespace if any(not one.key for one in left) else unknown
+            every += [one.key for one in left if one.key]
             if namespace == NOTES:
-                keys = [key for key in every if _has_notes_of(key, who)]
+                keys = [
+                    key for key in every if _has_notes_of(key, who) or _is_mark_of(store, key, who)
+                ]
             else:
-                keys = [key for key in every if _is_of(key, who)]
+                names = other_names(store)
+                keys = [
+                    key
+                    for key in every
+                    if any(_is_of(name, who) for name in (key, *names.get(key, ())))
+                ]
             for key in dict.fromkeys(keys):
-                target = _target(store, namespace, key, trash)
+                target = _target(store, namespace, key, trash, left=left)
                 if target is not None:
+                    found = True
                     yield target
+    if unknown and not found:
+        # Any purge there ends it, and this may have been the one that was interrupted.
+        yield _Target(namespace=unknown, key=who, unfinished=True)
 
 
 def _has_notes_of(key: str, who: str) -> bool:
@@ -416,6 +500,17 @@ def _has_notes_of(key: str, who: str) -> bool:
         return _is_of(scope_of_key(key).who, who)
     except InvalidKey:
         return False  # no notes of ours
+
+
+def _is_mark_of(store: Store, key: str, who: str) -> bool:
+    """Whether it says how far a session of theirs was noted: it names that session."""
+    if not key.startswith(MARKS):
+        return False
+    try:
+        session = store.info(key).meta.get("session")
+    except StenologError:
+        return False  # it is in the trash, or cannot be read
+    return isinstance(session, str) and _is_of(session, who)
 
 
 def _is_of(key: str, who: str) -> bool:
@@ -449,6 +544,71 @@ def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
     return _Gone(target=target, messages=done.messages, not_reached=done.not_reached)
 
 
+def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
+    """What a purge would come to, with the forks that it would name."""
+    for namespace in dict.fromkeys(target.namespace for target in targets):
+        here = [target for target in targets if target.namespace == namespace]
+        with _opened_to_read(where, namespace) as store:
+            forks = forks_of(store, {target.key for target in here})
+        for one in here:
+            told = not_reached(one.key, forks=forks.get(one.key, []))
+            messages = one.messages + one.in_trash + one.left
+            yield _Gone(target=one, messages=messages, not_reached=told)
+
+
+@contextmanager
+def _opened_to_read(where: Where, namespace: str | None) -> Iterator[Store]:
+    if namespace is None:
+        with open_to_read(where) as store:
+            yield store
+        return
+    with opened_to_read(where.workspace, namespace) as whole:
+        assert isinstance(whole, Store), "what is copied is a store"
+        yield whole
+
+
+def _said(where: Where, targets: Sequence[_Target]) -> set[str]:
+    """What was said in what will go, to be forgotten where it was typed, too."""
+    said = set[str]()
+    for target in targets:
+        if not target.of_notes:
+            with suppress(StenologError), _opened_to_read(where, target.namespace) as store:
+                said.update(said_in(store, target.key, target.before))
+    return said
+
+
+def _traces(
+    where: Where, gone: Sequence[_Gone], who: str | None, typed: Path | None, said: set[str]
+) -> Iterator[str]:
+    """Have nothing of ours tell of what is gone; what still does, each as words for a sentence."""
+    whole = {
+        in_log(one.target.key)
+        for one in gone
+        if one.problem is None and one.target.before is None and not one.target.of_notes
+    }
+    place = place_in_log(where.agent, where.namespace or NAMESPACE)
+
+    def is_meant(at: str, key: str) -> bool:
+        if who is not None:
+            return key in whole or _is_of(key, who)
+        return key in whole and at == place
+
+    if whole:
+        left = forget_logged(where.workspace, is_meant)
+        # Of one session somebody may not even have told retention.
+        if left and (who is not None or "log of the program" not in left):
+            yield left
+    if typed is not None:
+        left = forget_typed(typed, said) if all(one.problem is None for one in gone) else ""
+        if left:
+            yield left
+        elif who is not None:
+            yield (
+                f"what else was typed into chats, in {one_line(str(typed))}, "
+                "which does not tell by whom"
+            )
+
+
 def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
     for one in gone:
         target = one.target
@@ -473,10 +633,7 @@ def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
 def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterator[str]:
     """What may still tell of it, each as words for a sentence, and once."""
     purged = {one.target.key for one in gone if one.problem is None}
-    # A fork that was to go as well is gone by now.
-    also = tuple(f"the fork {key!r} has " for key in purged)
-    told = dict.fromkeys(words for one in gone for words in one.not_reached)
-    yield from (words for words in told if not words.startswith(also))
+    yield from _forks_that_stay(gone)
     if who is not None:
         yield f"what {one_line(who)} said in the sessions of others, as in group chats"
     else:
@@ -488,6 +645,14 @@ def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterat
                     "them too"
                 )
     yield "backups and copies that were made before"
+
+
+def _forks_that_stay(gone: Sequence[_Gone]) -> Iterator[str]:
+    """What was not reached, but for forks that go as well."""
+    purged = {one.target.key for one in gone if one.problem is None}
+    also = tuple(f"the fork {key!r} has " for key in purged)
+    told = dict.fromkeys(words for one in gone for words in one.not_reached)
+    yield from (words for words in told if not words.startswith(also))
 
 
 def _notes_of(where: Where, key: str) -> int:

@@ -118,7 +118,8 @@ _SAID: Final = re.compile(
 )
 _ASSIGNED: Final = re.compile(
     r"(?i)(?:secret|(?:api|access|private|secret|signing|encryption)[_ -]?key"
-    r"|(?:access|auth|refresh|api|bot|session|id)[_ -]?token|(?P<password>(?:pass|kenn)wort"
+    r"|(?:access|auth|refresh|api|bot|session|id)[_ -]?token|(?<![a-z0-9])token(?=\s{0,4}[=:])"
+    r"|(?P<password>(?:pass|kenn)wort"
     r"|contrase[nñ]a|mot de passe|senha|пароль|密码|パスワード))[\"'`]?"
     rf"(?P<sep>\s{{0,4}}(?:=>|:=|=|:|\uff1a)\s{{0,4}}|\s{{1,4}}(?:is|ist|es|est)\s{{1,4}}){_VALUE}"
 )

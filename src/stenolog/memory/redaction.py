@@ -1,16 +1,29 @@
-"""Secrets out of a text, before it is kept as a note."""
+"""Secrets out of a text, before it is kept as a note, or shared."""
 
+import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.memory.named_secrets import PRIVATE_KEY, SECRETS, Secret
+from stenolog.memory.secret_fields import found_in, is_value, kind_of, stub_of
 
 _RUN: Final = re.compile(r"\S*")
 _MARGIN: Final = 1_000
 """Characters; no secret with a space in it is as long, but for a private key."""
+
+
+_LONG_NAME: Final = 16
+"""Characters; no secret that is known by its form is shorter."""
+_UNSEEN: Final = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+    "\U000e0000-\U000e0fff]"
+    # And as JSON in a text may have them.
+    r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
+)
+"""Characters that nobody sees, and that hide a secret from a pattern."""
 
 
 class Redacted(Struct, frozen=True):
@@ -21,13 +34,103 @@ class Redacted(Struct, frozen=True):
     """How many were taken out."""
 
 
+class RedactedData(Struct, frozen=True):
+    """Data without its secrets."""
+
+    value: Any
+    count: int
+
+
 def redact(text: str) -> Redacted:
     """The text with a stub in the place of each secret, as `[redacted: api key]`.
 
     Where there is none it is the same text, and count is 0. Only what is known to be secret by
-    its form is found: a secret in plain words stays.
+    its form, or by the name of its field, is found: a secret in plain words stays. Characters that
+    nobody sees hide none; where there is one, the text comes back without them.
     """
-    return _redacted(text, SECRETS)
+    seen = _UNSEEN.sub("", text)
+    found = _in_fields(seen)
+    rest = _redacted(found.text, SECRETS)
+    count = found.count + rest.count
+    return Redacted(rest.text if count else text, count)
+
+
+def _in_fields(text: str) -> Redacted:
+    pieces, at, count = [], 0, 0
+    for one in found_in(text):
+        pieces += [text[at : one.start], one.stub]
+        at, count = one.end, count + 1
+    return Redacted("".join([*pieces, text[at:]]), count)
+
+
+def redact_data(value: Any) -> RedactedData:
+    """The same for what JSON can hold: each text of it, and each value whose name says enough.
+
+    A text that is JSON stays JSON.
+    """
+    walk = _Walk()
+    return RedactedData(walk.value(value), walk.count)
+
+
+class _Walk:
+    """One way through data, which counts the secrets in it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def value(self, value: Any, kind: str | None = None) -> Any:
+        """It without secrets; all of it is one where it has a kind."""
+        match value:
+            case str():
+                return self._text(value) if kind is None else self._stub(value, kind)
+            case list():
+                return [self.value(one, kind) for one in value]
+            case Mapping():
+                return {self._name(name): self._field(name, value, kind) for name in value}
+            case int() | float() if kind is not None and not isinstance(value, bool):
+                return self._stub(value, kind) if len(str(value)) > 2 else value
+        return value
+
+    def _field(self, name: Any, data: Mapping[Any, Any], kind: str | None) -> Any:
+        """One field of an object; `{"name": "Authorization", "value": …}` says it beside."""
+        said = name if isinstance(name, str) else ""
+        own = kind_of(_UNSEEN.sub("", said))
+        if said == "token" and "logprob" in data:
+            own = None  # a piece of an answer
+        if said == "value" and own is None:
+            beside = data.get("name", data.get("key"))
+            own = kind_of(_UNSEEN.sub("", beside)) if isinstance(beside, str) else None
+        return self.value(data[name], own or kind)
+
+    def _name(self, name: Any) -> Any:
+        return self._text(name) if isinstance(name, str) and len(name) >= _LONG_NAME else name
+
+    def _stub(self, value: Any, kind: str) -> Any:
+        if not is_value(kind, _UNSEEN.sub("", str(value))):
+            return self._text(value) if isinstance(value, str) else value
+        self.count += 1
+        return stub_of(kind)
+
+    def _text(self, text: str) -> str:
+        if text.lstrip()[:1] in ("{", "["):
+            try:
+                data = json.loads(text)
+                inner = redact_data(data)
+                if not inner.count:
+                    return text
+                # As loose or tight as it was.
+                apart = (", ", ": ") if '": ' in text else (",", ":")
+                told = json.dumps(
+                    inner.value, ensure_ascii=False, allow_nan=False, separators=apart
+                )
+            except (ValueError, RecursionError):
+                pass  # then it is a text as any other
+            else:
+                self.count += inner.count
+                return told
+        found = redact(text)
+        self.count += found.count
+        return found.text
 
 
 def redact_ends(text: str, *, most: int) -> Redacted:

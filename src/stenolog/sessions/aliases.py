@@ -81,6 +81,11 @@ class Aliases:
                 self._mark = mark
             return self._owners
 
+    def claims(self) -> Mapping[str, tuple[str, ...]]:
+        """The aliases of each session that has any, also of two that claim the same."""
+        self.owners(anew=True)
+        return self._claims
+
     def _look(self) -> None:
         """Read the aliases of all sessions that changed since the last look."""
         stamps = self._store.stamps()

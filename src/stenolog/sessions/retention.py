@@ -4,10 +4,11 @@ Age is counted from what the sessions themselves say of their last change, never
 files. A session in which somebody has the turn is left alone. What a rule deleted and somebody
 brought back counts as changed when it was deleted: or it would be gone again within the hour.
 For the same reason what was taken in from another program is no older than that. Nothing that is
-in use is deleted for good: purging takes what is in the trash, and nothing else.
+in use is deleted for good: purging takes what is in the trash, and nothing else. What was to be
+spared is spared there, too. A purge that was interrupted is ended by the next one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
@@ -66,6 +67,8 @@ class Step(Struct, frozen=True, kw_only=True):
     in_trash: bool = False
     lives: tuple[tuple[str, datetime], ...] = ()
     """Of the trash: every session of this key in it, by its uid and when it was deleted."""
+    unfinished: bool = False
+    """Whether it was purged before, and that was interrupted."""
 
 
 def plan(
@@ -75,15 +78,19 @@ def plan(
     *,
     now: datetime,
     look: Callable[[str], SessionInfo | None],
+    tags_of: Callable[[Trashed], Collection[str] | None] = lambda _: (),
+    unfinished: Sequence[Trashed] = (),
 ) -> list[Step]:
     """What the rules ask for, archiving first and purging last; for each session one step.
 
-    Where rules ask for different things, the strongest is done. `look` tells more of a session;
-    it is asked only where a rule needs it.
+    Where rules ask for different things, the strongest is done. `look` tells more of a session,
+    and `tags_of` of a deleted one, None where it cannot be read; they are asked only where a rule
+    needs it. `unfinished`: what interrupted purges left.
     """
     steps: dict[str, Step] = {}
     for rule in rules:
-        for step in _asked_by(rule, entries, trash, now=now, look=look):
+        asked = [*_asked_by(rule, entries, trash, now=now, look=look, tags_of=tags_of)]
+        for step in (*asked, *_of_unfinished(rule, unfinished)):
             other = steps.get(step.uid)
             if other is None or _STRENGTH[other.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
@@ -97,11 +104,12 @@ def _asked_by(
     *,
     now: datetime,
     look: Callable[[str], SessionInfo | None],
+    tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[Step]:
     if not rule.says_something:
         return
     if rule.action == "purge":
-        yield from _of_trash(rule, entries, trash, now=now)
+        yield from _of_trash(rule, entries, trash, now=now, tags_of=tags_of)
         return
     meant = [entry for entry in entries if _is_meant(rule, entry)]
     for entry in _beyond(rule, meant):
@@ -189,12 +197,20 @@ def _moment(told: object) -> datetime | None:
 
 
 def _of_trash(
-    rule: Rule, entries: Sequence[Entry], trash: Sequence[Trashed], *, now: datetime
+    rule: Rule,
+    entries: Sequence[Entry],
+    trash: Sequence[Trashed],
+    *,
+    now: datetime,
+    tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[Step]:
-    """Deleted sessions, by how long ago that was; their size and tags nobody knows any more."""
-    # A purge takes every life of a key, so all of them must be old, and none be in use.
+    """Deleted sessions, by how long ago that was."""
+    # A purge takes every life of a key, so all of them must be old, and none be in use or spared.
     kept = {entry.key for entry in entries}
     kept |= {one.key for one in trash if not _is_old(rule, one.deleted, now)}
+    if rule.spare:
+        meant = [one for one in trash if one.key.startswith(rule.prefix) and one.key not in kept]
+        kept |= {one.key for one in meant if _is_spared(rule, tags_of(one))}
     for one in trash:
         if one.key.startswith(rule.prefix) and one.key not in kept:
             yield Step(
@@ -206,6 +222,29 @@ def _of_trash(
                 updated=one.deleted,
                 in_trash=True,
                 lives=lives_of(one.key, trash),
+            )
+
+
+def _is_spared(rule: Rule, tags: Collection[str] | None) -> bool:
+    """What cannot be read may be what somebody wants to keep."""
+    return tags is None or rule.spare in tags
+
+
+def _of_unfinished(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[Step]:
+    """What interrupted purges left, at any age: somebody has decided on it already."""
+    if rule.action != "purge" or not rule.says_something:
+        return
+    for one in unfinished:
+        if not one.key or one.key.startswith(rule.prefix):
+            yield Step(
+                action="purge",
+                rule=rule.name,
+                key=one.key,
+                uid=one.uid,
+                messages=one.count,
+                updated=one.deleted,
+                in_trash=True,
+                unfinished=True,
             )
 
 

@@ -4,28 +4,34 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.catalog import Catalog, Entry, open_catalog
+from stenolog.catalog.texts import tags_from
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy
-from stenolog.records import SessionInfo, timestamp
+from stenolog.records import SessionInfo, Trashed, timestamp
 from stenolog.sessions.folders import find_place, others_in
 from stenolog.sessions.retention import MARK, Rule, Step, lives_of, plan
 from stenolog.stores import reports
-from stenolog.stores.base import Store
-from stenolog.stores.disk import sync_file, write_all
+from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.disk import overwrite_lines, sync_file, write_all
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.opening import address, open_store
+from stenolog.stores.whole import LifeMark, WholeStore
 
 LOG: Final = "retention.log"
 """The file in a workspace that tells what was done: a line each, with tabs between."""
 _PAGE: Final = 1_000
 _TTL: Final = 60.0
 
-Outcome = Literal["planned", "done", "skipped", "failed"]
+Outcome = Literal["planned", "begins", "done", "skipped", "failed"]
+"""`begins` stands in the log alone: without a line of the same session behind it, somebody was
+interrupted there."""
 
 
 class Done(Struct, frozen=True, kw_only=True):
@@ -40,11 +46,16 @@ class Done(Struct, frozen=True, kw_only=True):
     """Why not, or how much."""
 
 
-def carry_out(store: Store, step: Step) -> tuple[Outcome, str]:
-    """Do what a step says, if the session still is as it was planned for; and what became of it."""
+def carry_out(
+    store: Store, step: Step, begins: Callable[[], None] = lambda: None
+) -> tuple[Outcome, str]:
+    """Do what a step says, if the session still is as it was planned for; and what became of it.
+
+    `begins` is called right before something is deleted.
+    """
     try:
         if step.action == "purge":
-            return _purge_deleted(store, step)
+            return _purge_deleted(store, step, begins)
         with store.lease(step.key, ttl=_TTL, wait=0):
             info = store.info(step.key)
             if info.uid != step.uid or info.updated != step.updated:
@@ -56,6 +67,7 @@ def carry_out(store: Store, step: Step) -> tuple[Outcome, str]:
                 return "done", f"{moved:,} messages moved into the archive"
             if info.lost or info.damaged:
                 return "skipped", "it is damaged; `steno doctor` tells more"
+            begins()
             # Not together with deleting: whoever is cut short here has deleted nothing.
             store.set_meta(step.key, **{MARK: timestamp(datetime.now(UTC))})
             store.delete(step.key)
@@ -68,8 +80,12 @@ def carry_out(store: Store, step: Step) -> tuple[Outcome, str]:
     return "done", "it is in the trash"
 
 
-def _purge_deleted(store: Store, step: Step) -> tuple[Outcome, str]:
+def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tuple[Outcome, str]:
     """Delete for good what has this key, all of which is in the trash, and was when planned."""
+    if step.unfinished and isinstance(store, PurgingStore):
+        begins()
+        store.finish_purge(step.uid)
+        return "done", "a purge that was interrupted is ended"
     lives = lives_of(step.key, store.list_trash())
     if not lives:
         return "skipped", "it is not in the trash"
@@ -78,7 +94,12 @@ def _purge_deleted(store: Store, step: Step) -> tuple[Outcome, str]:
     try:
         store.info(step.key)
     except NoSuchSession:
-        gone = store.purge(step.key)
+        begins()
+        if isinstance(store, PurgingStore):
+            # Only what was looked at: somebody may begin a session of this key right now.
+            gone = store.purge_trash(step.key, lives)
+        else:
+            gone = store.purge(step.key)
         return "done", f"{gone.messages:,} messages deleted for good"
     return "skipped", "there is a session of this key again"
 
@@ -104,15 +125,28 @@ def keep_to(
     planned: list[Done] = []
     if any(rule.says_something for rule in rules):
         for who, name in _whose(workspace, agent, namespace):
-            planned += _planned(workspace, rules, who, name)
+            # An interrupted purge of which nobody knows whose it was is found in each namespace.
+            ended_once = any(one.step.unfinished and not one.step.uid for one in planned)
+            planned += (
+                one
+                for one in _planned(workspace, rules, who, name)
+                if not (ended_once and one.step.unfinished and not one.step.uid)
+            )
     if dry_run or not planned or not confirm(planned):
         return planned
     ended: list[Done] = []
     with _log_of(workspace) as tell:
-        for one in _carried_out(workspace, planned, until):
+        begun: list[Done] = []
+
+        def begins(one: Done) -> None:
+            begun[:] = [one]
+            tell(replace(one, outcome="begins"))
+
+        for one in _carried_out(workspace, planned, until, begins):
             # What is left alone is so again in an hour, and would fill the log.
-            if one.outcome != "skipped":
+            if one.outcome != "skipped" or begun:
                 tell(one)
+            begun.clear()
             ended.append(one)
             progress()
     return ended
@@ -174,12 +208,23 @@ def _planned(
         with open_catalog(store, keep=in_folder) as catalog:
             entries = list(_every(catalog))
         now = datetime.now(UTC)
-        steps = plan(entries, store.list_trash(), rules, now=now, look=_looking(store))
+        steps = plan(
+            entries,
+            store.list_trash(),
+            rules,
+            now=now,
+            look=_looking(store),
+            tags_of=_tags_in_trash(store),
+            unfinished=store.unfinished_purges() if isinstance(store, PurgingStore) else (),
+        )
     return [Done(step=step, agent=agent, namespace=name, outcome="planned") for step in steps]
 
 
 def _carried_out(
-    workspace: str, planned: Sequence[Done], until: Callable[[], bool]
+    workspace: str,
+    planned: Sequence[Done],
+    until: Callable[[], bool],
+    begins: Callable[[Done], None],
 ) -> Iterator[Done]:
     for whose in dict.fromkeys((one.agent, one.namespace) for one in planned):
         agent, namespace = whose
@@ -188,7 +233,7 @@ def _carried_out(
                 if until():
                     return
                 if (one.agent, one.namespace) == whose:
-                    outcome, words = carry_out(store, one.step)
+                    outcome, words = carry_out(store, one.step, partial(begins, one))
                     yield Done(
                         step=one.step,
                         agent=agent,
@@ -216,6 +261,26 @@ def _looking(store: Store) -> Callable[[str], SessionInfo | None]:
             return None  # the doctor tells of it
 
     return look
+
+
+def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
+    marks: dict[str, LifeMark] = {}
+
+    def tags_of(one: Trashed) -> Sequence[str] | None:
+        if not isinstance(store, WholeStore):
+            return None
+        try:
+            if not marks:
+                marks.update((mark.uid, mark) for mark in store.lives() if mark.deleted)
+            mark = marks.get(one.uid)
+            if mark is None:
+                return None
+            with store.read_life(mark) as reading:
+                return tags_from(reading.life.meta)
+        except StenologError:
+            return None  # the doctor tells of it
+
+    return tags_of
 
 
 # --- the log ---------------------------------------------------------------------------------
@@ -248,6 +313,50 @@ def _log_of(workspace: str) -> Iterator[Callable[[Done], None]]:
         os.close(descriptor)
 
 
+def forget_in_log(workspace: str, is_meant: Callable[[str, str], bool]) -> int:
+    """Make the log name no more what was purged elsewhere; in how many lines that was.
+
+    `is_meant` is told where a session was and its key, as the log has them. The lines stay: what
+    was done, when and by which rule is no secret. Raises StoreUnavailable, DamagedStore.
+    """
+    path = Path(address(workspace).path, LOG)
+
+    def instead(line: bytes) -> bytes:
+        parts = line.split(b"\t")
+        if len(parts) < _PARTS:
+            return line
+        place, key = (part.decode("utf-8", "replace") for part in parts[_PLACE : _KEY + 1])
+        if not is_meant(place, key):
+            return line
+        # What went wrong is told with the key in it.
+        gone = (_KEY, _PARTS - 1) if parts[1] != b"done" else (_KEY,)
+        masked = [b"-" * len(part) if at in gone else part for at, part in enumerate(parts)]
+        return b"\t".join(masked)
+
+    try:
+        return overwrite_lines(path, instead)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise explained(error, f"changing {path}") from error
+
+
+def in_log(name: str) -> str:
+    """A key or another name as the log has it: it may hold anything, a line end too."""
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
+def place_in_log(agent: str | None, namespace: str) -> str:
+    """Where a session is, as the log has it."""
+    return namespace if agent is None else f"agent {agent}"
+
+
+_PLACE: Final = 4
+_KEY: Final = 5
+_PARTS: Final = 9
+"""How many parts a line of the log has, and which of them are the place and the key."""
+
+
 def _line(one: Done) -> str:
     step = one.step
     parts = (
@@ -255,11 +364,10 @@ def _line(one: Done) -> str:
         one.outcome,
         step.action,
         step.rule,
-        one.namespace if one.agent is None else f"agent {one.agent}",
+        place_in_log(one.agent, one.namespace),
         step.key,
         step.uid,
         f"last changed {timestamp(step.updated)}",
         one.words,
     )
-    # A key may hold anything, a line end too.
-    return "\t".join(ascii(part)[1:-1] if not part.isprintable() else part for part in parts)
+    return "\t".join(map(in_log, parts))

@@ -1,6 +1,6 @@
 """What every store promises: the protocol, its promises by number, and the values it speaks in."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, runtime_checkable
@@ -171,7 +171,8 @@ class Store(Protocol):
         trace of the key stays. With `before`, the messages below this seq, in the live storage and
         in archives, with their tokens, voids, and the undo steps that reach them; the session
         stays, and keeps of them only which seqs they were. A call that was interrupted is made
-        again.
+        again. A turn in a session that is gone is over: its lease is lost, and what its holder
+        still writes does not bring the session back.
         """
         ...
 
@@ -252,12 +253,15 @@ class Lease(Protocol):
 
     @property
     def store(self) -> Store:
-        """The store, whose writes raise LeaseLost once another holder took over."""
+        """The store, whose writes raise LeaseLost once another holder took over.
+
+        Or once the session was purged.
+        """
         ...
 
     @property
     def lost(self) -> bool:
-        """Whether it has run out or somebody else took over."""
+        """Whether it has run out, somebody else took over, or the session was purged."""
         ...
 
     def renew(self) -> None:
@@ -302,6 +306,38 @@ class GroupStore(Protocol):
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """For each append its seqs, or what went wrong with it; each is whole or absent."""
+        ...
+
+
+Deleted = tuple[str, datetime]
+"""A session in the trash, by its uid and when it was deleted."""
+
+
+@runtime_checkable
+class PurgingStore(Protocol):
+    """A store that purges exactly what somebody decided on, and ends what was interrupted."""
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Delete these sessions of a key for good, and nothing else of it.
+
+        What was brought back, deleted anew or begun since stays. Raises NoSuchSession where the
+        trash has not all of them; then nothing was done.
+        """
+        ...
+
+    def unfinished_purges(self) -> list[Trashed]:
+        """What interrupted purges left: out of sight for good, and not yet deleted.
+
+        The key and the uid are empty where nobody can tell any more. To purge the key again ends
+        it, and so does `finish_purge`.
+        """
+        ...
+
+    def finish_purge(self, uid: str) -> Purged:
+        """End the interrupted purge of the session with this uid, and touch no other.
+
+        Raises NoSuchSession where there is none.
+        """
         ...
 
 

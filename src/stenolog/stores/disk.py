@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,31 @@ def sync_file(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fdatasync(descriptor)
+
+
+def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
+    """Overwrite lines of a file where they stand, each by as many bytes; how many.
+
+    Others may append meanwhile, and nobody who has it open is left with an old file. Raises
+    OSError; FileNotFoundError where there is none.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    changed = offset = 0
+    try:
+        text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        for line in text.splitlines(keepends=True):
+            bare = line.rstrip(b"\r\n")
+            other = instead(bare)
+            assert len(other) == len(bare), "what stands behind it stays where it is"
+            if other != bare:
+                os.pwrite(descriptor, other, offset)
+                changed += 1
+            offset += len(line)
+        if changed:
+            sync_file(descriptor)
+    finally:
+        os.close(descriptor)
+    return changed
 
 
 def sync_folder(descriptor: int) -> None:

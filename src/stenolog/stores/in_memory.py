@@ -8,7 +8,7 @@ import copy
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
@@ -33,7 +33,7 @@ from stenolog.records import (
     Undone,
 )
 from stenolog.stores import spans
-from stenolog.stores.base import FORKED_AT
+from stenolog.stores.base import FORKED_AT, Deleted
 from stenolog.stores.times import conversation_times
 from stenolog.stores.whole import Life, LifeMark, LifeWriter, Reading, token_of
 
@@ -353,19 +353,50 @@ class InMemoryStore:
             if before is None:
                 gone = [seq for session in [live, *trashed] for seq in session.messages]
                 self._sessions.pop(key, None)
+                self._leases.pop(key, None)
                 self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
             else:
                 gone = live.purge(before)
                 told += [f"the summary of {key!r} stays"] * bool(live.summary)
                 told += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
-            lives = [*self._sessions.items(), *((found.key, life) for found, life in self._trash)]
-            told += [f"the fork {name!r} stays" for name, life in lives if life.forked_from == key]
+            told += self._forks_of(key)
             return Purged(
                 messages=len(gone),
                 first=min(gone, default=0),
                 last=max(gone, default=0),
                 not_reached=tuple(told),
             )
+
+    def _forks_of(self, key: str) -> list[str]:
+        lives = [*self._sessions.items(), *((found.key, life) for found, life in self._trash)]
+        return [f"the fork {name!r} stays" for name, life in lives if life.forked_from == key]
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Delete these sessions of a key for good, all of them in the trash."""
+        with self._writing(key):
+            pairs = [pair for pair in self._trash if pair[0].key == key]
+            meant = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in lives]
+            if not meant or len(meant) != len(set(lives)):
+                raise errors.NoSuchSession(key, "the trash has not what is to be purged")
+            uids = {trashed.uid for trashed, _ in meant}
+            self._trash[:] = [pair for pair in self._trash if pair[0].uid not in uids]
+            if key not in self._sessions:
+                self._leases.pop(key, None)
+            gone = [seq for _, session in meant for seq in session.messages]
+            return Purged(
+                messages=len(gone),
+                first=min(gone, default=0),
+                last=max(gone, default=0),
+                not_reached=tuple(self._forks_of(key)),
+            )
+
+    def unfinished_purges(self) -> list[Trashed]:
+        """None: nothing comes between."""
+        return []
+
+    def finish_purge(self, uid: str) -> Purged:
+        """Raise NoSuchSession: nothing comes between."""
+        raise errors.NoSuchSession(uid, "no purge of it was interrupted")
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
         """The turn in this session: one holder at a time."""
@@ -379,6 +410,8 @@ class InMemoryStore:
                     raise errors.StoreBusy(f"{key!r}: {before.holder} has the turn")
                 self._changed.wait(min(left, before.expires - monotonic(), threading.TIMEOUT_MAX))
                 self._check_open()
+                if key not in self._sessions:
+                    raise errors.NoSuchSession(key)
             self._leases[key] = InMemoryLease(self, key, before.epoch + 1 if before else 1, ttl)
             return self._leases[key]
 
@@ -573,10 +606,10 @@ class InMemoryStore:
         """The same, to be changed; a new one is kept once something was stored in it."""
         with self._using(key) as session:
             new = key not in self._sessions
-            if known and new:
-                raise errors.NoSuchSession(key)
             if self._lease is not None and self._lease.taken_over:
                 raise errors.LeaseLost(self._lease.key, self._lease.epoch)
+            if known and new:
+                raise errors.NoSuchSession(key)
             yield session
             session.version += 1
             if new and session.updated is not None:
@@ -603,8 +636,8 @@ class InMemoryLease:
 
     @property
     def taken_over(self) -> bool:
-        """Whether somebody else has had the turn since."""
-        return self.store._leases[self.key] is not self
+        """Whether somebody else has had the turn since, or its session was purged."""
+        return self.store._leases.get(self.key) is not self
 
     @property
     def lost(self) -> bool:

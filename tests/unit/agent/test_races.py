@@ -26,6 +26,7 @@ from stenolog.providers.scripted import ScriptedModel
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import open_store
 from unit.agent.agents import (
     KEY,
     SPEC,
@@ -49,6 +50,10 @@ def _echo(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, An
     del tools
     said = [body["content"] for body in messages if body["role"] == "user"]
     return f"to {said[-1]}"
+
+
+def _where(store: str, folder: Path) -> str:
+    return f"sqlite:{folder / 'steno.db'}" if store == "sqlite" else str(folder)
 
 
 class Waiting(ScriptedModel):
@@ -398,6 +403,26 @@ def test_a_lost_lease_ends_the_turn_and_writes_nothing(tmp_path: Path) -> None:
                 "another process has taken this turn over",
             )
             assert roles(loop) == ["user"]
+
+    asyncio.run(main())
+
+
+@with_store
+@pytest.mark.parametrize("begins", ["", "half a"])
+def test_an_answer_under_way_does_not_bring_back_what_was_purged(
+    store: str, begins: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        model = Waiting(["Too late."], begins=begins)
+        async with agent_loop(store, tmp_path, model) as loop:
+            speaking = asyncio.create_task(say(loop, "Hi."))
+            await model.first.wait()
+            with open_store(_where(store, tmp_path)) as other:
+                assert other.purge(KEY).messages == 1
+            model.go.set()
+            assert (await speaking).outcome == "failed"
+        with open_store(_where(store, tmp_path)) as other:
+            assert (other.list_sessions(), other.list_trash()) == ([], [])
 
     asyncio.run(main())
 

@@ -204,7 +204,7 @@ def test_a_session_is_picked_from_a_list_that_filters() -> None:
         run.type("\x7f" * len("number 1") + "zebra")
         run.see("[3] user: where do zebras live?")
         run.type("\r")
-        run.see("In **Africa**.")
+        run.see("In Africa.")
         run.see("/help")
         assert "Enter resume" not in run.shown
         run.type("/quit\r")

@@ -313,3 +313,50 @@ def test_half_a_character_can_be_exported_as_anything(steno: Steno) -> None:
         assert "half  of it" in steno("export", "h", "--format", form).stdout
     line = steno("export", "h", "--format", "openai", "--redact").stdout
     assert json.loads(line)["content"] == "half \ud800 of it"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "openai"])
+def test_lines_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno, form: str) -> None:
+    given = json.dumps({"user": "bob", "password": "hunter2", "env": {"API_KEY": "k-1"}})
+    answered = json.dumps({"headers": {"authorization": "Basic zz"}, "said": given, "ok": True})
+    call = {"id": "1", "type": "function", "function": {"name": "login", "arguments": given}}
+    with open_store("workspace") as store:
+        store.add_messages(
+            "fields",
+            [
+                {
+                    "role": "user",
+                    "content": "go?token=9f8e7d6c5b4a3210f0 AKIA\u200bIOSFODNN7EXAMPLQ",
+                },
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": answered},
+                {"role": "tool", "tool_call_id": "1", "content": f"see {answered}"},
+                {"role": "user", "content": [{"type": "text", "secret": "s-1", "token": "t-1"}]},
+            ],
+        )
+    result = steno("export", "fields", "--format", form, "--redact")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    for secret in ("9f8e7d", "EXAMPLQ", "hunter2", "k-1", "Basic zz", "s-1", "t-1"):
+        assert secret not in result.stdout
+    arguments = json.loads(lines[1]["tool_calls"][0]["function"]["arguments"])
+    assert arguments == {
+        "user": "bob",
+        "password": "[redacted: password]",
+        "env": {"API_KEY": "[redacted: api key]"},
+    }
+    assert json.loads(json.loads(lines[2]["content"])["said"]) == arguments
+    assert result.stderr.startswith("12 secrets were taken out")
+    plain = steno("export", "fields", "--format", form)
+    assert "hunter2" in plain.stdout
+
+
+def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) -> None:
+    call = {"id": "1", "function": {"name": "login", "arguments": '{"password": "hunter2"}'}}
+    with open_store("workspace") as store:
+        store.add_full_message("f", {"role": "assistant", "content": "", "tool_calls": [call]})
+        store.add_full_message("f", {"role": "tool", "content": '{\\"token\\": \\"t-1\\"}'})
+        store.add_full_message("f", {"role": "user", "content": "x", "auth": {"apiKey": "k-1"}})
+    for form in ("markdown", "html"):
+        result = steno("export", "f", "--format", form)
+        assert not [one for one in ("hunter2", "t-1", "k-1") if one in result.stdout]
+        assert result.stderr.startswith("3 secrets were taken out")

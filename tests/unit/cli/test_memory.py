@@ -244,6 +244,23 @@ def test_a_purge_wants_yes_where_nobody_can_be_asked(
     assert b"Eats meat." not in b"".join(files)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("forget {old} --purge", "add --yes"), ("import -", "there is no stdin")],
+)
+def test_without_any_stdin_it_refuses_in_a_sentence(
+    ids: Ids, workspace: str, arguments: str, words: str
+) -> None:
+    before = _texts(workspace)
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    given = [*arguments.format(**ids).split(), "-w", workspace]
+    command = ["sh", "-c", 'exec "$0" -c "$@" <&-', sys.executable, program, "memory", *given]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, words in result.stderr) == (2, True), result.stderr
+    assert "Traceback" not in result.stderr
+    assert _texts(workspace) == before
+
+
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 1), ("\n", 2), ("n\n", 2)])
 def test_a_purge_asks_at_a_terminal(ids: Ids, workspace: str, answer: str, left: int) -> None:
     master, slave = pty.openpty()

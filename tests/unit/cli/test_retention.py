@@ -138,7 +138,7 @@ def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
     ]
     assert "cli:default" not in _keys()
     assert "1 session archived, 1 session put into the trash." in result.stderr
-    assert len((ruled / "workspace" / "retention.log").read_text().splitlines()) == 2
+    assert len((ruled / "workspace" / "retention.log").read_text().splitlines()) == 3
     assert steno("restore", "cli:default").exit_code == 0
     again = steno("retention", "run", "--yes")
     assert "There is nothing to do." in again.stderr, "what was brought back stays"
@@ -161,7 +161,8 @@ def test_a_rule_that_purges_tells_that_it_is_about_the_trash(ruled: Path, steno:
         '[retention.b]\naction = "purge"\nolder_than_days = 9\ntag = "x"\n'
     )
     assert steno("retention", "list").stdout == (
-        "a\tpurge\tsessions in the trash, deleted 9 days ago and whose key begins with x:\n"
+        "a\tpurge\tsessions in the trash, deleted 9 days ago and whose key begins with x:, "
+        "but not those tagged keep\n"
         "b\tpurge\tno session: it purges, which goes by age and prefix, and names a count, "
         "a size or a tag\n"
     )

@@ -16,6 +16,8 @@ from click.testing import Result
 from msgspec import Struct
 
 from stenolog.catalog.answers import made_by
+from stenolog.cli.stats import ESTIMATES_ITSELF
+from stenolog.providers.finding import SCRIPTED
 from stenolog.stores.opening import open_store
 from stenolog.tokens import message_tokens
 
@@ -227,3 +229,32 @@ def test_the_cost_is_told_where_prices_are_installed(
         sys.modules.pop("genai_prices", None)
     assert found["cost"] == {"usd": 2.4, "models": {"big": 2.4}, "unknown": ["tiny"]}
     assert "No price is known for tiny." in result.stderr
+
+
+@pytest.mark.usefixtures("place")
+def test_an_early_year_has_four_figures(steno: Steno) -> None:
+    found = _stats(steno, "--since", "0001-01-01", "--until", "0999-12-31T23:59")
+    assert (found["since"], found["until"]) == ("0001-01-01T00:00:00Z", "0999-12-31T23:59:00Z")
+    elsewhere = _stats(steno, "--since", "2026-01-06T02:00+02:00")
+    assert (elsewhere["since"], elsewhere["messages"]) == ("2026-01-06T00:00:00Z", 4)
+    for never in ("0001", "0001-01-01T00:00+14:00"):
+        assert steno("stats", "--since", never).exit_code == 2
+    with open_store("workspace") as store:
+        store.add_messages("old", [ASKED], at=[FIRST.replace(year=476)])
+    assert steno("stats", "old").stdout.splitlines()[1].startswith("day\t0476-01-05\t1\t")
+    assert "0476-01-05 09:30" in steno("export", "old", "--format", "markdown").stdout
+    assert "0476-01-05 09:30" in steno("export", "old", "--format", "html").stdout
+
+
+@pytest.mark.usefixtures("place")
+def test_what_the_scripted_model_tells_is_no_count_of_a_provider(steno: Steno) -> None:
+    assert ESTIMATES_ITSELF == SCRIPTED
+    with open_store("workspace") as store:
+        store.add_messages("cli:a", [ASKED, _answer(7, 3, model="scripted")])
+    alone = steno("stats", "cli:a")
+    assert alone.stderr == "10 tokens are what the scripted model estimated of itself.\n"
+    about = message_tokens(ASKED) + message_tokens(PLAIN)
+    assert steno("stats").stderr.splitlines()[0] == (
+        "330 tokens were counted by providers, 10 are what the scripted model estimated of "
+        f"itself, {about} are estimated from the text."
+    )

@@ -3,21 +3,30 @@
 import json
 import os
 import pty
+import sqlite3
 import subprocess
 import sys
 from binascii import crc32
 from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 
+from stenolog.cli import chat_history
 from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.progress import Progress
 from stenolog.memory.scopes import Scope
+from stenolog.sessions import alias_marks
+from stenolog.sessions.retention import Rule
+from stenolog.sessions.retention_runs import LOG, keep_to
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -378,3 +387,175 @@ def test_many_sessions_are_not_all_named_before_it_asks(steno: Steno) -> None:
     result = steno("delete", *keys, "--dry-run")
     lines = result.stderr.splitlines()
     assert (len(lines), lines[-1]) == (22, "  … and 5 more")
+
+
+# --- interrupted purges ----------------------------------------------------------------------
+
+
+def _interrupt(where: str, key: str) -> None:
+    """Leave what a purge leaves that was killed."""
+    with open_store(where) as store:
+        store.delete(key)
+        if where.startswith("sqlite:"):
+            store.purge(key)
+    if where.startswith("sqlite:"):
+        with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
+            database.execute("INSERT INTO purge (begun) VALUES ('2026-11-05T10:00:00.000000Z')")
+    else:
+        [log] = Path(where, "sessions", "trash").iterdir()
+        log.rename(f"{log}.purged")
+
+
+@pytest.mark.parametrize("where", ["./workspace", "sqlite:some.db"], indirect=True)
+@pytest.mark.parametrize("named", [[KEY], ["--scope", KEY]], ids=["key", "scope"])
+def test_a_purge_that_was_interrupted_is_found_and_ended(
+    steno: Steno, where: str, named: list[str]
+) -> None:
+    _interrupt(where, KEY)
+    assert "purge" in steno("doctor", "-w", where).stdout
+    would = steno("purge", *named, "--dry-run", "-w", where)
+    assert would.exit_code == 0, would.stderr
+    assert "what an interrupted purge left" in would.stderr
+    done = steno("purge", *named, "--yes", "-w", where)
+    assert done.exit_code == 0, done.stderr
+    assert f"Deleted for good: {KEY}, " in done.stderr
+    assert steno("doctor", "-w", where).exit_code == 0
+    assert steno("purge", *named, "--yes", "-w", where).exit_code == 1
+    assert _keys(where) == [key for key in _keys(where) if key != KEY]
+
+
+def test_what_an_interrupted_purge_left_goes_with_a_new_session_of_the_key(steno: Steno) -> None:
+    _interrupt("./workspace", KEY)
+    with open_store("workspace") as store:
+        store.add_message(KEY, "user", "again")
+    would = steno("purge", KEY, "--dry-run", "--json")
+    assert "1 message, and what an interrupted purge left" in would.stderr
+    done = steno("purge", KEY, "--yes", "--json")
+    assert [_rows(one)[0]["messages"] for one in (would, done)] == [5, 5]
+    assert not list(Path("workspace/sessions/trash").iterdir())
+
+
+# --- other names, forks, and what else tells of it -------------------------------------------
+
+
+def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        for key, names in (
+            ("agent:main:direct:1", ["telegram:77"]),
+            ("agent:main:direct:2", ["telegram:topic:77", "x"]),
+            ("agent:main:direct:3", ["telegram:77"]),
+            ("agent:main:other", ["telegram:777"]),
+        ):
+            store.add_message(key, "user", "hello")
+            alias_marks.prepare(store)
+            store.set_meta(key, aliases=names)
+            alias_marks.change(store)
+        store.delete("agent:main:direct:3")
+    done = _rows(steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where))
+    assert {one["key"] for one in done} == {f"agent:main:direct:{number}" for number in (1, 2, 3)}
+    assert "agent:main:other" in _keys(where)
+    assert steno("restore", "--list", "-w", where).stdout == ""
+
+
+def test_how_far_a_person_was_noted_goes_as_well(steno: Steno, where: str) -> None:
+    with open_store(where, namespace="notes") as store:
+        at = Progress(store, agent="main")
+        at.move("01", 3, session="telegram:77")
+        at.move("02", 3, session="telegram:topic:77")
+        at.move("03", 3, session="telegram:777")
+    done = _rows(steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where))
+    assert {one["key"] for one in done} == {":mark:main:01", ":mark:main:02"}
+    with open_store(where, namespace="notes") as store:
+        assert store.list_sessions() == [":mark:main:03"]
+
+
+def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        store.fork(KEY, "cli:fork")
+        store.fork(KEY, "cli:gone")
+        store.delete("cli:gone")
+    would = steno("purge", KEY, "--dry-run", "--json", "-w", where)
+    told = [f"the fork '{fork}' has messages of '{KEY}'; purge it too" for fork in FORKS]
+    assert sorted(_rows(would)[0]["not_reached"]) == told
+    assert [f"Would stay: {words}." for words in told] == sorted(would.stderr.splitlines()[2:])
+    with_one = steno("purge", KEY, "cli:fork", "--dry-run", "-w", where)
+    assert "the fork 'cli:fork'" not in with_one.stderr
+    assert "the fork 'cli:gone'" in with_one.stderr
+    done = steno("purge", KEY, "--yes", "--json", "-w", where)
+    assert set(told) <= set(_rows(done)[0]["not_reached"])
+
+
+FORKS = ("cli:fork", "cli:gone")
+
+
+def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: Steno) -> None:
+    with open_store("workspace") as store:
+        for key in ("telegram:77", "telegram:topic:77", "telegram:777", "cli:plans"):
+            store.add_message(key, "user", "hello")
+    every = Rule(name="r", action="delete", older_than=timedelta(microseconds=1))
+    keep_to("workspace", [every])
+    log = place / "workspace" / LOG
+    before = log.read_text()
+    assert before.count("telegram:77\t") == 2
+    done = steno("purge", "--scope", "telegram:77", "--yes")
+    assert done.exit_code == 0, done.stderr
+    after = log.read_text()
+    assert "telegram:77\t" not in after
+    assert "telegram:topic:77" not in after
+    assert after.count("telegram:777\t") == 2
+    assert [len(line) for line in after.splitlines()] == [len(one) for one in before.splitlines()]
+    assert steno("purge", "cli:plans", "--yes").exit_code == 0
+    assert "cli:plans" not in log.read_text()
+    assert steno("purge", "telegram:777", "--agent", "ada", "--yes").exit_code == 1
+    assert log.read_text().count("telegram:777\t") == 2
+
+
+def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: Steno) -> None:
+    (place / "workspace" / LOG).symlink_to(place / "elsewhere")
+    done = steno("purge", KEY, "--yes")
+    assert done.exit_code == 0
+    assert "Not deleted: lines of the log of retention: " in done.stderr
+    named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
+    assert named.exit_code == 1
+    with open_store("sqlite:some.db") as store:
+        store.add_message("cli:default", "user", "hello")
+    named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
+    assert "Not deleted: what retention told of it in the log of the program." in named.stderr
+
+
+def test_what_was_typed_into_a_chat_is_forgotten_with_it(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "state" / "chat-history.jsonl"
+    monkeypatch.setattr(chat_history, "history_file", lambda: file)
+    history = chat_history.KeptHistory(file)
+    for text in ("message 1", "of another chat", "in the trash ", "message 3"):
+        history.store_string(text)
+    with open_store("workspace") as store:
+        store.add_message("telegram:topic:123", "user", "in the trash")
+        store.delete("telegram:topic:123")
+    size = file.stat().st_size
+    assert steno("purge", KEY, "--before", "2", "--yes").exit_code == 0
+    assert list(history.load_history_strings()) == [
+        "message 3",
+        "in the trash ",
+        "of another chat",
+    ]
+    done = steno("purge", "--scope", KEY, "--yes")
+    assert list(history.load_history_strings()) == ["of another chat"]
+    assert b"trash" not in file.read_bytes()
+    assert file.stat().st_size == size
+    assert f"Not deleted: what else was typed into chats, in {file}, which" in done.stderr
+
+
+def test_the_trash_is_a_table_in_a_terminal(steno: Steno, in_terminal: InTerminal) -> None:
+    assert steno("delete", KEY, "--yes").exit_code == 0
+    [listed] = _rows(steno("restore", "--list", "--json"))
+    line = steno("restore", "--list").stdout
+    assert line.split("\t")[:3] == [KEY, listed["uid"], "4"]
+    code, shown = in_terminal("restore", "--list", NO_COLOR="1")
+    head, row = shown.splitlines()
+    assert (code, head.split()) == (0, ["key", "uid", "messages", "deleted"])
+    assert row.split()[:3] == [KEY, listed["uid"], "4"]
+    code, shown = in_terminal("restore", "--list", "--json", NO_COLOR="1")
+    assert json.loads(shown) == listed

@@ -1,13 +1,15 @@
 """Secrets that are planted are found; what only looks like one stays as it was said."""
 
+import json
 import random
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.redaction import Redacted, redact, redact_ends
+from stenolog.memory.redaction import Redacted, redact, redact_data, redact_ends
 from stenolog.testing.strategies import texts
 
 _chance = random.Random(4)
@@ -120,6 +122,9 @@ def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
             f"https://api.telegram.org/bot{_KEYS['telegram']}/getMe",
             "https://api.telegram.org/bot[redacted: token]/getMe",
         ),
+        ("GET /x?token=9f8e7d6c5b4a3210", "GET /x?token=[redacted: secret]"),
+        ("token=deadbeefdeadbeefdeadbeef", "token=[redacted: secret]"),
+        ('mysql --password=\\"hunter2\\" db', "mysql --password=[redacted: password] db"),
         *((f"card {card}, ok", "card [redacted: card number], ok") for card in _CARDS),
     ],
 )
@@ -159,6 +164,12 @@ def test_every_secret_is_counted() -> None:
         "password=os.environ['X']",
         "the secret is to stir slowly; the secret: patience",
         "max_tokens=4096 and tokens: 12000000",
+        "the next token: word; token = tokenize(text)",
+        '{"max_tokens": 4096, "token": "Hello", "logprob": -0.5}',
+        '{"password": "", "token": null, "secret": false, "api_key": "${API_KEY}", "pin": 17}',
+        '{"title": "On tokens", "token_type": "bearer", "key": "k", "password_policy": "long"}',
+        "\u0646\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
         "api_key: the key that you were given",
         "Bearer authentication is described in chapter twelve",
         "the bearer of-this-letter-is-known-to-me may pass",
@@ -180,10 +191,163 @@ def test_what_is_no_secret_stays_as_it_was_said(said: str) -> None:
     assert redact(said) == Redacted(said, 0)
 
 
+_FIELDS = [
+    "password",
+    "db_password",
+    "userPassword",
+    "passphrase",
+    "api_key",
+    "apiKey",
+    "X-API-Key",
+    "authorization",
+    "Proxy-Authorization",
+    "token",
+    "accessToken",
+    "secret",
+    "client_secret",
+    "AWS_SECRET_ACCESS_KEY",
+    "private_key",
+    "Set-Cookie",
+]
+_VALUES = [
+    "hunter2",
+    "x",
+    "open sesame",
+    'a "quoted" one',
+    "back\\slash\\",
+    "l1\nl2",
+    "пароль",
+    "Basic a",
+]
+
+
+def _escaped(value: Any, times: int) -> str:
+    """JSON in a text, in JSON, and so on."""
+    text = json.dumps(value)
+    for _ in range(times):
+        text = json.dumps({"said": text, "and": 'a "word"'})
+    return text
+
+
+@pytest.mark.parametrize("times", range(5))
+@pytest.mark.parametrize("name", _FIELDS)
+def test_a_secret_is_known_by_the_name_of_its_field(name: str, times: int) -> None:
+    for value in _VALUES:
+        fields = {"before": "stays", name: value, "after": ["stays", 1]}
+        found = redact(_escaped(fields, times))
+        assert found.count == 1
+        data = json.loads(found.text)
+        for _ in range(times):
+            data = json.loads(data["said"])
+        assert data.pop(name).startswith("[redacted: ")
+        assert data == {"before": "stays", "after": ["stays", 1]}
+        assert redact(found.text) == Redacted(found.text, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("{'password': 'it\\'s'}", "{'password': '[redacted: password]'}"),
+        ("'password' => 'hunter2',", "'password' => '[redacted: password]',"),
+        ('{"password": 12345678}', '{"password": "[redacted: password]"}'),
+        ('{"cvv": "123", "otp": 4821}', '{"cvv": "[redacted: pin]", "otp": "[redacted: pin]"}'),
+        ('cut: {"password": "hunt', 'cut: {"password": "[redacted: password]'),
+        ('{"password": "hunt\nand more', '{"password": "[redacted: password]\nand more'),
+        (
+            '{"secret": {"name": "a", "of": ["b", {"c": "d"}]}, "e": "f"}',
+            '{"secret": {"name": "[redacted: secret]", "of": ["[redacted: secret]", '
+            '{"c": "[redacted: secret]"}]}, "e": "f"}',
+        ),
+    ],
+)
+def test_a_field_may_be_written_in_other_ways(said: str, kept: str) -> None:
+    assert redact(said) == Redacted(kept, kept.count("[redacted: "))
+
+
+@pytest.mark.parametrize("unseen", "\u200b\u200c\u200d\u00ad\u2060\ufeff\u200e\ufe0f")
+def test_characters_that_nobody_sees_hide_no_secret(unseen: str) -> None:
+    for key in (_KEYS["aws"], _KEYS["github"], _KEYS["anthropic"]):
+        hidden = unseen.join((key[:3], key[3:9], key[9:]))
+        assert redact(f"use {hidden}!").text.startswith("use [redacted: ")
+        in_text = redact(json.dumps({"said": hidden}))
+        assert in_text.count == 1
+        assert key[12:] not in in_text.text
+    assert redact(f'{{"pass{unseen}word": "x"}}').count == 1
+    assert redact(f"pass{unseen}word=hunter2") == Redacted("password=[redacted: password]", 1)
+    assert redact_data({f"pass{unseen}word": "x"}).count == 1
+
+
+def test_data_has_no_secrets_left_wherever_they_stand() -> None:
+    call = {"name": "login", "arguments": '{"user":"bob","password":"hunter2"}'}
+    found = redact_data(
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": f"key {_KEYS['aws']}"}, {"api_key": "short"}],
+            "tool_calls": [{"id": "1", "function": call}],
+            "headers": [{"name": "Authorization", "value": "Basic a"}, {"name": "x", "value": "y"}],
+            "env": {"DB_PASSWORD": 123456, "PORT": 5432, "TOKEN": ["a", "b"], "DEBUG": True},
+            _KEYS["github"]: "its name is one",
+            "logprobs": [{"token": "Hel", "logprob": -1.5}],
+        }
+    )
+    assert found.value == {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "key [redacted: access key]"},
+            {"api_key": "[redacted: api key]"},
+        ],
+        "tool_calls": [
+            {
+                "id": "1",
+                "function": {
+                    "name": "login",
+                    "arguments": '{"user":"bob","password":"[redacted: password]"}',
+                },
+            }
+        ],
+        "headers": [
+            {"name": "Authorization", "value": "[redacted: token]"},
+            {"name": "x", "value": "y"},
+        ],
+        "env": {
+            "DB_PASSWORD": "[redacted: password]",
+            "PORT": 5432,
+            "TOKEN": ["[redacted: token]", "[redacted: token]"],
+            "DEBUG": True,
+        },
+        "[redacted: token]": "its name is one",
+        "logprobs": [{"token": "Hel", "logprob": -1.5}],
+    }
+    assert found.count == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"said": "password=hunter2"}',
+        '{"said": "password=hunter2", "at": 1e400}',
+        '[{"a": {"token": "x"}}, "password: hunter2"]',
+        "[" * 100_000 + '"password=hunter2"',
+        "[" * 20_000 + '{"password": "hunter2"}' + "]" * 20_000,
+        '{"said": "password=hunter2", "big": ' + "1" * 5_000 + "}",
+    ],
+)
+def test_what_is_json_in_data_stays_json(text: str) -> None:
+    found = redact_data(text)
+    assert found.count >= 1
+    assert "hunter2" not in found.value
+    if len(text) < 100 and "e400" not in text:
+        json.loads(found.value)
+    assert redact_data(found.value).count == 0
+
+
 @given(
     st.lists(
         texts()
         | st.sampled_from([*_KEYS.values(), _PEM, *_CARDS, "password=", "pwd is ", "://a:b@"])
+        | st.sampled_from(
+            ['"password":', "\\", '"', '\\"', "{", "[", "]", "}", '"pin"', ":", "4821"]
+        )
     )
 )
 def test_a_text_without_secrets_has_none(parts: list[str]) -> None:
@@ -216,12 +380,36 @@ def test_a_text_without_secrets_has_none(parts: list[str]) -> None:
         "bearer a",
         "-",
         " ",
+        "token=",
+        "\\",
+        '"',
+        '\\"',
+        "\u200b",
+        "\\u200b",
+        '"a":',
+        '"password":',
+        '"password":[',
+        '"password":{"',
+        '"password": "',
+        '"password": "\\',
+        '"password":" ',
+        '\\"password\\": \\"',
+        '{"password":',
+        '"token":"a","logprob":1,',
     ],
 )
 def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None:
     # Quadratic patterns would take minutes here, and the suite's time limit would say so.
     hostile = piece * (100_000 // len(piece))
     assert redact(hostile).count <= len(hostile) // len(piece)
+
+
+@pytest.mark.parametrize(
+    "piece", ["\\", '"', '"password":', '"password":[', '"password": "\\', "\\u200b"]
+)
+def test_a_megabyte_of_hostile_fields_comes_to_an_end(piece: str) -> None:
+    hostile = piece * (1_000_000 // len(piece))
+    assert redact_data({"arguments": hostile}).count <= len(hostile) // len(piece)
 
 
 def test_a_short_text_has_both_its_ends() -> None:

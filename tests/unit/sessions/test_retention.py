@@ -2,6 +2,9 @@
 
 import json
 import os
+import sqlite3
+from collections.abc import Collection
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ from stenolog.sessions.folders import find_place
 from stenolog.sessions.migration import migrate_from_json
 from stenolog.sessions.retention import MARK, Action, Rule, Step, plan
 from stenolog.sessions.retention_runs import LOG, carry_out, keep_all_to, keep_to
-from stenolog.stores.base import Store
+from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.opening import open_store
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -74,9 +78,17 @@ def _keys(
     *rules: Rule,
     trash: tuple[Trashed, ...] = (),
     infos: dict[str, SessionInfo] | None = None,
+    tags: Collection[str] | None = (),
 ) -> list[tuple[str, str]]:
     known = infos or {}
-    steps = plan(entries, trash, rules, now=NOW, look=lambda key: known.get(key) or _info(key))
+    steps = plan(
+        entries,
+        trash,
+        rules,
+        now=NOW,
+        look=lambda key: known.get(key) or _info(key),
+        tags_of=lambda _: tags,
+    )
     return [(step.action, step.key) for step in steps]
 
 
@@ -229,6 +241,10 @@ def test_the_trash_is_purged_by_how_long_ago_it_was_deleted() -> None:
     entries = [_entry("again", days=0)]
     by_age = Rule(name="r", action="purge", older_than=30 * DAY)
     assert _keys(entries, by_age, trash=trash) == [("purge", "old")]
+    spares = replace(by_age, spare="keep")
+    assert _keys(entries, spares, trash=trash) == [("purge", "old")]
+    for tags in (("keep",), None):
+        assert _keys(entries, spares, trash=trash, tags=tags) == []
     for rule in (
         Rule(name="r", action="delete", older_than=30 * DAY),
         Rule(name="r", action="purge", older_than=30 * DAY, tag="x"),
@@ -416,6 +432,96 @@ def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> 
         assert store.list_trash() == []
 
 
+def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> None:
+    with _open(where) as store:
+        gone = store.delete("a")
+        step = Step(
+            action="purge",
+            rule="r",
+            key="a",
+            uid=gone.uid,
+            messages=4,
+            updated=gone.deleted,
+            in_trash=True,
+            lives=((gone.uid, gone.deleted),),
+        )
+
+        def somebody_comes() -> None:
+            store.add_message("a", "user", "I am back")
+
+        assert carry_out(store, step, begins=somebody_comes)[0] == "done"
+        assert [message.content for message in store.get_history("a")] == ["I am back"]
+        assert store.list_trash() == []
+
+
+def test_what_was_deleted_anew_at_the_last_moment_stays_in_the_trash(where: str) -> None:
+    with _open(where) as store:
+        gone = store.delete("a")
+        step = Step(
+            action="purge",
+            rule="r",
+            key="a",
+            uid=gone.uid,
+            messages=4,
+            updated=gone.deleted,
+            in_trash=True,
+            lives=((gone.uid, gone.deleted),),
+        )
+
+        def brought_back() -> None:
+            store.restore("a")
+            store.delete("a")
+
+        assert carry_out(store, step, begins=brought_back)[0] == "skipped"
+        assert [one.uid for one in store.list_trash()] == [gone.uid]
+
+
+def test_a_session_in_the_trash_is_spared_by_its_tag(where: str) -> None:
+    with _open(where) as store:
+        store.set_meta("a", tags=["keep", "x"])
+        for key in ("a", "b"):
+            store.delete(key)
+    rule = Rule(name="r", action="purge", older_than=EVERY, spare="keep")
+    found = keep_to(where, [rule])
+    assert [(one.outcome, one.step.key) for one in found] == [("done", "b")]
+    with _open(where) as store:
+        assert [one.key for one in store.list_trash()] == ["a"]
+        store.restore("a")
+        assert store.info("a").count == 4
+
+
+def test_a_purge_that_was_interrupted_is_ended_by_the_next_rule_that_purges(where: str) -> None:
+    _interrupt(where, "a")
+    with _open(where) as store:
+        store.add_message("a", "user", "another life")
+        assert isinstance(store, PurgingStore)
+        assert len(store.unfinished_purges()) == 1
+    old = Rule(name="r", action="purge", older_than=1000 * DAY)
+    assert keep_to(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
+    assert [one.step.unfinished for one in keep_to(where, [old], dry_run=True)] == [True]
+    [done] = keep_to(where, [old])
+    assert (done.outcome, done.words) == ("done", "a purge that was interrupted is ended")
+    assert keep_to(where, [old]) == []
+    with _open(where) as store:
+        assert isinstance(store, PurgingStore)
+        assert store.unfinished_purges() == []
+        assert [message.content for message in store.get_history("a")] == ["another life"]
+
+
+def _interrupt(where: str, key: str) -> None:
+    """Leave what a purge leaves that was killed."""
+    with _open(where) as store:
+        store.delete(key)
+        if where.startswith("sqlite:"):
+            store.purge(key)
+    if where.startswith("sqlite:"):
+        with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
+            database.execute("INSERT INTO purge (begun) VALUES ('2026-11-05T10:00:00.000000Z')")
+    else:
+        [log] = Path(where, "sessions", "trash").iterdir()
+        log.rename(f"{log}.purged")
+
+
 def test_a_session_that_is_in_use_is_never_purged(where: str) -> None:
     with _open(where) as store:
         info = store.info("a")
@@ -512,11 +618,28 @@ def folder(tmp_path: Path) -> Path:
 def test_the_log_has_a_line_for_each_that_was_done(folder: Path) -> None:
     [done] = keep_to(str(folder), [Rule(name="weekly", action="delete", older_than=EVERY)])
     log = folder / LOG
-    [line] = log.read_text().splitlines()
-    parts = line.split("\t")
+    before, after = log.read_text().splitlines()
+    assert before.split("\t")[1:4] == ["begins", "delete", "weekly"]
+    assert before.split("\t")[6] == done.step.uid
+    parts = after.split("\t")
     assert parts[1:7] == ["done", "delete", "weekly", "sessions", r"odd\nkey\t", done.step.uid]
     assert parts[8] == "it is in the trash"
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_log_tells_what_was_begun_and_not_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_store(folder) as store:
+        store.delete(store.list_sessions()[0])
+    monkeypatch.setattr(JSONLStore, "purge_trash", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep_to(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
+    [line] = (folder / LOG).read_text().splitlines()
+    assert line.split("\t")[1:4] == ["begins", "purge", "r"]
 
 
 def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:

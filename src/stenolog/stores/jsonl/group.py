@@ -28,11 +28,15 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 class Pending:
     """One caller's turn at a session: an append, which may go in a group, or something else."""
 
-    __slots__ = ("_bell", "batch", "begun", "done", "error", "first", "key")
+    __slots__ = ("_bell", "batch", "begun", "check", "done", "error", "first", "key")
 
-    def __init__(self, key: str, batch: Batch | None = None) -> None:
+    def __init__(
+        self, key: str, batch: Batch | None = None, check: Callable[[], None] | None = None
+    ) -> None:
         self.key = key
         self.batch = batch
+        self.check = check
+        """Raises where it may not be carried out any more; asked while the log stands still."""
         self.begun = False
         """Somebody has begun to carry it out."""
         self.done = False

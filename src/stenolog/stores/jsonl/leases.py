@@ -1,7 +1,8 @@
 """Whose turn it is in a session: a lock on a file beside the log, kept for as long as the turn.
 
 The file says in one line who has it, for people and for doctor, and counts the leases. The lock
-goes with the process that holds it; so it cannot be taken over, and needs no fence.
+goes with the process that holds it, so nobody takes it over. Only a purge ends it before: it
+deletes the file, and what its holder still writes is refused, or it would bring the session back.
 """
 
 import fcntl
@@ -13,17 +14,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore, LeaseLost, StenologError, StoreBusy
 from stenolog.records import timestamp
-from stenolog.stores.base import Store
 from stenolog.stores.disk import sync_file, sync_folder
 from stenolog.stores.jsonl import names
 from stenolog.stores.jsonl.directory import Directory, explained
+
+if TYPE_CHECKING:
+    from stenolog.stores.jsonl.store import JSONLStore
 
 FOLDER: Final = "locks"
 SUFFIX: Final = ".lock"
@@ -68,7 +71,7 @@ class JSONLLease:
     """A turn in one session, until it is released or its process ends."""
 
     def __init__(
-        self, directory: Directory, store: Store, key: str, descriptor: int, *, ttl: float
+        self, directory: Directory, store: "JSONLStore", key: str, descriptor: int, *, ttl: float
     ) -> None:
         self.key = key
         self._store = store
@@ -81,11 +84,34 @@ class JSONLLease:
         self.epoch = 0
 
     @property
-    def store(self) -> Store:
-        """The store. Raises LeaseLost in a forked child: the turn is its parent's."""
+    def store(self) -> "JSONLStore":
+        """The store, whose writes raise LeaseLost once the turn is over.
+
+        Raises LeaseLost in a forked child: the turn is its parent's.
+        """
+        self._check_process()
+        # Made anew each time: one that was kept would keep the lease, which goes when forgotten.
+        return self._store.behind(self)
+
+    def check(self) -> None:
+        """Raise LeaseLost where it was released or ended by a purge; StoreUnavailable.
+
+        Who holds the lock of the log is sure that no purge comes between this and the write.
+        """
+        self._check_process()
+        try:
+            with self._mutex:
+                held = self._descriptor >= 0 and is_at(
+                    self._directory, lock_name(self.key), self._descriptor
+                )
+        except OSError as error:
+            raise explained(error, f"looking whose turn it is in {self.key!r}") from error
+        if not held:
+            raise LeaseLost(self.key, self.epoch, reason="was released, or its session purged")
+
+    def _check_process(self) -> None:
         if self._process != os.getpid():
             raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
-        return self._store
 
     def begin(self) -> None:
         """Count it, and say who has it. Raises OSError."""
@@ -166,7 +192,7 @@ class JSONLLease:
 
 def take(
     directory: Directory,
-    store: Store,
+    store: "JSONLStore",
     key: str,
     *,
     ttl: float,
@@ -267,40 +293,18 @@ def is_at(directory: Directory, name: str, descriptor: int) -> bool:
     return os.path.samestat(found, os.fstat(descriptor))
 
 
-def remove(directory: Directory, key: str) -> None:
-    """Delete the lock file of a session that is no more, unless somebody holds it.
+def end(directory: Directory, key: str) -> None:
+    """Delete the lock file of a session that is to be no more; who holds it has lost the turn.
 
     Raises OSError.
     """
     folder = directory.subfolder(FOLDER, create=False)
     if folder is None:
         return
-    descriptor = -1
     try:
-        descriptor = os.open(lock_name(key), _FLAGS & ~os.O_CREAT, dir_fd=folder)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_at(directory, lock_name(key), descriptor):
-            os.unlink(lock_name(key), dir_fd=folder)
-            sync_folder(folder)
-    except (FileNotFoundError, BlockingIOError):
+        os.unlink(lock_name(key), dir_fd=folder)
+        sync_folder(folder)
+    except FileNotFoundError:
         pass
     finally:
-        if descriptor >= 0:
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
         os.close(folder)
-
-
-def exists(directory: Directory, key: str) -> bool:
-    """Whether a session has a lock file. Raises OSError."""
-    folder = directory.subfolder(FOLDER, create=False)
-    if folder is None:
-        return False
-    try:
-        os.stat(lock_name(key), dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(folder)
-    return True

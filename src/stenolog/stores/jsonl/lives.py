@@ -24,7 +24,7 @@ from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.rewrite import swap
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, flock
-from stenolog.stores.jsonl.turns import Turns
+from stenolog.stores.jsonl.turns import Turns, clear_away
 from stenolog.stores.jsonl.writer import Outcome
 
 
@@ -126,7 +126,7 @@ class Lives:
             except OSError as error:
                 raise failure(error, log, doing) from error
             finally:
-                _clear_away(log)
+                clear_away(log)
                 self._logs.discard(log)
 
         self._turns.alone(key, work)
@@ -193,13 +193,6 @@ def check_vacant(log: Log) -> None:
     unread = not gather(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if unread or (log.tail is not None and log.tail.lost):
         raise SessionExists(log.key, "there is a damaged session; `steno doctor` says more")
-
-
-def _clear_away(log: Log) -> None:
-    """Leave no empty file behind where nothing took its place."""
-    with suppress(OSError, StenologError):
-        if log.size == 0 and log.is_at(log.directory.stat(log.name)):
-            os.unlink(log.name, dir_fd=log.directory.descriptor)
 
 
 def failure(error: OSError, log: Log, doing: str) -> StoreUnavailable:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -21,8 +21,9 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import Purged, Span, State, Undo
+from stenolog.records import Purged, Span, State, Trashed, Undo
 from stenolog.stores import spans
+from stenolog.stores.base import Deleted
 from stenolog.stores.disk import sync_folder
 from stenolog.stores.jsonl import archive, leases, names, remains, trash, writer
 from stenolog.stores.jsonl.directory import Directory, explained
@@ -59,6 +60,8 @@ class Purging:
         """As Store.purge, of all that there is."""
         with _reading(key):
             deleted = [entry for entry, found in trash.keys(self._directory) if found == key]
+            # First: whoever is in a turn is refused from then on, or what he writes is seen below.
+            leases.end(self._directory, key)
         self._hide_live(key)
         with _under_way(key):
             for entry in deleted:
@@ -69,12 +72,48 @@ class Purging:
             trash.settle(self._directory)
         if not purged:
             raise NoSuchSession(key)
+        return self._destroyed(key, purged, alone=True)
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """As PurgingStore.purge_trash."""
+        with _reading(key):
+            every = [entry for entry, found in trash.keys(self._directory) if found == key]
+        meant = [entry for entry in every if (entry.uid, entry.deleted) in lives]
+        if not meant or len(meant) != len(set(lives)):
+            raise NoSuchSession(key, "the trash has not what is to be purged")
         with _under_way(key):
-            lives = [self._destroy(key, entry) for entry in purged]
+            hidden = [self._hide_deleted(entry) for entry in meant]
+            trash.settle(self._directory)
+        # One that is not there any more was brought back meanwhile.
+        return self._destroyed(key, [entry for entry in hidden if entry is not None], alone=False)
+
+    def unfinished(self) -> list[Trashed]:
+        """As PurgingStore.unfinished_purges."""
+        left = []
+        for entry, key in trash.keys(self._directory, purged=True):
+            told = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
+            with suppress(DamagedStore), trash.opened(self._directory, entry) as log:
+                told = told if log is None else trash.told(log, entry)
+            left.append(told)
+        return left
+
+    def finish(self, uid: str) -> Purged:
+        """As PurgingStore.finish_purge."""
+        for entry, key in trash.keys(self._directory, purged=True):
+            if entry.uid == uid:
+                return self._destroyed(key, [entry], alone=False)
+        raise NoSuchSession(uid, "no purge of it was interrupted")
+
+    def _destroyed(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
+        """Delete what was hidden; `alone`: also what only tells of the key."""
+        with _under_way(key):
+            if not alone and self._directory.stat(names.file_name(key)) is None:
+                alone = True
+                leases.end(self._directory, key)
+            lives = [self._destroy(key, entry, alone=alone) for entry in purged]
             gone = [found for found in lives if found is not None]
             forks, unread = self._forks(key)
-            told = (*not_reached(key, forks=forks), *unread, *self._turn_taken(key))
-            told = (*told, *self._nameless(key))
+            told = (*not_reached(key, forks=forks), *unread, *self._nameless(key))
         return Purged(
             messages=sum(map(spans.size, gone)),
             first=min((found[0][0] for found in gone if found), default=0),
@@ -98,12 +137,12 @@ class Purging:
 
         self._turns.alone(key, work)
 
-    def _hide_deleted(self, entry: trash.Entry) -> None:
+    def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
+        """As it is called from then on; None where it is not there any more."""
         with trash.opened(self._directory, entry, until=self._deadline()) as log:
-            if log is not None:
-                trash.hide(self._directory, entry)
+            return None if log is None else trash.hide(self._directory, entry)
 
-    def _destroy(self, key: str, entry: trash.Entry) -> list[Span] | None:
+    def _destroy(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
         """All there is of a session, and last the log, by which the rest is found.
 
         The seqs of its messages; None where somebody else was faster.
@@ -118,11 +157,11 @@ class Purging:
             if archives is not None:
                 remains.remove_archives(self._directory, archives, entry.uid)
             name = re.escape(names.file_name(key))
-            copies = re.compile(rf"{name}{_ASIDE_STAMP}|{entry.uid}[.-].*")
+            of_key = rf"{name}{_ASIDE_STAMP}|" if alone else ""
+            copies = re.compile(rf"{of_key}{entry.uid}[.-].*")
             with trash.opened_folder(self._directory, ASIDE) as aside:
                 _unlink(aside, *filter(copies.fullmatch, trash.names_in(aside)))
             drop_index(self._directory, self._deadline())
-            leases.remove(self._directory, key)
             with trash.opened_folder(self._directory, trash.FOLDER) as folder:
                 unfinished = f".{entry.name.removesuffix(trash.PURGED)}.new"
                 _unlink(folder, unfinished, entry.name)
@@ -239,11 +278,6 @@ class Purging:
                 f"{trash.FOLDER}/{entry.name} may have been a session of {key!r}: it is too "
                 "damaged to tell whose it is; look into it, and remove it"
             )
-
-    def _turn_taken(self, key: str) -> tuple[str, ...]:
-        if not leases.exists(self._directory, key):
-            return ()
-        return (f"a lock file has the name of {key!r}: somebody has the turn in it",)
 
     # --- waiting -----------------------------------------------------------------------------
 

@@ -3,12 +3,13 @@
 The order of locks: gate (this process) → flock (all processes) → mutex (memory).
 """
 
+import copy
 import fcntl
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 from stenolog.codec import check_key, check_once, check_times, encode_message, encode_object
 from stenolog.errors import (
     DamagedStore,
+    LeaseLost,
     NoSuchSession,
     NothingToUndo,
     ReadOnly,
@@ -42,7 +44,7 @@ from stenolog.records import (
 )
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_whole, encoded
-from stenolog.stores.base import Append
+from stenolog.stores.base import Append, Deleted
 from stenolog.stores.disk import refusal
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.jsonl import (
@@ -65,7 +67,7 @@ from stenolog.stores.jsonl.log import Found, Log
 from stenolog.stores.jsonl.purging import Purging
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, T, flock
-from stenolog.stores.jsonl.turns import Turns
+from stenolog.stores.jsonl.turns import Turns, clear_away
 from stenolog.stores.jsonl.uses import Uses
 from stenolog.stores.jsonl.writer import Batch, Outcome
 from stenolog.stores.whole import LifeMark, LifeWriter, Reading
@@ -103,6 +105,7 @@ class JSONLStore:
         self._closed = threading.Event()
         self._directory = Directory(Path(workspace) / namespace, read_only=read_only)
         self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
+        self._lease: JSONLLease | None = None
         self._begin()
         _stores.add(self)
 
@@ -192,7 +195,7 @@ class JSONLStore:
                     group.append((index, Batch(payloads, one.once, times)))
         with self._uses:
             self._check(key, None)
-            found = self._turns.append_group(key, [batch for _, batch in group])
+            found = self._turns.append_group(key, [batch for _, batch in group], self._fence)
         for (index, batch), first in zip(group, found, strict=True):
             if isinstance(first, StenologError):
                 results[index] = first
@@ -202,7 +205,7 @@ class JSONLStore:
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
         """One message: at once where nobody is in the way, else like any batch."""
-        if once is None and type(key) is str and not self._read_only:
+        if once is None and type(key) is str and not self._read_only and self._lease is None:
             with self._uses:
                 seq = self._turns.append_at_once(key, payload)
             if seq:
@@ -212,7 +215,7 @@ class JSONLStore:
     def _append_batch(self, key: str, batch: Batch) -> int:
         with self._uses:
             self._check(key, batch.once)
-            return self._turns.append(key, batch)
+            return self._turns.append(key, batch, self._fence)
 
     # --- changing what is in sight -----------------------------------------------------------
 
@@ -256,6 +259,7 @@ class JSONLStore:
                 state, end, key=key, summary=summary, upto=upto, expect_floor=expect_floor
             )
 
+        self._check_lease(None)
         # A call that must fail on an empty session does so before a file is made for it.
         log = self._logs.opened(key)
         if (log is None or not log.exists) and self._read(key, lambda _: True) is None:
@@ -317,6 +321,7 @@ class JSONLStore:
 
         def work() -> None:
             log = self._logs.lock(key, create=create)
+            self._check_lease(log)
             if log is None:
                 # There is nothing to do only if who deleted it has done so for good.
                 trash.settle(self._directory)
@@ -427,6 +432,23 @@ class JSONLStore:
                 purged = self._purging.purge_before(key, before)
         return replace(purged, not_reached=(*purged.not_reached, *states.taken_from(meta)))
 
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Delete these sessions of a key for good, all of them in the trash, and nothing else."""
+        with self._uses:
+            self._check(key, None)
+            return self._purging.purge_trash(key, lives)
+
+    def unfinished_purges(self) -> list[Trashed]:
+        """What interrupted purges left."""
+        with self._uses:
+            return self._purging.unfinished()
+
+    def finish_purge(self, uid: str) -> Purged:
+        """End the interrupted purge of the session with this uid."""
+        with self._uses:
+            self._check_writable()
+            return self._purging.finish(uid)
+
     def _meta(self, key: str) -> Mapping[str, Any]:
         try:
             return self._logs.read(key, lambda log: log.known_state().meta) or {}
@@ -450,6 +472,27 @@ class JSONLStore:
             lease.release()
             raise StoreClosed("the store is closed")
         return lease
+
+    def behind(self, lease: JSONLLease) -> "JSONLStore":
+        """The same store, which refuses writes once the lease is over."""
+        fenced = copy.copy(self)
+        fenced._lease = lease
+        _stores.add(fenced)
+        return fenced
+
+    def _check_lease(self, log: Log | None) -> None:
+        """Raise LeaseLost where the turn is over; the log, whose lock is held, is as it was."""
+        try:
+            if self._lease is not None:
+                self._lease.check()
+        except LeaseLost:
+            if log is not None:
+                clear_away(log)
+            raise
+
+    @property
+    def _fence(self) -> Callable[[], None] | None:
+        return None if self._lease is None else self._lease.check
 
     def _pause(self, seconds: float) -> None:
         if self._closed.wait(seconds):
@@ -636,6 +679,8 @@ class JSONLStore:
     def _check_writable(self) -> None:
         if self._read_only:
             raise ReadOnly("the store was opened with read_only=True")
+        if self._lease is not None:
+            self._lease.check()
 
     def _after_fork(self) -> None:
         self._logs.close()

@@ -92,13 +92,14 @@ def put(log: Log, at: str, *, purged: bool = False) -> Entry:
     return Entry(name, uid, datetime.fromisoformat(at), purged)
 
 
-def hide(directory: Directory, entry: Entry) -> None:
+def hide(directory: Directory, entry: Entry) -> Entry:
     """Let nobody restore a log any more, durably. The caller holds its lock. Raises OSError."""
+    name = entry.name + PURGED
     with opened_folder(directory, FOLDER) as folder:
         if folder is not None:
-            name = entry.name + PURGED
             os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)
             sync_folder(folder)
+    return Entry(name, entry.uid, entry.deleted, purged=True)
 
 
 @contextmanager

@@ -4,8 +4,10 @@ One thread of this process at a time holds the gate of a session and the lock of
 waits behind it goes into the same write where it can.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from stenolog.codec import digest
@@ -24,6 +26,9 @@ from stenolog.stores.jsonl.usual import append_at_once
 from stenolog.stores.jsonl.writer import STORED, Batch, Outcome
 
 _TOUCH_EVERY: Final = 63  # a mask
+
+Check = Callable[[], None]
+"""Raises StenologError where something may not be written any more."""
 
 
 class Turns:
@@ -56,17 +61,19 @@ class Turns:
             gate.call_next()
         return seq
 
-    def append(self, key: str, batch: Batch) -> int:
+    def append(self, key: str, batch: Batch, check: Check | None = None) -> int:
         """Append messages of one caller; the first seq. Raises whatever became of it."""
-        mine = Pending(key, batch)
+        mine = Pending(key, batch, check)
         self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
         if mine.error is not None:
             raise mine.error
         return mine.first
 
-    def append_group(self, key: str, batches: Sequence[Batch]) -> list[int | StenologError]:
+    def append_group(
+        self, key: str, batches: Sequence[Batch], check: Check | None = None
+    ) -> list[int | StenologError]:
         """Append messages of several callers; for each the first seq, or what became of it."""
-        group = [Pending(key, batch) for batch in batches]
+        group = [Pending(key, batch, check) for batch in batches]
         if group:
             self.alone(key, lambda: self._lead(group))
         return [
@@ -118,7 +125,11 @@ class Turns:
         try:
             log = self._logs.lock(key, create=True)
             if log is not None:
-                self._write(log, group)
+                allowed = [pending for pending in group if not _is_refused(pending)]
+                if allowed:
+                    self._write(log, allowed)
+                else:
+                    clear_away(log)
         except StenologError as error:
             for pending in group:
                 if not pending.done:
@@ -200,6 +211,24 @@ class Turns:
         self._logs.discard(log)
         if not isinstance(outcome.error, OSError | StenologError):
             raise outcome.error
+
+
+def _is_refused(pending: Pending) -> bool:
+    """Whether it may not be carried out any more; then it is finished."""
+    try:
+        if pending.check is not None:
+            pending.check()
+    except StenologError as error:
+        pending.finish(error=error)
+    return pending.done
+
+
+def clear_away(log: Log) -> None:
+    """Leave no empty file behind where nothing took its place. The caller holds its lock."""
+    if log.size == 0:
+        with suppress(OSError, StenologError):
+            if log.is_at(log.directory.stat(log.name)):
+                os.unlink(log.name, dir_fd=log.directory.descriptor)
 
 
 def _not_stored(error: StenologError) -> StenologError:

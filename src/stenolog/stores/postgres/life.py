@@ -1,8 +1,8 @@
 """The life of a session: fork, trash, and the end of it."""
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -10,6 +10,7 @@ from stenolog.errors import NoSuchSession, SessionExists
 from stenolog.records import State, Trashed, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.base import Deleted
 from stenolog.stores.postgres.appending import check_format, create
 from stenolog.stores.postgres.changes import add_change, looked_up, save
 from stenolog.stores.postgres.rows import Clash, copied_mark, find
@@ -109,21 +110,45 @@ class Gone(Struct, frozen=True):
 
 def purge_all(transaction: "Transaction", namespace: str, key: str) -> Gone | None:
     """Remove every life of the key, and the lease; None where there is none."""
-    found_lives = transaction.run("lives", namespace, key.encode())
-    if not found_lives:
+    lives = transaction.run("lives", namespace, key.encode())
+    if not lives:
         return None
+    session = find(transaction, namespace, key)
+    told = () if session is None else states.taken_from(session.state.meta)
+    return _removed(transaction, namespace, key, lives, told)
+
+
+def purge_trash(
+    transaction: "Transaction", namespace: str, key: str, meant: Collection[Deleted]
+) -> Gone | None:
+    """Remove these lives of the key, which are in the trash; None where not all of them are."""
+    # Locked first, so that they are in the trash for as long as this takes.
+    rows = transaction.run("find_deleted", namespace, key.encode())
+    known = {(one.uid, one.deleted) for one in list_trash(transaction, namespace) if one.key == key}
+    if not meant or not known.issuperset(meant):
+        return None
+    uids = {uid for uid, _ in meant}
+    return _removed(transaction, namespace, key, [row for row in rows if row[1] in uids], ())
+
+
+def _removed(
+    transaction: "Transaction",
+    namespace: str,
+    key: str,
+    found_lives: Sequence[tuple[Any, ...]],
+    told: tuple[str, ...],
+) -> Gone:
     lives = [number for number, _ in found_lives]
     for _, uid in found_lives:
         transaction.run("remove_mark", namespace, copied_mark(uid))
-    session = find(transaction, namespace, key)
-    told = () if session is None else states.taken_from(session.state.meta)
     found = [_extent(transaction, number, NO_END) for number in lives]
     for number in lives:
         for name in ("remove_messages", "remove_tokens"):
             transaction.run(name, number, NO_END)
         transaction.run("remove_changes", number)
         transaction.run("remove_session", number)
-    transaction.run("end_lease_of", namespace, key.encode())
+    if not transaction.run("find_life", namespace, key.encode()):
+        transaction.run("end_lease_of", namespace, key.encode())
     left = states.not_reached(key, forks=_forks(transaction, namespace, key))
     return Gone(
         sum(messages for messages, *_ in found),

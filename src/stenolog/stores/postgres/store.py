@@ -4,7 +4,7 @@ The driver, psycopg, is imported when a store is opened: `import stenolog` does 
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -15,7 +15,7 @@ from stenolog.errors import NoSuchSession, StenologError, StoreClosed, UsageErro
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undo
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_namespace, check_text, check_whole
-from stenolog.stores.base import Append
+from stenolog.stores.base import Append, Deleted
 from stenolog.stores.batches import Batch
 from stenolog.stores.batches import batch as batch_of
 from stenolog.stores.changing import Changing
@@ -300,6 +300,27 @@ class PostgresStore(Changing["Transaction"]):
         gone = self._write(work)
         if gone is None:
             raise NoSuchSession(key)
+        return self._purged(key, gone)
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Delete these sessions of a key for good, all of them in the trash, and nothing else."""
+        check_key(key)
+        gone = self._write(
+            lambda transaction: life.purge_trash(transaction, self._namespace, key, lives)
+        )
+        if gone is None:
+            raise NoSuchSession(key, "the trash has not what is to be purged")
+        return self._purged(key, gone)
+
+    def unfinished_purges(self) -> list[Trashed]:
+        """None: a purge is one transaction."""
+        return []
+
+    def finish_purge(self, uid: str) -> Purged:
+        """Raise NoSuchSession: a purge is one transaction."""
+        raise NoSuchSession(uid, "no purge of it was interrupted")
+
+    def _purged(self, key: str, gone: life.Gone) -> Purged:
         self._tell(key)
         return Purged(
             messages=gone.messages,

@@ -5,7 +5,7 @@ is deleted stays in free pages, in the unused parts of others, and in the log.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from stenolog.errors import DamagedStore, NoSuchSession, SessionExists, Stenolog
 from stenolog.records import State, Trashed, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.base import Deleted
 from stenolog.stores.damage import Damage
 from stenolog.stores.rows import NO_END, Session, count, decode_state, moment, now
 from stenolog.stores.sqlite.appending import create
@@ -89,16 +90,23 @@ def restore(
 
 def list_trash(transaction: "Transaction", namespace: str, damage: Damage) -> list[Trashed]:
     """What is marked, the last deleted first."""
-    found = []
+    return list(_listed(transaction, namespace, damage))
+
+
+def _listed(
+    transaction: "Transaction", namespace: str, damage: Damage | None = None
+) -> Iterator[Trashed]:
     rows = transaction.execute(SQL["list_deleted"], (namespace,))
     for raw_key, uid, deleted, last_seq, body in rows:
         try:
             key = raw_key.decode()
             messages = count(decode_state(body, key), last_seq)
-            found.append(_trashed(key, uid.decode(), deleted, messages))
+            trashed = _trashed(key, uid.decode(), deleted, messages)
         except (DamagedStore, ValueError, TypeError):
-            damage.tell(f"the deleted session with the key {raw_key!r}")
-    return found
+            if damage is not None:
+                damage.tell(f"the deleted session with the key {raw_key!r}")
+            continue
+        yield trashed
 
 
 def _trashed(key: str, uid: str, deleted: str | bytes, messages: int) -> Trashed:
@@ -121,13 +129,29 @@ class Gone(Struct, frozen=True):
 def purge_all(transaction: "Transaction", namespace: str, key: str) -> Gone | None:
     """Remove every life of the key, and the lease; None where there is none."""
     lives = [number for (number,) in transaction.execute(SQL["lives"], (namespace, key))]
-    if not lives:
+    return _removed(transaction, namespace, key, lives) if lives else None
+
+
+def purge_trash(
+    transaction: "Transaction", namespace: str, key: str, meant: Collection[Deleted]
+) -> Gone | None:
+    """Remove these lives of the key, which are in the trash; None where not all of them are."""
+    rows = list(transaction.execute(SQL["find_deleted"], (namespace, key)))
+    known = {(one.uid, one.deleted) for one in _listed(transaction, namespace) if one.key == key}
+    if not meant or not known.issuperset(meant):
         return None
+    uids = {uid for uid, _ in meant}
+    lives = [number for number, uid in rows if uid.decode(errors="replace") in uids]
+    return _removed(transaction, namespace, key, lives)
+
+
+def _removed(transaction: "Transaction", namespace: str, key: str, lives: Sequence[int]) -> Gone:
     found = [_extent(transaction, number, NO_END) for number in lives]
     with _overwriting(transaction):
         for number in lives:
             transaction.execute(SQL["remove_session"], (number,))
-        transaction.execute(SQL["end_lease_of"], (namespace, key))
+        if not list(transaction.execute(SQL["find_life"], (namespace, key))):
+            transaction.execute(SQL["end_lease_of"], (namespace, key))
         transaction.execute(SQL["begin_purge"], (now(),))
     left = states.not_reached(key, forks=_forks(transaction, namespace, key))
     return Gone(
@@ -211,6 +235,12 @@ def _overwriting(transaction: "Transaction") -> Iterator[None]:
 def unfinished(transaction: "Transaction") -> bool:
     """Whether a purge was cut short before its bytes were gone."""
     return bool(list(transaction.execute(SQL["purge_begun"])))
+
+
+def left_by_purges(transaction: "Transaction") -> list[Trashed]:
+    """What purges that were cut short left: bytes of which nobody knows any more whose they are."""
+    begun = transaction.execute(SQL["purge_begun"])
+    return [_trashed("", "", at, 0) for (at,) in begun]
 
 
 def vanish(database: "Database") -> tuple[str, ...]:

@@ -5,7 +5,7 @@ The driver, apsw, is imported when a store is opened: `import stenolog` does wit
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -24,7 +24,7 @@ from stenolog.records import (
 )
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_namespace, check_text, check_whole
-from stenolog.stores.base import Append
+from stenolog.stores.base import Append, Deleted
 from stenolog.stores.batches import Batch
 from stenolog.stores.batches import batch as batch_of
 from stenolog.stores.changing import Changing
@@ -264,9 +264,34 @@ class SQLiteStore(Changing["Transaction"]):
             unfinished = life.unfinished(transaction)
             if gone is None and not unfinished:
                 raise NoSuchSession(key)
-        stayed = life.vanish(self.database) if unfinished else ()
+        return self._vanished(gone or life.Gone(0, 0, 0, ()), told, unfinished=unfinished)
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Delete these sessions of a key for good, all of them in the trash, and nothing else."""
+        check_key(key)
+        with self._write() as transaction:
+            gone = life.purge_trash(transaction, self._namespace, key, lives)
         if gone is None:
-            gone = life.Gone(0, 0, 0, ())
+            raise NoSuchSession(key, "the trash has not what is to be purged")
+        return self._vanished(gone)
+
+    def unfinished_purges(self) -> list[Trashed]:
+        """What interrupted purges left, in the whole file; nobody knows any more of which key."""
+        with self.database.read() as transaction:
+            return life.left_by_purges(transaction)
+
+    def finish_purge(self, uid: str) -> Purged:
+        """End the interrupted purges of this file; none of them has a uid any more."""
+        with self._write() as transaction:
+            if uid or not life.unfinished(transaction):
+                raise NoSuchSession(uid, "no purge of it was interrupted")
+        return self._vanished(life.Gone(0, 0, 0, ()))
+
+    def _vanished(
+        self, gone: life.Gone, told: tuple[str, ...] = (), *, unfinished: bool = True
+    ) -> Purged:
+        """What a purge comes to, once its bytes are gone."""
+        stayed = life.vanish(self.database) if unfinished else ()
         return Purged(
             messages=gone.messages,
             first=gone.first,

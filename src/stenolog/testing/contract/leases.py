@@ -262,6 +262,36 @@ class Leases(RunningOut):
         thread.join()
         store.lease("a", ttl=60, wait=0).release()
 
+    @pytest.mark.parametrize("write", _WRITES, ids=str)
+    def test_a_turn_does_not_bring_back_what_was_purged(self, store: Store, write: Call) -> None:
+        say(store, "a", "1", "2")
+        lease = store.lease("a", ttl=60)
+        behind = lease.store
+        assert store.purge("a").messages == 2
+        with pytest.raises(LeaseLost):
+            write.make(behind, "a")
+        with pytest.raises(LeaseLost):
+            lease.renew()
+        assert lease.lost
+        lease.release()
+        assert (store.list_sessions(), store.list_trash()) == ([], [])
+
+    def test_a_turn_ends_also_where_what_it_is_in_was_deleted_and_then_purged(
+        self, store: Store
+    ) -> None:
+        say(store, "a", "1")
+        lease = store.lease("a", ttl=60)
+        store.delete("a")
+        assert not lease.lost
+        store.purge("a")
+        with pytest.raises(LeaseLost):
+            lease.store.add_message("a", "user", "2")
+        say(store, "a", "another life")
+        with pytest.raises(LeaseLost):
+            lease.store.add_message("a", "user", "2")
+        store.lease("a", ttl=60, wait=0).release()
+        assert shown(store, "a") == ["another life"]
+
     def test_p8_a_closed_store_gives_no_lease_and_keeps_none(self, store: Store) -> None:
         say(store, "a", "1")
         lease = store.lease("a", ttl=60)

@@ -13,7 +13,7 @@ from stenolog.errors import (
     StenologError,
     UsageError,
 )
-from stenolog.stores.base import Store
+from stenolog.stores.base import PurgingStore, Store
 from stenolog.testing.calls import Call, picture, trash
 from stenolog.testing.contract.opened import Opened, everything, hidden, say, shown, talk, user
 
@@ -56,6 +56,50 @@ class Purging(Opened):
         assert trash(store) == [("b", 1)]
         store.restore("b")
         assert shown(store, "b") == ["1"]
+
+    def test_of_the_trash_exactly_what_was_decided_on_is_purged(self, store: Store) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("it purges all that a key has, or nothing")
+        say(store, "a", "old", "older")
+        first = store.delete("a")
+        say(store, "a", "later")
+        second = store.delete("a")
+        say(store, "a", "in use")
+        lease = store.lease("a", ttl=60)
+        say(store, "b", "of another key")
+        other = store.delete("b")
+        gone = store.purge_trash("a", [(first.uid, first.deleted)])
+        assert (gone.messages, gone.first, gone.last) == (2, 1, 2)
+        assert [one.uid for one in store.list_trash()] == [other.uid, second.uid]
+        assert shown(store, "a") == ["in use"]
+        assert not lease.lost
+        lease.release()
+        assert store.unfinished_purges() == []
+
+    def test_what_is_not_in_the_trash_as_it_was_decided_on_is_not_purged(
+        self, store: Store
+    ) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("it purges all that a key has, or nothing")
+        say(store, "a", "1")
+        live = store.info("a").uid
+        first = store.delete("a")
+        store.restore("a")
+        say(store, "a", "2")
+        second = store.delete("a")
+        assert first.uid == second.uid == live
+        now = [(second.uid, second.deleted)]
+        for meant in ([(first.uid, first.deleted)], [*now, ("00", second.deleted)], []):
+            with pytest.raises(NoSuchSession):
+                store.purge_trash("a", meant)
+        with pytest.raises(NoSuchSession):
+            store.purge_trash("b", now)
+        store.restore("a")
+        with pytest.raises(NoSuchSession):
+            store.purge_trash("a", now)
+        with pytest.raises(NoSuchSession):
+            store.finish_purge(live)
+        assert shown(store, "a") == ["1", "2"]
 
     def test_p8_there_must_be_something_to_purge(self, store: Store) -> None:
         for options in ({}, {"before": 3}):

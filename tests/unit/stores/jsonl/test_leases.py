@@ -7,7 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from stenolog import DamagedStore, JSONLStore, LeaseLost, StenologError, StoreBusy
+from stenolog.stores.base import Append
 from stenolog.stores.jsonl import leases
+from stenolog.stores.jsonl.log import Log
 
 KEY = "telegram:123"
 PATIENCE = 20
@@ -287,4 +289,49 @@ def test_who_looks_for_ever_is_not_waited_for_that_long(store: JSONLStore, lock:
     store.lease(KEY, ttl=60).release()
     with glance(lock), pytest.raises(StoreBusy):
         store.lease(KEY, ttl=60, wait=0)
+    store.lease(KEY, ttl=60, wait=0).release()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda behind: behind.add_message(KEY, "assistant", "late"),
+        lambda behind: behind.add_message(KEY, "assistant", "late", once="t"),
+        lambda behind: behind.set_summary(KEY, "late"),
+    ],
+    ids=["append", "append once", "change"],
+)
+def test_a_purge_just_before_the_write_is_seen_and_leaves_no_file(
+    store: JSONLStore, monkeypatch: pytest.MonkeyPatch, write: Callable[[JSONLStore], object]
+) -> None:
+    lock, purged = store._logs.lock, list[int]()
+
+    def purge_first(key: str, *, create: bool) -> Log | None:
+        if not purged:
+            with JSONLStore(store.folder.parent) as other:
+                purged.append(other.purge(KEY).messages)
+        return lock(key, create=create)
+
+    with store.lease(KEY, ttl=60) as lease:
+        monkeypatch.setattr(store._logs, "lock", purge_first)
+        with pytest.raises(LeaseLost):
+            write(lease.store)
+    assert purged == [1]
+    assert not list(store.folder.glob("*.jsonl"))
+
+
+def test_each_append_of_a_group_is_refused_once_the_session_was_purged(store: JSONLStore) -> None:
+    said = Append(messages=[{"role": "user", "content": "late"}])
+    with store.lease(KEY, ttl=60) as lease:
+        behind = lease.store
+        assert behind.add_group(KEY, [said, said]) == [[2], [3]]
+        store.purge(KEY)
+        with pytest.raises(LeaseLost):
+            behind.add_group(KEY, [said, said])
+
+
+def test_a_store_behind_a_lease_does_not_keep_a_lease_that_was_forgotten(store: JSONLStore) -> None:
+    lease = store.lease(KEY, ttl=60)
+    assert lease.store.add_message(KEY, "user", "2") == 2
+    del lease
     store.lease(KEY, ttl=60, wait=0).release()
