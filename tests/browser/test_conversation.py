@@ -241,7 +241,8 @@ def test_a_title_and_tags_are_given(looking: Looking) -> None:
 def test_the_export_holds_every_message_as_it_is_stored(looking: Looking) -> None:
     looking.session(LONG)
     with looking.page.expect_download() as downloading:
-        looking.page.locator(".export").click()
+        looking.page.locator(".export summary").click()
+        looking.page.get_by_text("JSON lines").click()
     lines = downloading.value.path().read_text().splitlines()
     assert downloading.value.suggested_filename == "cli-default.jsonl"
     assert len(lines) in (14, 40)

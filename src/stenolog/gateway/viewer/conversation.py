@@ -4,25 +4,26 @@ Only what is shown is read where the store can do that: the end of a long sessio
 and what is older comes when somebody wants it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from stenolog.agent.commands import key_beside
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.texts import tags_from, title_from
+from stenolog.catalog.texts import tags_from
 from stenolog.context.shapes import results_of
 from stenolog.errors import UsageError
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import HIGHEST, OfAgent
 from stenolog.gateway.state import gateway_of
+from stenolog.gateway.viewer.entries import entry_of, title_of
 from stenolog.gateway.viewer.messages import Shown, shown
-from stenolog.gateway.viewer.serving import agent_of, catalog_of, page, store_of
+from stenolog.gateway.viewer.serving import agent_of, page, store_of
 from stenolog.gateway.viewer.sight import Gap, Sight, look
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
@@ -97,7 +98,9 @@ async def conversation(request: Request) -> Response:
     gateway = gateway_of(request)
     query = query_of(request, TalkQuery)
     agent = agent_of(gateway, query.agent)
-    talk = await gateway.loop.run(_talk, agent, key_of(request), query)
+    key = key_of(request)
+    entry = await entry_of(gateway, agent, key)
+    talk = await gateway.loop.run(_talk, agent, key, query, entry)
     return page("conversation.html", talk=talk, part=talk.part, agent=query.agent, query=query)
 
 
@@ -106,56 +109,20 @@ async def fragment(request: Request) -> Response:
     gateway = gateway_of(request)
     query = query_of(request, PartQuery)
     agent = agent_of(gateway, query.agent)
-    info, entry, part = await gateway.loop.run(_more, agent, key_of(request), query)
-    return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
-
-
-async def export(request: Request) -> Response:
-    """Every message as it is stored, one line each; hidden ones where they are asked for."""
-    gateway = gateway_of(request)
-    query = query_of(request, TalkQuery)
-    agent = agent_of(gateway, query.agent)
     key = key_of(request)
-
-    def read() -> list[Message]:
-        store = store_of(agent)
-        own = agent.own_key(key)
-        store.info(own)
-        return store.get_history(own, full=query.full)
-
-    history = await gateway.loop.run(read)
-    name = "".join(char if char.isascii() and char.isalnum() else "-" for char in key)[:80]
-    return StreamingResponse(
-        _lines(history),
-        media_type="application/x-ndjson",
-        headers={"Content-Disposition": f'attachment; filename="{name}.jsonl"'},
-    )
-
-
-def _lines(history: Sequence[Message]) -> Iterator[bytes]:
-    for start in range(0, len(history), 1_000):
-        yield b"".join(one.to_json() + b"\n" for one in history[start : start + 1_000])
+    # Who looks at the end is told what has become of the session, too.
+    entry = await entry_of(gateway, agent, key) if query.after is not None else None
+    info, part = await gateway.loop.run(_more, agent, key, query)
+    return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
 
 
 # --- reading ---------------------------------------------------------------------------------
 
 
-def title_of(entry: Entry | None, info: SessionInfo) -> str:
-    """What a session is called."""
-    return (entry.title if entry is not None else title_from(info.meta, "")) or info.key
-
-
-def entry_of(agent: AgentInstance, key: str) -> Entry | None:
-    """What the list says of a session; None where it is not among the first of its like."""
-    found = catalog_of(agent).list(prefix=key, limit=SIZE)
-    return next((one for one in found.entries if one.key == key), None)
-
-
-def _talk(agent: AgentInstance, key: str, query: TalkQuery) -> Talk:
+def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None) -> Talk:
     store = store_of(agent)
     own = agent.own_key(key)
     info = store.info(own)
-    entry = entry_of(agent, own)
     given = info.meta.get("title")
     return Talk(
         info=info,
@@ -177,14 +144,10 @@ def _fork_key(key: str) -> str:
         return f"{key}-fork"
 
 
-def _more(
-    agent: AgentInstance, key: str, query: PartQuery
-) -> tuple[SessionInfo, Entry | None, Part]:
+def _more(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, Part]:
     store = store_of(agent)
     info = store.info(agent.own_key(key))
-    # Who looks at the end is told what has become of the session, too.
-    entry = entry_of(agent, info.key) if query.after is not None else None
-    return info, entry, _wanted(store, info, query)
+    return info, _wanted(store, info, query)
 
 
 def _wanted(store: Store, info: SessionInfo, query: PartQuery) -> Part:

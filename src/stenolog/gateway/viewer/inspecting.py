@@ -16,7 +16,7 @@ from stenolog.errors import ContextTooSmall
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.conversation import entry_of, title_of
+from stenolog.gateway.viewer.entries import entry_of, title_of
 from stenolog.gateway.viewer.messages import one_line, pretty
 from stenolog.gateway.viewer.serving import agent_of, page, store_of
 from stenolog.records import SessionInfo
@@ -75,18 +75,19 @@ async def context(request: Request) -> Response:
     gateway = gateway_of(request)
     query = query_of(request, OfAgent)
     agent = agent_of(gateway, query.agent)
-    found = await gateway.loop.run(inspect, agent, key_of(request))
+    key = key_of(request)
+    entry = await entry_of(gateway, agent, key)
+    found = await gateway.loop.run(inspect, agent, key, entry)
     return page("context.html", found=found, agent=query.agent)
 
 
-def inspect(agent: AgentInstance, key: str) -> Inspected:
+def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspected:
     """What a session's model would be sent now. Raises NoSuchSession."""
     own = agent.own_key(key)
     info = store_of(agent).info(own)
     model = agent.model_of(own)
     context = agent.context(model)
     tokens = context.tokens
-    entry = entry_of(agent, own)
     limits = context.limits
     plain: dict[str, Any] = {
         "info": info,

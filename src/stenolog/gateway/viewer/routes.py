@@ -2,7 +2,8 @@
 
 from starlette.routing import BaseRoute, Route
 
-from stenolog.gateway.viewer.conversation import conversation, export, fragment
+from stenolog.gateway.viewer.conversation import conversation, fragment
+from stenolog.gateway.viewer.exporting import export
 from stenolog.gateway.viewer.inspecting import context
 from stenolog.gateway.viewer.listing import home
 from stenolog.gateway.viewer.notebook import change_notes, notes
@@ -22,7 +23,7 @@ def viewer_routes() -> list[BaseRoute]:
         "/s/{key}/fragment": fragment,
         "/s/{key}/turns": turns,
         "/s/{key}/context": context,
-        "/s/{key}/export.jsonl": export,
+        "/s/{key}/export.{form}": export,
     }
     return [
         Route("/static/{name}", static),

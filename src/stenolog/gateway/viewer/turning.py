@@ -16,7 +16,7 @@ from stenolog.context.shapes import calls_of, speaks
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.conversation import entry_of, title_of
+from stenolog.gateway.viewer.entries import entry_of, title_of
 from stenolog.gateway.viewer.messages import prompt_line
 from stenolog.gateway.viewer.serving import agent_of, page, store_of
 from stenolog.gateway.viewer.words import dollars, segment
@@ -118,7 +118,9 @@ async def turns(request: Request) -> Response:
     gateway = gateway_of(request)
     query = query_of(request, OfAgent)
     agent = agent_of(gateway, query.agent)
-    found = await gateway.loop.run(_by_turns, agent, key_of(request))
+    key = key_of(request)
+    entry = await entry_of(gateway, agent, key)
+    found = await gateway.loop.run(_by_turns, agent, key, entry)
     return page(
         "turns.html",
         found=found,
@@ -128,11 +130,10 @@ async def turns(request: Request) -> Response:
     )
 
 
-def _by_turns(agent: AgentInstance, key: str) -> ByTurns:
+def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
     store = store_of(agent)
     own = agent.own_key(key)
     info = store.info(own)
-    entry = entry_of(agent, own)
     history = store.get_history(own, last=_READ, full=True)
     made = turns_of(history)
     shown = made[-MOST:]

@@ -3,16 +3,20 @@
 import hashlib
 import json
 import re
+import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
 import pytest
 
 from gateway.served import Served
+from stenolog.catalog import Catalog
+from stenolog.catalog.entries import Page
 from stenolog.errors import DamagedStore
 from stenolog.gateway.viewer.serving import POLICY
 from stenolog.providers.scripted import ScriptedModel
@@ -20,6 +24,7 @@ from stenolog.stores.opening import open_store
 
 _KEY = "a/b?c#d%2F"
 _HOSTILE = "\"'><script>hurt()</script>"
+_SECRET = "sk-ant-" + "a1B2" * 12
 _PATH = "/s/a%2Fb%3Fc%23d%252F"
 
 
@@ -32,6 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         for key in ("cleared", "compacted", "replaced"):
             store.add_message(key, "user", f"A heron was {key}.")
         store.clear("cleared")
+        store.add_message("secret", "user", f"It is {_SECRET}, keep it.")
         usage = {"prompt": 5, "answer": 6, "cached": 0}
         store.add_message("drawn", "user", _HOSTILE)
         store.add_full_message(
@@ -133,6 +139,11 @@ def test_any_key_has_its_pages(served: Served) -> None:
         lines = client.get(f"{_PATH}/export.jsonl")
         assert lines.headers["content-disposition"] == 'attachment; filename="a-b-c-d-2F.jsonl"'
         assert len(lines.text.splitlines()) == 2
+        for suffix, kind in (("md", "text/markdown"), ("html", "text/html")):
+            document = client.get(f"{_PATH}/export.{suffix}")
+            assert document.headers["content-type"].startswith(kind)
+            assert document.headers["content-disposition"].startswith("attachment;")
+        assert client.get(f"{_PATH}/export.pdf").status_code == 404
 
 
 def test_a_hit_that_is_out_of_sight_says_what_became_of_it(served: Served) -> None:
@@ -228,3 +239,31 @@ def test_a_note_is_changed_only_by_a_page_of_ours(served: Served) -> None:
         own = browser.post("/notes", json=act, headers={"Origin": served.url})
         assert own.status_code == 400
         assert "forgotten" in own.json()["error"]["message"]
+
+
+def test_a_page_does_not_wait_for_an_index_that_is_being_made(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = threading.Event()
+    whole = Catalog.list
+
+    def slow(catalog: Catalog, **wanted: Any) -> Page:
+        made.wait(20)
+        return whole(catalog, **wanted)
+
+    with served.client() as client:
+        assert 'id="state"' in client.get(_PATH).text
+        monkeypatch.setattr(Catalog, "list", slow)
+        try:
+            for rest in ("", "/turns", "/context", "/fragment?after=0"):
+                found = client.get(_PATH + rest)
+                assert (found.status_code, 'id="state"' in found.text) == (200, False), rest
+            assert "Hello." in client.get(_PATH).text
+        finally:
+            made.set()
+
+
+def test_a_document_is_shared_without_secrets_and_lines_are_as_stored(served: Served) -> None:
+    with served.client() as client:
+        for suffix, is_there in (("md", False), ("html", False), ("jsonl", True)):
+            assert (_SECRET in client.get(f"/s/secret/export.{suffix}").text) is is_there
