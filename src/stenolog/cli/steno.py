@@ -43,7 +43,7 @@ COMMANDS: Final = {
     "list": "stenolog.cli.sessions",
     "memory": "stenolog.cli.memory",
     "open": "stenolog.cli.open",
-    "purge": "stenolog.cli.trash",
+    "purge": "stenolog.cli.purge",
     "rename": "stenolog.cli.changing",
     "restore": "stenolog.cli.trash",
     "retention": "stenolog.cli.retention",

@@ -1,0 +1,478 @@
+"""`steno purge`: sessions, or all there is of one person, gone for good."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import click
+from msgspec import Struct
+
+from stenolog.catalog.owners import owner_of
+from stenolog.cli.changing import (
+    NOT_ALL,
+    dry_run_option,
+    open_to_change,
+    progress,
+    say,
+)
+from stenolog.cli.completion import complete_key
+from stenolog.cli.copying import count
+from stenolog.cli.purge_traces import (
+    forget_logged,
+    forget_typed,
+    forks_of,
+    other_names,
+    said_in,
+    typed_history,
+)
+from stenolog.cli.showing import info_of
+from stenolog.cli.text import json_text, one_line, printable, sentence
+from stenolog.cli.trash import check_somebody, json_option, list_lines, yes_option
+from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
+from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
+from stenolog.memory.notes import Notes
+from stenolog.memory.progress import PREFIX as MARKS
+from stenolog.memory.scopes import Scope, scope_of_key
+from stenolog.records import Trashed
+from stenolog.sessions.aliases import Aliases
+from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES
+from stenolog.sessions.places import namespaces_of, opened, opened_to_read
+from stenolog.sessions.retention_runs import in_log, place_in_log
+from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.state import not_reached
+
+MAIN: Final = "main"
+"""The agent of notes where none has a name."""
+_FOR_GOOD: Final = "This cannot be taken back."
+
+
+class _Target(Struct, frozen=True, kw_only=True):
+    """Something that a purge deletes for good: what has one key in one namespace."""
+
+    namespace: str | None
+    """None: the one that the command's options name."""
+    key: str
+    uid: str = ""
+    """Of the live session, else of the one that was deleted last; empty where nobody can say."""
+    messages: int = 0
+    """Of the live session."""
+    deleted: int = 0
+    """How many sessions of this key are in the trash."""
+    in_trash: int = 0
+    """How many messages these have."""
+    before: int | None = None
+    readable: bool = True
+    unfinished: bool = False
+    """Whether it was purged before, and that was interrupted."""
+    left: int = 0
+    """How many messages that left."""
+
+    @property
+    def of_notes(self) -> bool:
+        """Whether it holds notes, and no conversation."""
+        return self.namespace == NOTES
+
+    @property
+    def to_type(self) -> str:
+        """What somebody types who means it: its key, or what stands for one that cannot be."""
+        return self.key if _can_be_typed(self.key) else self.uid or ascii(self.key)
+
+    @property
+    def name(self) -> str:
+        """What it is called when it is spoken of."""
+        if not self.of_notes or self.key.startswith(MARKS):
+            return self.key
+        scope = scope_of_key(self.key)
+        agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
+        return f"notes of {scope.who}{agent}"
+
+    @property
+    def words(self) -> str:
+        """All that would go."""
+        place = "" if self.namespace is None or self.of_notes else f" in {self.namespace}"
+        what = "note" if self.of_notes else "message"
+        upto = "" if self.before is None else f" below seq {self.before}"
+        trash = (
+            f", and in the trash {count(self.deleted, 'session')} of this key with "
+            f"{count(self.in_trash, what)}"
+            if self.deleted
+            else ""
+        )
+        trash += ", and what an interrupted purge left" if self.unfinished else ""
+        if self.unfinished and not self.uid:
+            return one_line(f"{self.name}{place}: what an interrupted purge left")
+        if not self.readable:
+            return one_line(f"{self.name}{place}: it cannot be read{trash}")
+        return one_line(f"{self.name}{place}: {count(self.messages, what)}{upto}{trash}")
+
+
+class _Gone(Struct, frozen=True, kw_only=True):
+    """What became of a target."""
+
+    target: _Target
+    messages: int = 0
+    not_reached: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@click.command("purge")
+@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
+@click.option(
+    "--before",
+    metavar="SEQ",
+    type=click.IntRange(min=1),
+    help="Only the messages below this seq; the session stays.",
+)
+@click.option(
+    "--scope", "who", metavar="WHO", help="All of one person, as telegram:123, in every namespace."
+)
+@yes_option
+@dry_run_option
+@json_option
+@where_options
+@click.pass_context
+def purge_command(
+    ctx: click.Context,
+    keys: tuple[str, ...],
+    before: int | None,
+    who: str | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Delete sessions for good, or all there is of one person.
+
+    This is the only command that destroys what was said. The session goes with its archives, its
+    entries in the index, and everything of its key in the trash. --scope WHO deletes all
+    sessions of a person in the workspace, of every agent and in every thread, those that have
+    another name as well, and all notes of them; the log of retention and the history of chats no
+    longer tell of them. What it cannot reach it names: forks, summaries, files it was taken in
+    from. With --dry-run, it names the forks.
+
+    It says what will go and asks for the key (or WHO) to be typed, or for the uid where a key is
+    blank or cannot be shown. Where nobody can be asked, --yes is needed. A call that was
+    interrupted is made again, and finds what is left.
+
+    Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some of it could
+    not be deleted; stderr says which.
+    """
+    if (who is None) == (not keys):
+        raise click.UsageError("Name sessions, or a person with --scope WHO.")
+    if who is not None and (before is not None or where.agent or where.namespace):
+        raise click.UsageError("--scope is all of a person: leave the other options out.")
+    if not dry_run:
+        check_somebody(yes, "This deletes for good")
+    if who is not None:
+        targets = list(_of_person(where.workspace, who))
+        if not targets:
+            raise click.ClickException(f"There is nothing of {one_line(who)} here.")
+    else:
+        targets = _of_keys(where, keys, before)
+    lines = [target.words for target in targets]
+    if dry_run:
+        list_lines("Would be deleted for good:", lines)
+        gone = list(_would_go(where, targets))
+        _print_gone(gone, as_json=as_json, dry_run=True)
+        for words in _forks_that_stay(gone):
+            say(f"Would stay: {sentence(words)}")
+        return
+    if not yes:
+        list_lines("Will be deleted for good:", lines)
+        say(_FOR_GOOD)
+        by_name = who is not None and _can_be_typed(who)
+        _ask_for([who] if who and by_name else [target.to_type for target in targets])
+    typed = typed_history()
+    said = set[str]() if typed is None else _said(where, targets)
+    gone = list(_purged(where, targets))
+    _print_gone(gone, as_json=as_json, dry_run=False)
+    for words in (*_not_reached(where, gone, who), *_traces(where, gone, who, typed, said)):
+        say(f"Not deleted: {sentence(words)}")
+    ctx.exit(NOT_ALL if any(one.problem for one in gone) else 0)
+
+
+def _ask_for(names: Iterable[str]) -> None:
+    """Have each name typed. Raises ClickException where another is."""
+    for name in names:
+        wanted = one_line(printable(name)).strip()
+        typed = click.prompt(f"Type {wanted} to go on", default="", show_default=False, err=True)
+        if not wanted or typed.strip() != wanted:
+            raise click.ClickException(f"That is not {wanted}; nothing was deleted.")
+
+
+def _can_be_typed(name: str) -> bool:
+    """Whether it can be seen what it is: no blank, and nothing that a terminal does not show."""
+    return bool(name.strip()) and name.isprintable()
+
+
+def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Target]:
+    """What is there of these keys. Raises ClickException where one has nothing at all."""
+    with open_to_read(where) as store:
+        trash = store.list_trash()
+        left = _left_in(store) if before is None else []
+        aliases = Aliases(store)
+        found = {}
+        for name in keys:
+            key = aliases.own_key(name)
+            target = _target(store, None, key, trash, before, left)
+            if target is None and any(not one.key for one in left):
+                # Nobody knows any more whose it was; who asks again is the one who began it.
+                target = _Target(namespace=None, key=key, unfinished=True)
+            if target is None:
+                # The words of one who looks for it.
+                info_of(store, name)
+                continue
+            found[key] = target
+    return list(found.values())
+
+
+def _left_in(store: Store) -> list[Trashed]:
+    """What interrupted purges left."""
+    return store.unfinished_purges() if isinstance(store, PurgingStore) else []
+
+
+def _target(
+    store: Store,
+    namespace: str | None,
+    key: str,
+    trash: Sequence[Trashed],
+    before: int | None = None,
+    left: Sequence[Trashed] = (),
+) -> _Target | None:
+    """What there is of a key; None where there is nothing."""
+    deleted = [one for one in trash if one.key == key]
+    unfinished = [one for one in left if one.key == key]
+    uid, messages, readable = deleted[0].uid if deleted else "", 0, True
+    try:
+        info = store.info(key)
+        uid, messages = info.uid, info.count
+        if before is not None:
+            every = store.get_history(key, full=True)
+            messages = sum(message.seq < before for message in every)
+    except NoSuchSession:
+        if before is not None or not (deleted or unfinished):
+            return None
+    except DamagedStore:
+        # What cannot be read is to go all the same; how much it was, nobody can say.
+        readable = False
+    return _Target(
+        namespace=namespace,
+        key=key,
+        uid=uid,
+        messages=messages,
+        deleted=0 if before is not None else len(deleted),
+        in_trash=0 if before is not None else sum(one.count for one in deleted),
+        before=before,
+        readable=readable,
+        unfinished=bool(unfinished),
+        left=sum(one.count for one in unfinished),
+    )
+
+
+def _of_person(workspace: str, who: str) -> Iterator[_Target]:
+    """All there is of a person: sessions of every agent, live and deleted, and notes."""
+    check_there(workspace)
+    found, unknown = False, ""
+    for namespace in namespaces_of(workspace):
+        if namespace == CHANNELS:
+            continue  # it names nobody, and holds no words
+        with opened_to_read(workspace, namespace) as store:
+            assert isinstance(store, Store), "what is copied is a store"
+            trash = store.list_trash()
+            every = [*store.list_sessions(), *(one.key for one in trash)]
+            left = _left_in(store)
+            unknown = namespace if any(not one.key for one in left) else unknown
+            every += [one.key for one in left if one.key]
+            if namespace == NOTES:
+                keys = [
+                    key for key in every if _has_notes_of(key, who) or _is_mark_of(store, key, who)
+                ]
+            else:
+                names = other_names(store)
+                keys = [
+                    key
+                    for key in every
+                    if any(_is_of(name, who) for name in (key, *names.get(key, ())))
+                ]
+            for key in dict.fromkeys(keys):
+                target = _target(store, namespace, key, trash, left=left)
+                if target is not None:
+                    found = True
+                    yield target
+    if unknown and not found:
+        # Any purge there ends it, and this may have been the one that was interrupted.
+        yield _Target(namespace=unknown, key=who, unfinished=True)
+
+
+def _has_notes_of(key: str, who: str) -> bool:
+    try:
+        return _is_of(scope_of_key(key).who, who)
+    except InvalidKey:
+        return False  # no notes of ours
+
+
+def _is_mark_of(store: Store, key: str, who: str) -> bool:
+    """Whether it says how far a session of theirs was noted: it names that session."""
+    if not key.startswith(MARKS):
+        return False
+    try:
+        session = store.info(key).meta.get("session")
+    except StenologError:
+        return False  # it is in the trash, or cannot be read
+    return isinstance(session, str) and _is_of(session, who)
+
+
+def _is_of(key: str, who: str) -> bool:
+    return who in (key, owner_of(key))
+
+
+def _purged(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
+    """Delete them for good, and tell of each."""
+    with progress("Deleting", len(targets), shown=len(targets) > 1) as step:
+        for target in targets:
+            yield _purge(where, target, alone=len(targets) == 1)
+            step()
+
+
+def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
+    try:
+        if target.namespace is None:
+            with open_to_change(where) as store:
+                done = store.purge(target.key, before=target.before)
+        else:
+            with opened(where.workspace, target.namespace) as whole:
+                assert isinstance(whole, Store), "what is copied is a store"
+                done = whole.purge(target.key)
+    except NoSuchSession:
+        return _Gone(target=target)  # somebody else was faster
+    except StenologError as error:
+        if alone:
+            raise
+        # As much of it as can be is to go.
+        return _Gone(target=target, problem=str(error))
+    return _Gone(target=target, messages=done.messages, not_reached=done.not_reached)
+
+
+def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
+    """What a purge would come to, with the forks that it would name."""
+    for namespace in dict.fromkeys(target.namespace for target in targets):
+        here = [target for target in targets if target.namespace == namespace]
+        with _opened_to_read(where, namespace) as store:
+            forks = forks_of(store, {target.key for target in here})
+        for one in here:
+            told = not_reached(one.key, forks=forks.get(one.key, []))
+            messages = one.messages + one.in_trash + one.left
+            yield _Gone(target=one, messages=messages, not_reached=told)
+
+
+@contextmanager
+def _opened_to_read(where: Where, namespace: str | None) -> Iterator[Store]:
+    if namespace is None:
+        with open_to_read(where) as store:
+            yield store
+        return
+    with opened_to_read(where.workspace, namespace) as whole:
+        assert isinstance(whole, Store), "what is copied is a store"
+        yield whole
+
+
+def _said(where: Where, targets: Sequence[_Target]) -> set[str]:
+    """What was said in what will go, to be forgotten where it was typed, too."""
+    said = set[str]()
+    for target in targets:
+        if not target.of_notes:
+            with suppress(StenologError), _opened_to_read(where, target.namespace) as store:
+                said.update(said_in(store, target.key, target.before))
+    return said
+
+
+def _traces(
+    where: Where, gone: Sequence[_Gone], who: str | None, typed: Path | None, said: set[str]
+) -> Iterator[str]:
+    """Have nothing of ours tell of what is gone; what still does, each as words for a sentence."""
+    whole = {
+        in_log(one.target.key)
+        for one in gone
+        if one.problem is None and one.target.before is None and not one.target.of_notes
+    }
+    place = place_in_log(where.agent, where.namespace or NAMESPACE)
+
+    def is_meant(at: str, key: str) -> bool:
+        if who is not None:
+            return key in whole or _is_of(key, who)
+        return key in whole and at == place
+
+    if whole:
+        left = forget_logged(where.workspace, is_meant)
+        # Of one session somebody may not even have told retention.
+        if left and (who is not None or "log of the program" not in left):
+            yield left
+    if typed is not None:
+        left = forget_typed(typed, said) if all(one.problem is None for one in gone) else ""
+        if left:
+            yield left
+        elif who is not None:
+            yield (
+                f"what else was typed into chats, in {one_line(str(typed))}, "
+                "which does not tell by whom"
+            )
+
+
+def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
+    for one in gone:
+        target = one.target
+        if as_json:
+            fields = {
+                "key": target.key,
+                "namespace": target.namespace,
+                "messages": one.messages,
+                "before": target.before,
+                "not_reached": list(one.not_reached),
+                "problem": one.problem,
+                "dry_run": dry_run,
+            }
+            click.echo(json_text(fields))
+        elif one.problem is not None:
+            say(f"{one_line(target.name)}: {sentence(one.problem)}")
+        elif not dry_run:
+            what = "note" if target.of_notes else "message"
+            say(f"Deleted for good: {one_line(target.name)}, {count(one.messages, what)}.")
+
+
+def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterator[str]:
+    """What may still tell of it, each as words for a sentence, and once."""
+    purged = {one.target.key for one in gone if one.problem is None}
+    yield from _forks_that_stay(gone)
+    if who is not None:
+        yield f"what {one_line(who)} said in the sessions of others, as in group chats"
+    else:
+        for key in sorted(purged):
+            notes = _notes_of(where, key)
+            if notes:
+                yield (
+                    f"{count(notes, 'note')} of {one_line(key)}; `steno purge --scope` deletes "
+                    "them too"
+                )
+    yield "backups and copies that were made before"
+
+
+def _forks_that_stay(gone: Sequence[_Gone]) -> Iterator[str]:
+    """What was not reached, but for forks that go as well."""
+    purged = {one.target.key for one in gone if one.problem is None}
+    also = tuple(f"the fork {key!r} has " for key in purged)
+    told = dict.fromkeys(words for one in gone for words in one.not_reached)
+    yield from (words for words in told if not words.startswith(also))
+
+
+def _notes_of(where: Where, key: str) -> int:
+    """How many notes were made of the owner of a session, as far as that can be read."""
+    try:
+        if NOTES not in namespaces_of(where.workspace):
+            return 0
+        with opened_to_read(where.workspace, NOTES) as store:
+            assert isinstance(store, Store), "what is copied is a store"
+            scope = Scope(agent=where.agent or MAIN, who=owner_of(key))
+            return len(Notes(store).list(scope, full=True))
+    except StenologError:
+        return 0
