@@ -268,7 +268,7 @@ def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
 
     code, shown = typed("y\n", "delete", KEY, "cli:default")
     assert code == 0
-    assert f"{KEY} is in the trash; `steno restore` brings it back.\n" in shown
+    assert f"{KEY} is in the trash; `steno restore {KEY}` brings it back.\n" in shown
     assert _keys("workspace") == ["日本:\n語"]
 
 
