@@ -1,5 +1,6 @@
 """The context inspector, the turns and the notes, in a real browser."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def test_the_inspector_shows_what_the_model_will_see(looking: Looking) -> None:
     looking.picture("context")
 
 
-def test_the_turns_show_what_each_took(looking: Looking) -> None:
+def test_the_turns_show_what_each_took(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
     looking.session(PLAN, "/turns")
     page = looking.page
     expect(page.locator(".turns tbody tr")).to_have_count(3)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -55,7 +56,6 @@ _WANTED = """(chart, names) => names.map(name => {
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     place = tmp_path_factory.mktemp("sessions")
-    prices = tmp_path_factory.mktemp("prices")
     fill(place)
     mark: dict[str, Any] = {"model": HOSTILE, "usage": {"prompt": 50, "answer": 20, "cached": 0}}
     with open_store(str(place)) as store:
@@ -63,14 +63,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             store.add_message(_HURT, "user", HOSTILE)
             body = {"role": "assistant", "content": HOSTILE, "stenolog": mark}
             store.add_full_message(_HURT, body)
-    (prices / "genai_prices.py").write_text(_PRICES)
-    sys.path.insert(0, str(prices))
-    try:
+    # No package knows what a model of the samples costs.
+    prices = ModuleType("genai_prices")
+    exec(_PRICES, vars(prices))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "genai_prices", prices)
         with Served(place, ScriptedModel(["x"])) as gateway:
             yield gateway
-    finally:
-        sys.path.remove(str(prices))
-        sys.modules.pop("genai_prices", None)
 
 
 def _has_colours(chart: Locator, *names: str) -> bool:

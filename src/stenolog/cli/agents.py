@@ -23,9 +23,11 @@ from stenolog.cli.text import error_sentence, one_line
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.base import ChatModel, Delta
 from stenolog.providers.finding import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
-from stenolog.sessions.folders import others_in
+from stenolog.sessions.folders import find_place, others_in
+from stenolog.sessions.session_store import JSONLBackend
 from stenolog.settings.applied import CLI, MAIN, NOWHERE, model_of, spec_of, specs_of
 from stenolog.settings.values import Settings
+from stenolog.stores.opening import open_store
 
 T = TypeVar("T")
 
@@ -72,11 +74,13 @@ class _NoModelYet:
         """Nothing is open."""
 
 
-def open_agent(options: Options, *, model_of_session: bool = False) -> Opened:
+def open_agent(
+    options: Options, *, model_of_session: bool = False, only_look: bool = False
+) -> Opened:
     """The agent of these options, inside of an event loop. Raises ClickException, StenologError.
 
     `model_of_session`: no model need be found now; `session_model` says whether the session that is
-    meant has one.
+    meant has one. `only_look`: nothing is written, and no old sessions are taken in.
     """
     settings = settings_of(options.config)
     spec = _spec(settings, options)
@@ -88,7 +92,7 @@ def open_agent(options: Options, *, model_of_session: bool = False) -> Opened:
         model = _NoModelYet(found.text)
     else:
         model = found
-    agent = _opened(settings, spec, model)
+    agent = (_looking if only_look else _opened)(settings, spec, model)
     try:
         loop = AgentLoop(AgentRegistry([agent]))
     except BaseException:
@@ -132,6 +136,17 @@ def _opened(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInsta
         spec = replace(spec, consolidation=False)
     return AgentInstance.open(
         spec, model=model, open_model=lambda wanted: _named_model(settings, wanted)
+    )
+
+
+def _looking(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
+    """The agent with its sessions as they are, without the right to write."""
+    place = find_place(spec.sessions, spec.id)
+    return AgentInstance(
+        replace(spec, memory=False),
+        model=model,
+        sessions=JSONLBackend(open_store(place.where, namespace=place.namespace, read_only=True)),
+        open_model=lambda wanted: _named_model(settings, wanted),
     )
 
 

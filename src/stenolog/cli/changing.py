@@ -298,7 +298,7 @@ async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[s
     settings = settings_of(options.config)
     of_agent = settings.agents.get(options.agent or "", settings.agent)
     _check_place(options.workspace or of_agent.sessions)
-    opened = open_agent(options, model_of_session=True)
+    opened = open_agent(options, model_of_session=True, only_look=dry_run)
     signals = Signals()
     try:
         store = opened.agent.store

@@ -73,6 +73,8 @@ def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
 
     Each stands there with its default and what it is for. A file that is there already is left as
     it is.
+
+    Exit code: 0 written, 1 it could not be, as where a file is there, 2 wrong usage.
     """
     if stdout:
         click.echo(commented_file(), nl=False)
@@ -113,6 +115,8 @@ def show_command(as_json: bool, config: Path | None) -> None:
 
     One line each, as TOML, with the source as a comment: default, FILE:LINE, or a variable.
     Secrets are shown as ***.
+
+    Exit code: 0 shown, 1 a setting is wrong, 2 wrong usage.
     """
     found = _in_force(config, {})
     keys = sorted(found.settings.keys)
@@ -141,7 +145,10 @@ def _shortened(value: object) -> object:
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 @config_option
 def path_command(as_json: bool, config: Path | None) -> None:
-    """Print which config file is read."""
+    """Print which config file is read.
+
+    Exit code: 0 printed, whether it is there or not, 2 wrong usage.
+    """
     file = config_path(config, os.environ)
     found = file.exists()
     click.echo(json_text({"file": str(file), "found": found}) if as_json else one_line(str(file)))

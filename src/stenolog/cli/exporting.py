@@ -43,7 +43,7 @@ _SUFFIXES: Final[dict[str, Form]] = {
 @click.option(
     "--redact/--no-redact",
     default=None,
-    help="Take out secrets; done for markdown and html unless told otherwise.",
+    help="Take out secrets; done unless told otherwise, but for jsonl.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: what FILE holds.")
 @where_options
@@ -64,8 +64,8 @@ def export_command(
     one page that needs nothing else, light or dark, with tools folded and a link to each message
     (#m12); it holds no script and loads nothing. With --all, hidden messages are marked there.
 
-    In markdown and html a stub stands for each secret that is known by its form, as an API key, or
-    by the name of its field, as "password"; stderr tells how many. A secret in plain words stays:
+    But for jsonl, a stub stands for each secret that is known by its form, as an API key, or by
+    the name of its field, as "password"; stderr tells how many. A secret in plain words stays:
     read what you share.
 
     Exit code: 0 written, 1 there is no such session, or it cannot be written, 2 wrong usage.
@@ -74,8 +74,8 @@ def export_command(
     if as_json and to_stdout:
         raise click.UsageError("--json tells of a file: name it with -o.")
     form = _form_of(output, form)
-    sharing = Sharing(wanted=form in FOR_READERS if redact is None else redact)
-    if not to_stdout and not force and Path(str(output)).exists():
+    sharing = Sharing(wanted=form != "jsonl" if redact is None else redact)
+    if not to_stdout and not force and os.path.lexists(str(output)):
         words = f"{one_line(str(output))} is there already; --force replaces it."
         raise click.ClickException(words)
     with open_to_read(where) as store:
@@ -132,9 +132,17 @@ def _print(pieces: Iterable[bytes]) -> None:
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    with _new_file(path) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
-        for piece in pieces:
-            file.write(piece)
+    if path.exists() and not path.is_file():
+        # A pipe or a device is written to: a file in its place is not what was meant.
+        with path.open("wb") as file:
+            file.writelines(pieces)
+        return
+    # What a link names is replaced, and not the link.
+    with (
+        _new_file(path.resolve()) as descriptor,
+        os.fdopen(descriptor, "wb", closefd=False) as file,
+    ):
+        file.writelines(pieces)
 
 
 @contextmanager

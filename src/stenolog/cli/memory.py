@@ -70,6 +70,8 @@ def list_command(
 
     One line each, with tabs between: the id, the kind, when it was made, whether it is in force,
     whose it is, and the text. In a terminal it is laid out for reading.
+
+    Exit code: 0 listed, 1 it could not be done, 2 wrong usage.
     """
     with notes_to_read(workspace) as store:
         notes = Notes(store)
@@ -127,6 +129,8 @@ def show_command(
     """Show the note ID with all that is known of it.
 
     The beginning of an id is enough.
+
+    Exit code: 0 shown, 1 there is no such note, 2 wrong usage.
     """
     with notes_to_read(workspace) as store:
         [note] = notes_meant(Notes(store), [id], who=who, agent=agent)
@@ -159,6 +163,8 @@ def forget_command(
     The beginning of an id is enough. A forgotten note is out of sight, and `steno memory undo`
     brings it back. With --purge its text is deleted from the notes for good. What was said stays
     in the session it was learnt in: stderr names it.
+
+    Exit code: 0 done, 1 there is no such note, or it was not meant, 2 wrong usage.
     """
     with (notes_to_read if dry_run else notes_to_write)(workspace) as store:
         notes = Notes(store)
@@ -236,6 +242,8 @@ def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: s
     """Take back the last forget of a user's notes.
 
     Up to eight can be taken back, one after the other; none that was made before a purge.
+
+    Exit code: 0 taken back, 1 there was nothing to take back, 2 wrong usage.
     """
     with notes_to_write(workspace) as store:
         notes = Notes(store)
@@ -267,6 +275,8 @@ def export_command(who: str | None, agent: str | None, workspace: str) -> None:
 
     It goes to stdout, to be read or edited. What was changed in it, `steno memory import` takes
     back in.
+
+    Exit code: 0 written, 1 it could not be done, 2 wrong usage.
     """
     with notes_to_read(workspace) as store:
         notes = Notes(store)

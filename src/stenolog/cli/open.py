@@ -46,6 +46,8 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
 
     `steno serve` must be running. The browser gets a link that works once, within 60 seconds, and
     stays logged in for 30 days. Where no browser can be opened, the link is written to stdout.
+
+    Exit code: 0 opened or written, 1 no gateway answers, or not to us, 2 wrong usage.
     """
     settings = settings_of(config, {"gateway.host": host, "gateway.port": port}).gateway
     if settings.port == 0:

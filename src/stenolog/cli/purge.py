@@ -1,9 +1,9 @@
 """`steno purge`: sessions, or all there is of one person, gone for good."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from msgspec import Struct
@@ -41,6 +41,7 @@ from stenolog.sessions.places import namespaces_of, opened, opened_to_read
 from stenolog.sessions.retention_runs import in_log, place_in_log
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.state import not_reached
+from stenolog.stores.whole import WholeStore
 
 MAIN: Final = "main"
 """The agent of notes where none has a name."""
@@ -317,10 +318,21 @@ def _is_mark_of(store: Store, key: str, who: str) -> bool:
     if not key.startswith(MARKS):
         return False
     try:
-        session = store.info(key).meta.get("session")
+        metas = [store.info(key).meta]
     except StenologError:
-        return False  # it is in the trash, or cannot be read
-    return isinstance(session, str) and _is_of(session, who)
+        metas = list(_deleted_metas(store, key))
+    sessions = [meta.get("session") for meta in metas]
+    return any(isinstance(session, str) and _is_of(session, who) for session in sessions)
+
+
+def _deleted_metas(store: Store, key: str) -> Iterator[Mapping[str, Any]]:
+    """The meta of each life of a key in the trash, as far as it can be read."""
+    if isinstance(store, WholeStore):
+        for mark in store.lives():
+            with suppress(StenologError):
+                if mark.key == key and mark.deleted:
+                    with store.read_life(mark) as reading:
+                        yield reading.life.meta
 
 
 def _is_of(key: str, who: str) -> bool:
@@ -337,21 +349,31 @@ def _purged(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
 
 def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
     try:
-        if target.namespace is None:
-            with open_to_change(where) as store:
+        with _opened_to_purge(where, target.namespace) as store:
+            try:
                 done = store.purge(target.key, before=target.before)
-        else:
-            with opened(where.workspace, target.namespace) as whole:
-                assert isinstance(whole, Store), "what is copied is a store"
-                done = whole.purge(target.key)
-    except NoSuchSession:
-        return _Gone(target=target)  # somebody else was faster
+            except NoSuchSession:
+                # Somebody else was faster: in purging it too, or in deleting it meanwhile.
+                if not any(one.key == target.key for one in store.list_trash()):
+                    return _Gone(target=target)
+                done = store.purge(target.key, before=target.before)
     except StenologError as error:
         if alone:
             raise
         # As much of it as can be is to go.
         return _Gone(target=target, problem=str(error))
     return _Gone(target=target, messages=done.messages, not_reached=done.not_reached)
+
+
+@contextmanager
+def _opened_to_purge(where: Where, namespace: str | None) -> Iterator[Store]:
+    if namespace is None:
+        with open_to_change(where) as store:
+            yield store
+        return
+    with opened(where.workspace, namespace) as whole:
+        assert isinstance(whole, Store), "what is copied is a store"
+        yield whole
 
 
 def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:

@@ -68,6 +68,8 @@ def list_command(
 
     A session is running while somebody has the turn, and interrupted where the agent did not
     have the last word.
+
+    Exit code: 0 listed, 1 it could not be done, 2 wrong usage.
     """
     where = replace(where, workspace=chosen(ctx, directory, where.workspace))
     in_table = sys.stdout.isatty() and not as_json

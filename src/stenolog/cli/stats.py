@@ -16,7 +16,7 @@ from stenolog.cli.text import json_text, moment, one_line, sentence
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.sessions.counting import Counts, Totals
-from stenolog.sessions.pricing import HOW_TO_GET, Cost, cost_of
+from stenolog.sessions.pricing import HOW_TO_GET, Cost, cost_of, prices
 from stenolog.stores.base import Store
 
 ESTIMATES_ITSELF: Final = "scripted"
@@ -61,7 +61,7 @@ def stats_command(
     Exit code: 0 counted, 1 there is no such session, 2 wrong usage, 3 some sessions could not be
     read; stderr names them.
     """
-    totals = Totals()
+    totals = Totals(price=prices())
     problems: dict[str, str] = {}
     with open_to_read(where) as store:
         named = info_of(store, key).key if key is not None else None
@@ -75,7 +75,7 @@ def stats_command(
                 except StenologError as error:
                     problems[one] = str(error)
                 step()
-    cost = cost_of(totals.models)
+    cost = cost_of(totals.models) if totals.price is not None else None
     if as_json:
         fields = _fields(totals, cost, problems)
         asked = {"since": since and moment(since), "until": until and moment(until)}
@@ -125,8 +125,9 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
         yield "No provider's counts are known here: all tokens are estimated from the text."
     if cost is None and whole.answers > script.answers:
         yield f"For the cost: {HOW_TO_GET}"
-    elif cost is not None and cost.unknown:
-        names = ", ".join(one_line(name) or "unnamed models" for name in cost.unknown)
+    elif cost is not None and set(cost.unknown) - {ESTIMATES_ITSELF}:
+        unknown = [name for name in cost.unknown if name != ESTIMATES_ITSELF]
+        names = ", ".join(one_line(name) or "unnamed models" for name in unknown)
         yield f"No price is known for {names}."
 
 

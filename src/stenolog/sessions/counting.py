@@ -4,7 +4,7 @@ Where a message tells what its provider counted, that is taken. Elsewhere the te
 estimated, and kept apart: what a model read again and again cannot be known from what was said.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
@@ -14,6 +14,9 @@ from stenolog.catalog.texts import channel_of
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import FORKED_AT
 from stenolog.tokens import message_tokens
+
+Price = Callable[[str, Mapping[str, int]], float | None]
+"""What an answer of a model costs by what its provider counted, in US dollars; None: unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,16 +34,32 @@ class Counts:
     estimated: int = 0
     """Tokens of texts that nobody counted, each once."""
 
+    priced: int = 0
+    """How many answers have a price."""
+    dollars: float = 0.0
+    """What those cost."""
+
     @property
     def tokens(self) -> int:
         """All of them."""
         return self.prompt + self.answer + self.estimated
+
+    def take(self, usage: Mapping[str, int], cost: float | None) -> None:
+        """Count an answer, as its provider did."""
+        self.answers += 1
+        self.prompt += usage.get("prompt", 0)
+        self.answer += usage.get("answer", 0)
+        self.cached += usage.get("cached", 0)
+        if cost is not None:
+            self.priced += 1
+            self.dollars += cost
 
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
     """What was counted so far."""
 
+    price: Price | None = None
     sessions: int = 0
     """Those with at least one message in the time that was asked for."""
     whole: Counts = field(default_factory=Counts)
@@ -86,8 +105,9 @@ class Totals:
             if usage is not None:
                 waiting.clear()  # that is in what its provider counted as read
                 if wanted:
+                    cost = self.price(name, usage) if self.price is not None else None
                     for counts in sums:
-                        _take(counts, usage)
+                        counts.take(usage, cost)
             elif of_model:
                 if wanted:
                     own = _tokens(body)
@@ -110,13 +130,6 @@ class Totals:
     def _drop_empty(self) -> None:
         self.days = {day: counts for day, counts in self.days.items() if counts.messages}
         self.channels = {name: counts for name, counts in self.channels.items() if counts.messages}
-
-
-def _take(counts: Counts, usage: Mapping[str, int]) -> None:
-    counts.answers += 1
-    counts.prompt += usage.get("prompt", 0)
-    counts.answer += usage.get("answer", 0)
-    counts.cached += usage.get("cached", 0)
 
 
 def _tokens(body: Mapping[str, Any]) -> int:

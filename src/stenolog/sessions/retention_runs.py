@@ -87,9 +87,11 @@ def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tupl
         store.finish_purge(step.uid)
         return "done", "a purge that was interrupted is ended"
     lives = lives_of(step.key, store.list_trash())
-    if not lives:
+    own = (step.uid, step.updated)
+    if own not in lives:
         return "skipped", "it is not in the trash"
-    if not step.in_trash or lives != step.lives:
+    # Fewer there may be: others of this key have been purged just now.
+    if not step.in_trash or not set(lives) <= set(step.lives):
         return "skipped", "what the trash has of this key was changed meanwhile"
     try:
         store.info(step.key)
@@ -97,7 +99,7 @@ def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tupl
         begins()
         if isinstance(store, PurgingStore):
             # Only what was looked at: somebody may begin a session of this key right now.
-            gone = store.purge_trash(step.key, lives)
+            gone = store.purge_trash(step.key, [own])
         else:
             gone = store.purge(step.key)
         return "done", f"{gone.messages:,} messages deleted for good"

@@ -293,3 +293,15 @@ def test_an_undone_edit_takes_its_answer_along(steno: Steno, where: str) -> None
     assert (done["shown"], done["hid"]) == (2, 2)
     with open_store(where, namespace="sessions") as store:
         assert [message.content for message in store.get_history("e")] == ["one", "1"]
+
+
+def test_a_dry_run_of_compact_changes_no_file(place: Path, steno: Steno) -> None:
+    old = '{"key": "old", "messages": [{"role": "user", "content": "from before"}]}'
+    (place / "workspace" / "sessions" / "old.json").write_text(old)
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+    before = files()
+    assert steno("compact", KEY, "--model", "scripted", "--dry-run").exit_code == 0
+    assert files() == before

@@ -1,6 +1,7 @@
 """`steno export`: documents to share, what they leave out, and that nothing in them is alive."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -276,7 +277,8 @@ def test_openai_lines_have_only_the_fields_that_it_knows(steno: Steno) -> None:
         {"role", "content", "tool_call_id"},
         {"role", "content"},
     ]
-    assert KEY in lines[0]
+    assert KEY not in lines[0]
+    assert KEY in steno("export", "k", "--format", "openai", "--no-redact").stdout
 
 
 def test_a_file_is_written_whole_private_and_by_what_its_name_says(
@@ -346,7 +348,7 @@ def test_lines_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno, form
     }
     assert json.loads(json.loads(lines[2]["content"])["said"]) == arguments
     assert result.stderr.startswith("12 secrets were taken out")
-    plain = steno("export", "fields", "--format", form)
+    plain = steno("export", "fields", "--format", form, "--no-redact")
     assert "hunter2" in plain.stdout
 
 
@@ -360,3 +362,22 @@ def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) 
         result = steno("export", "f", "--format", form)
         assert not [one for one in ("hunter2", "t-1", "k-1") if one in result.stdout]
         assert result.stderr.startswith("3 secrets were taken out")
+
+
+def test_a_pipe_is_written_to_and_a_link_followed(told: Path, steno: Steno) -> None:
+    pipe, real, link = told / "pipe", told / "real.md", told / "link.md"
+    os.mkfifo(pipe)
+    # Both ends: who writes waits for nobody, and what is written fits into the pipe.
+    reader = os.open(pipe, os.O_RDWR)
+    try:
+        assert steno("export", "k", "-o", str(pipe), "--force").exit_code == 0
+        assert os.read(reader, 20).startswith(b'{"role":"user"')
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    real.write_text("before")
+    link.symlink_to(real)
+    assert steno("export", "k", "-o", str(link)).exit_code == 1
+    assert steno("export", "k", "-o", str(link), "--force").exit_code == 0
+    assert link.is_symlink()
+    assert "before" not in real.read_text()

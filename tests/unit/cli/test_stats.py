@@ -18,6 +18,7 @@ from msgspec import Struct
 from stenolog.catalog.answers import made_by
 from stenolog.cli.stats import ESTIMATES_ITSELF
 from stenolog.providers.finding import SCRIPTED
+from stenolog.sessions.pricing import prices
 from stenolog.stores.opening import open_store
 from stenolog.tokens import message_tokens
 
@@ -123,7 +124,10 @@ def test_counts_of_providers_are_taken_and_the_rest_is_estimated(steno: Steno) -
 
 
 @pytest.mark.usefixtures("place")
-def test_lines_are_for_other_programs_and_words_for_people(steno: Steno) -> None:
+def test_lines_are_for_other_programs_and_words_for_people(
+    steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
     about = message_tokens(ASKED) + message_tokens(PLAIN)
     own = message_tokens(PLAIN)
     result = steno("stats")
@@ -200,35 +204,16 @@ def test_a_terminal_draws_days_models_and_channels(in_terminal: InTerminal) -> N
     assert "\x1b[36" in in_terminal("stats")[1]
 
 
-_PRICES = """
-class Usage:
-    def __init__(self, input_tokens, output_tokens, cache_read_tokens):
-        self.all = input_tokens, output_tokens, cache_read_tokens
-
-class Price:
-    def __init__(self, total):
-        self.total_price = total
-
-def calc_price(usage, model_ref, provider_id=None):
-    if model_ref != "big":
-        raise LookupError(model_ref)
-    read, written, cached = usage.all
-    return Price((read + 2 * written - cached) / 100)
-"""
-
-
-def test_the_cost_is_told_where_prices_are_installed(
-    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (place / "genai_prices.py").write_text(_PRICES)
-    monkeypatch.syspath_prepend(str(place))
-    try:
-        result = steno("stats")
-        found = _stats(steno)
-    finally:
-        sys.modules.pop("genai_prices", None)
-    assert found["cost"] == {"usd": 2.4, "models": {"big": 2.4}, "unknown": ["tiny"]}
-    assert "No price is known for tiny." in result.stderr
+@pytest.mark.usefixtures("place")
+def test_the_cost_is_told_where_prices_are_installed(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_messages("priced", [ASKED, _answer(1_000_000, 100_000, model="gpt-4o")])
+    price = prices()
+    assert price is not None
+    dollars = price("gpt-4o", {"prompt": 1_000_000, "answer": 100_000, "cached": 0})
+    found = _stats(steno)["cost"]
+    assert found == {"usd": dollars, "models": {"gpt-4o": dollars}, "unknown": ["tiny", "big"]}
+    assert "No price is known for tiny, big." in steno("stats").stderr
 
 
 @pytest.mark.usefixtures("place")

@@ -463,10 +463,12 @@ def test_how_far_a_person_was_noted_goes_as_well(steno: Steno, where: str) -> No
         at.move("01", 3, session="telegram:77")
         at.move("02", 3, session="telegram:topic:77")
         at.move("03", 3, session="telegram:777")
+        store.delete(":mark:main:02")
     done = _rows(steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where))
     assert {one["key"] for one in done} == {":mark:main:01", ":mark:main:02"}
     with open_store(where, namespace="notes") as store:
         assert store.list_sessions() == [":mark:main:03"]
+        assert store.list_trash() == []
 
 
 def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> None:

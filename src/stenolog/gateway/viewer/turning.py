@@ -21,8 +21,8 @@ from stenolog.gateway.viewer.messages import prompt_line
 from stenolog.gateway.viewer.serving import agent_of, page, store_of
 from stenolog.gateway.viewer.words import dollars, segment
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.counting import Counts
-from stenolog.sessions.pricing import HOW_TO_GET, cost_of
+from stenolog.sessions.counting import Counts, Price
+from stenolog.sessions.pricing import HOW_TO_GET, cost_of, prices
 
 MOST: Final = 200
 """So many of the last turns are drawn and listed."""
@@ -135,7 +135,8 @@ def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
     own = agent.own_key(key)
     info = store.info(own)
     history = store.get_history(own, last=_READ, full=True)
-    made = turns_of(history)
+    price = prices()
+    made = turns_of(history, price)
     shown = made[-MOST:]
     return ByTurns(
         info=info,
@@ -143,12 +144,12 @@ def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
         tags=tags_from(info.meta),
         entry=entry,
         turns=shown,
-        costs=costs_of(shown),
+        costs=None if price is None else costs_of(shown),
         whole=len(shown) == len(made) and len(history) == info.count,
     )
 
 
-def turns_of(history: Sequence[Message]) -> list[Turn]:
+def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Turn]:
     """The turns in these messages; what stands before the first prompt is a part of none."""
     made: list[Turn] = []
     for message in history:
@@ -164,22 +165,18 @@ def turns_of(history: Sequence[Message]) -> list[Turn]:
         turn.seconds += seconds_of(body) or 0.0
         usage = usage_of(body)
         if usage is not None:
-            counts = turn.models.setdefault(model_of(body) or "", Counts())
-            counts.answers += 1
-            counts.prompt += usage.get("prompt", 0)
-            counts.answer += usage.get("answer", 0)
-            counts.cached += usage.get("cached", 0)
+            name = model_of(body) or ""
+            counts = turn.models.setdefault(name, Counts())
+            counts.take(usage, price(name, usage) if price is not None else None)
     return made
 
 
-def costs_of(turns: Iterable[Turn]) -> Costs | None:
-    """What each turn has cost; None where no prices are installed."""
+def costs_of(turns: Iterable[Turn]) -> Costs:
+    """What each turn has cost."""
     told: list[float | None] = []
     unknown: dict[str, None] = {}
     for turn in turns:
         cost = cost_of(turn.models)
-        if cost is None:
-            return None
         told.append(cost.total if cost.models else None)
         unknown.update(dict.fromkeys(cost.unknown))
     return Costs(turns=told, unknown=list(unknown))

@@ -130,7 +130,7 @@ CASES = {
         "search message --role assistant --json",
         "search message --prefix slack",
     ],
-    "serve": ["serve --model nobody/knows", "serve --port 99999"],
+    "serve": ["serve --model nobody/knows --port 0", "serve --port 99999"],
     "show": [
         "show telegram:123",
         "show telegram:123 --all",
