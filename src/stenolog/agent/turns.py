@@ -40,6 +40,7 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.records import Message
+from stenolog.sessions.merging import SAID, receipts
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Lease
 
@@ -377,9 +378,22 @@ class Turns:
                     return found
                 answer = await self._run_turn(instance, key, seat, sessions, seq, tell, manner)
         except StenologError as error:
-            return _failed(key, seat, error)
+            return _failed(key, seat, await self._cause(instance, key, error))
         self._settle_later(instance, key, seat, tell)
         return answer
+
+    async def _cause(
+        self, instance: AgentInstance, key: str, error: StenologError
+    ) -> StenologError:
+        """What is to be told: a turn is also lost where its session is gone for good."""
+        if isinstance(error, LeaseLost) and instance.store is not None:
+            try:
+                await self.threads.run(instance.store.info, key)
+            except NoSuchSession as gone:
+                return gone
+            except StenologError:
+                pass
+        return error
 
     async def _run_turn(
         self,
@@ -472,6 +486,8 @@ class Turns:
                         tell(Noticed(words=f"waiting for the turn in this session: {error}"))
                         told = True
                 except NoSuchSession:
+                    if seq is not None:
+                        raise  # it was purged, and what was said with it
                     return None  # nothing of it could be stored yet
                 except StoreClosed:
                     raise
@@ -602,7 +618,23 @@ def _interrupted(instance: AgentInstance) -> list[str]:
         keys.update({entry.key: None for entry in page.entries if entry.problem is None})
         after = page.after
         if after is None:
-            return list(keys)
+            return [key for key in keys if not _is_as_taken_in(instance, key)]
+
+
+def _is_as_taken_in(instance: AgentInstance, key: str) -> bool:
+    """Whether it came from another program, and nobody has gone on with it here.
+
+    Whoever asked there does not wait for an answer from us.
+    """
+    if instance.store is None:
+        return False
+    try:
+        info = instance.store.info(key)
+    except StenologError:
+        return False
+    # What our own stand-in kept for us was asked of us.
+    others = [one for one in receipts(info.meta) if SAID not in one]
+    return any(one.get("last_seq") == info.last_seq for one in others)
 
 
 def _last_said(instance: AgentInstance, key: str) -> tuple[int, float]:

@@ -22,6 +22,8 @@ _MODEL: Final = "model"
 _USAGE: Final = "usage"
 _SECONDS: Final = "seconds"
 _FAILED: Final = "failed"
+_MOST: Final = 1e15
+"""More tokens or seconds than there are."""
 
 
 def marked(body: Mapping[str, Any], *, seen: int | None, interrupted: str = "") -> dict[str, Any]:
@@ -94,14 +96,19 @@ def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
     return {
         name: value
         for name in ("prompt", "answer", "cached")
-        if isinstance(value := told.get(name, 0), int) and not isinstance(value, bool)
+        if isinstance(value := told.get(name, 0), int) and _is_sane(value)
     }
 
 
 def seconds_of(body: Mapping[str, Any]) -> float | None:
     """How long it took to say, or to run; None where it does not tell."""
     told = _told(body).get(_SECONDS)
-    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else None
+    return float(told) if isinstance(told, int | float) and _is_sane(told) else None
+
+
+def _is_sane(number: float) -> bool:
+    """Whether anybody can have counted that much: what stands in a message is anybody's to write."""
+    return not isinstance(number, bool) and 0 <= number <= _MOST
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:

@@ -272,7 +272,7 @@ def _undone(done: Undone) -> str:
 def compact_command(
     ctx: click.Context, key: str, dry_run: bool, as_json: bool, options: Options
 ) -> None:
-    """Make a summary of the older half of the session KEY.
+    """Make a summary of all but the last turns of the session KEY.
 
     The model writes it, as in a chat with /compact. From then on it is sent the summary instead of
     these messages. Nothing is deleted: `steno show --all` shows them, `steno undo` brings them

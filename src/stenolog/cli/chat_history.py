@@ -65,10 +65,20 @@ def forget(file: Path, said: Collection[str]) -> int:
     """Take entries out of the file, where they stand; how many. Raises OSError."""
 
     def instead(line: bytes) -> bytes:
-        meant = any(entry.strip() in said for entry in _entries(line.decode("utf-8", "replace")))
+        entries = _entries(line.decode("utf-8", "replace"))
+        meant = any(words in said for entry in entries for words in _sent(entry))
         return b" " * len(line) if meant else line
 
     return overwrite_lines(file, instead)
+
+
+def _sent(entry: str) -> Iterator[str]:
+    """What an entry may have become as a message."""
+    plain = entry.strip()
+    yield plain
+    yield plain.removeprefix("/edit").strip()
+    # A second slash makes a message of what would be a command.
+    yield plain.removeprefix("/")
 
 
 def _entries(text: str) -> Iterator[str]:

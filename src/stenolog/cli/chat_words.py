@@ -7,6 +7,7 @@ from typing import Any, Final
 from stenolog.agent.events import Answer, Noticed, NotSaved, SavedAfterAll
 from stenolog.cli.text import error_sentence, one_line, printable
 from stenolog.context.compaction import Compaction
+from stenolog.errors import NoSuchSession
 
 PROMPT: Final = "> "
 """What stands before a user's words."""
@@ -115,6 +116,8 @@ def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) 
             return f"Stopped. What was said is kept; {chat} goes on."
         case "interrupted":
             return "Stopped. What was said is kept; /retry asks for another answer."
+        case "failed" if isinstance(answer.error, NoSuchSession):
+            return "This session was deleted meanwhile, and your message with it."
         case "failed" if once:
             return f"{error_sentence(answer.text)} Your question is kept: {chat} has it answered."
         case "failed":

@@ -1,9 +1,14 @@
 """`steno doctor`: shows what the examination found, and has it settled where asked to."""
 
+import os
+import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import TextIO
 
 import click
 import msgspec
@@ -16,6 +21,7 @@ from stenolog.sessions.damage import Finding
 from stenolog.sessions.folders import NAMESPACE
 from stenolog.sessions.repair import Settled, accept, repair
 from stenolog.sessions.verify import Report, examine
+from stenolog.stores.opening import address
 
 
 class NotExamined(click.ClickException):
@@ -78,10 +84,10 @@ def doctor_command(
         for one in settled:
             _print_settled(one)
         for finding in report.findings:
-            _print_finding(finding)
+            _print_finding(finding, _folder(place))
         for note in notes:
             _print_note(note)
-        click.echo(_in_words(report, settled), err=True)
+        click.echo(_laid_out(_in_words(report, settled), sys.stderr), err=True)
     ctx.exit(1 if report.findings else 0)
 
 
@@ -94,18 +100,36 @@ def _print_settled(one: Settled) -> None:
     click.echo(one_line(told), err=True)
 
 
-def _print_finding(finding: Finding) -> None:
+def _folder(place: str) -> str:
+    """What paths of findings are below of, so that they can be pasted; empty for a database."""
+    found = address(place)
+    return f"{os.fspath(found.path).rstrip('/')}/" if found.engine == "jsonl" else ""
+
+
+def _print_finding(finding: Finding, folder: str) -> None:
     of = "" if finding.key is None else f" · {one_line(finding.key)}"
     click.secho(finding.kind, bold=True, nl=False)
     click.echo(of)
-    click.echo(f"  {one_line(finding.path)}" + (f", {finding.where}" if finding.where else ""))
-    click.echo(f"  {one_line(finding.meaning)}")
-    click.echo(f"  What to do: {one_line(finding.advice)}\n")
+    path = finding.path if finding.path.startswith("/") else f"{folder}{finding.path}"
+    click.echo(f"  {one_line(path)}" + (f", {finding.where}" if finding.where else ""))
+    click.echo(_laid_out(f"  {one_line(finding.meaning)}", sys.stdout))
+    click.echo(_laid_out(f"  What to do: {one_line(finding.advice)}", sys.stdout) + "\n")
 
 
 def _print_note(note: Note) -> None:
     words = f"{note.meaning} {note.advice}".strip()
-    click.echo(f"{note.kind}: {one_line(words)}", err=True)
+    click.echo(_laid_out(f"{note.kind}: {one_line(words)}", sys.stderr), err=True)
+
+
+def _laid_out(line: str, stream: TextIO) -> str:
+    """A line as it is, or in a terminal as lines that end between words."""
+    if not stream.isatty():
+        return line
+    width = max(20, shutil.get_terminal_size().columns)
+    indent = "  " if line.startswith("  ") else ""
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _in_words(report: Report, settled: Sequence[Settled]) -> str:
@@ -116,7 +140,10 @@ def _in_words(report: Report, settled: Sequence[Settled]) -> str:
         return f"{examined} examined: all is well."
     words = f"{examined} examined: {_count(len(report.findings), 'finding')}"
     repairable = sum(finding.repairable for finding in report.findings)
-    return f"{words}, of which --repair settles {repairable:,}." if repairable else f"{words}."
+    if not repairable:
+        return f"{words}."
+    command = one_line(f"steno doctor {shlex.quote(report.workspace)} --repair")
+    return f"{words}, of which `{command}` settles {repairable:,}."
 
 
 def _count(number: int, what: str) -> str:

@@ -27,13 +27,21 @@ _SUFFIXES: Final[dict[str, Form]] = {
 """What a file is by its name, where no format is said."""
 
 
+class _Form(click.Choice[str]):
+    """One of them, or what files of that form are named by."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        named = _SUFFIXES.get(f".{value}", value) if isinstance(value, str) else value
+        return super().convert(named, param, ctx)
+
+
 @click.command("export")
 @click.argument("key", shell_complete=complete_key)
 @click.option("--all", "full", is_flag=True, help="Hidden and archived messages too.")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["jsonl", "openai", "markdown", "html"]),
+    type=_Form(["jsonl", "openai", "markdown", "html"]),
     help="What to write; else what the name of FILE says, else jsonl.",
 )
 @click.option(

@@ -148,8 +148,9 @@ def purge_command(
     This is the only command that destroys what was said. The session goes with its archives, its
     entries in the index, and everything of its key in the trash. --scope WHO deletes all
     sessions of a person in the workspace, of every agent and in every thread, those that have
-    another name as well, and all notes of them; the log of retention and the history of chats no
-    longer tell of them. What it cannot reach it names: forks, summaries, files it was taken in
+    another name as well, and all notes of them. The log of retention no longer tells of what is
+    gone, and the history of chats, for the arrow keys, has none of its messages. What it cannot
+    reach it names: forks, summaries, files it was taken in
     from. With --dry-run, it names the forks.
 
     It says what will go and asks for the key (or WHO) to be typed, or for the uid where a key is
@@ -185,10 +186,11 @@ def purge_command(
         by_name = who is not None and _can_be_typed(who)
         _ask_for([who] if who and by_name else [target.to_type for target in targets])
     typed = typed_history()
-    said = set[str]() if typed is None else _said(where, targets)
+    # First: what was said is known now, and to who makes an interrupted call again no more.
+    kept = forget_typed(typed, _said(where, targets)) if typed is not None else ""
     gone = list(_purged(where, targets))
     _print_gone(gone, as_json=as_json, dry_run=False)
-    for words in (*_not_reached(where, gone, who), *_traces(where, gone, who, typed, said)):
+    for words in (*_not_reached(where, gone, who), *_traces(where, gone, who, typed, kept)):
         say(f"Not deleted: {sentence(words)}")
     ctx.exit(NOT_ALL if any(one.problem for one in gone) else 0)
 
@@ -410,7 +412,7 @@ def _said(where: Where, targets: Sequence[_Target]) -> set[str]:
 
 
 def _traces(
-    where: Where, gone: Sequence[_Gone], who: str | None, typed: Path | None, said: set[str]
+    where: Where, gone: Sequence[_Gone], who: str | None, typed: Path | None, kept: str
 ) -> Iterator[str]:
     """Have nothing of ours tell of what is gone; what still does, each as words for a sentence."""
     whole = {
@@ -430,15 +432,13 @@ def _traces(
         # Of one session somebody may not even have told retention.
         if left and (who is not None or "log of the program" not in left):
             yield left
-    if typed is not None:
-        left = forget_typed(typed, said) if all(one.problem is None for one in gone) else ""
-        if left:
-            yield left
-        elif who is not None:
-            yield (
-                f"what else was typed into chats, in {one_line(str(typed))}, "
-                "which does not tell by whom"
-            )
+    if kept:
+        yield kept
+    elif typed is not None and who is not None:
+        yield (
+            f"what else was typed into chats, in {one_line(str(typed))}, "
+            "which does not tell by whom"
+        )
 
 
 def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:

@@ -1,11 +1,12 @@
 """`steno show`: what was said in a session, for reading; and how one message is shown."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -18,9 +19,6 @@ from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store
-
-if TYPE_CHECKING:
-    pass
 
 _INTERRUPTED: Final = "[interrupted]"
 """What a model is shown of an answer that was cut off."""
@@ -75,15 +73,17 @@ def show_command(
         if as_json:
             click.echo(json_text(_fields(info, messages)))
         elif sys.stdout.isatty():
-            page = _Page(color=ctx.color is not False, whole=full, tools=tools)
+            page = _Page(color=ctx.color is not False, tools=tools)
             lines = page.lines(info.summary if whole else "", messages, at)
-            _print_lines(lines, paged=not no_pager, color=page.color)
+            earlier = [message for message in messages if at is not None and message.seq < at]
+            start = len(list(page.lines("", earlier, None)))
+            _print_lines(lines, paged=not no_pager, color=page.color, start=start)
         else:
             if info.summary and whole:
                 click.secho("Summary", bold=True)
                 click.echo(f"{printable(info.summary)}\n")
             for message in messages:
-                print_message(message, whole=full)
+                print_message(message)
         hidden = info.count - info.visible
         if hidden and whole and not full:
             click.echo(f"{messages_are(hidden)} hidden; --all shows them too.", err=True)
@@ -180,16 +180,15 @@ def messages_are(count: int) -> str:
 # --- plain text ------------------------------------------------------------------------------
 
 
-def print_message(message: Message, *, whole: bool) -> None:
-    """For reading; `whole`: with what an answer says of itself for the agent's loop."""
+def print_message(message: Message) -> None:
+    """For reading: without what an answer says of itself for the agent's loop."""
     fields = message.to_dict()
     why = interruption(fields)
-    if not whole:
-        fields.pop(FIELD, None)
+    fields.pop(FIELD, None)
     click.secho(_head(message, fields.pop("role", "message")), bold=True, nl=False)
     click.secho(f" · {_place(message)}", dim=True, nl=True)
     for text in _texts(fields.pop("content", None)):
-        click.echo(printable(text if whole or not why else _in_words(text, why)))
+        click.echo(printable(_in_words(text, why) if why else text))
     for name, value in fields.items():
         click.echo(printable(f"{name}: {_as_json(value)}"))
     click.echo()
@@ -228,14 +227,14 @@ def _as_json(value: Any) -> str:
 
 def painter(*, color: bool) -> "_Page":
     """What lays single messages out for a terminal."""
-    return _Page(color=color, whole=False, tools=False)
+    return _Page(color=color, tools=False)
 
 
 class _Page:
     """Messages as lines of a terminal: Markdown laid out, tools in short."""
 
-    def __init__(self, *, color: bool, whole: bool, tools: bool) -> None:
-        """`whole`: with what answers say of themselves. `tools`: all that tools were told."""
+    def __init__(self, *, color: bool, tools: bool) -> None:
+        """`tools`: all that tools were told."""
         # Slow to import, and only a terminal needs it.
         from rich.console import Console
 
@@ -243,7 +242,6 @@ class _Page:
         self._console = Console(
             color_system="auto" if color else None, highlight=False, emoji=False, markup=False
         )
-        self._whole = whole
         self._tools = tools
 
     def lines(self, summary: str, messages: Iterable[Message], at: int | None) -> Iterator[str]:
@@ -259,19 +257,19 @@ class _Page:
         """One message, and the empty line behind it."""
         fields = message.to_dict()
         why = interruption(fields)
-        told = {} if self._whole else {"model": model_of(fields), "seconds": seconds_of(fields)}
+        told = {"model": model_of(fields), "seconds": seconds_of(fields)}
         role = fields.pop("role", "message")
         yield from self._head(message, role, told, marked=marked)
         for name in _THOUGHTS:
-            thought = None if self._whole else fields.pop(name, None)
+            thought = fields.pop(name, None)
             if isinstance(thought, str) and thought.strip():
                 yield from self._styled(thought.strip(), "dim italic")
         for text in _texts(fields.pop("content", None)):
-            words = text if self._whole or not why else _in_words(text, why)
+            words = _in_words(text, why) if why else text
             yield from self._cut(words) if role == "tool" else self._content(words)
         yield from self._calls(fields.get("tool_calls"))
         for name, value in fields.items():
-            if self._whole or name not in _NOT_FOR_READING:
+            if name not in _NOT_FOR_READING:
                 yield from self._styled(f"{name}: {self._short(_as_json(value))}", "dim")
         yield ""
 
@@ -330,7 +328,7 @@ class _Page:
             yield from self._styled(more, "dim italic")
 
     def _short(self, text: str) -> str:
-        whole = self._tools or self._whole or len(text) <= _VALUE
+        whole = self._tools or len(text) <= _VALUE
         return text if whole else f"{text[: _VALUE - 1]}…"
 
     def _styled(self, text: str, style: str) -> list[str]:
@@ -344,8 +342,11 @@ class _Page:
         return captured.get().removesuffix("\n").split("\n")
 
 
-def _print_lines(lines: Iterator[str], *, paged: bool, color: bool) -> None:
-    """To the terminal, and through a pager where it is longer than the screen."""
+def _print_lines(lines: Iterator[str], *, paged: bool, color: bool, start: int) -> None:
+    """To the terminal, and through a pager where it is longer than the screen.
+
+    The pager begins behind so many lines, where it is less.
+    """
     first = list(islice(lines, max(1, shutil.get_terminal_size().lines - 1))) if paged else []
     longer = next(lines, None) if paged else None
     if longer is None:
@@ -353,4 +354,6 @@ def _print_lines(lines: Iterator[str], *, paged: bool, color: bool) -> None:
             click.echo(line, color=color)
         return
     rest = chain(first, [longer], lines)
+    if start:
+        os.environ["LESS"] = f"{os.environ.get('LESS', '-R')} +{start + 1}g"
     click.echo_via_pager((f"{line}\n" for line in rest), color=None if color else False)

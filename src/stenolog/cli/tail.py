@@ -74,7 +74,7 @@ def _printer(ctx: click.Context, *, as_json: bool) -> Callable[[Message], None]:
     if as_json:
         return lambda message: click.echo(json_text(message_fields(message)))
     if not sys.stdout.isatty():
-        return lambda message: print_message(message, whole=False)
+        return print_message
     page = painter(color=ctx.color is not False)
 
     def painted(message: Message) -> None:

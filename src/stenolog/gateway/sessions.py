@@ -267,7 +267,7 @@ async def undo(call: Call[OfAgent, Nothing]) -> Undone:
 
 
 async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
-    """Make a summary of the older half now."""
+    """Make a summary of all but the last turns now."""
     key = await call.gateway.loop.run(_existing, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> Compaction | None:
@@ -418,7 +418,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path=f"{_SESSION}/compact",
         name="compactSession",
-        summary="Make a summary of the older half now.",
+        summary="Make a summary of all but the last turns now.",
         answer=compact,
         body=Nothing,
         response=CompactionShown,

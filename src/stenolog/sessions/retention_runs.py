@@ -70,7 +70,11 @@ def carry_out(
             begins()
             # Not together with deleting: whoever is cut short here has deleted nothing.
             store.set_meta(step.key, **{MARK: timestamp(datetime.now(UTC))})
-            store.delete(step.key)
+            gone = store.delete(step.key)
+            if gone.count != info.count:
+                # Somebody wrote in this very moment: it is as it was, with what he wrote.
+                store.restore(step.key, uid=gone.uid)
+                return "skipped", "it was changed meanwhile"
     except StoreBusy:
         return "skipped", "somebody has the turn in it"
     except NoSuchSession:

@@ -20,7 +20,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.context.budget import Limits
-from stenolog.errors import ModelUnavailable, RefusedMessage, UsageError
+from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
 from stenolog.providers.base import Delta
 from stenolog.providers.scripted import ScriptedModel
 from stenolog.records import Message
@@ -420,7 +420,28 @@ def test_an_answer_under_way_does_not_bring_back_what_was_purged(
             with open_store(_where(store, tmp_path)) as other:
                 assert other.purge(KEY).messages == 1
             model.go.set()
-            assert (await speaking).outcome == "failed"
+            answer = await speaking
+            assert answer.outcome == "failed"
+            assert isinstance(answer.error, NoSuchSession), "nobody has taken it over"
+        with open_store(_where(store, tmp_path)) as other:
+            assert (other.list_sessions(), other.list_trash()) == ([], [])
+
+    asyncio.run(main())
+
+
+@with_store
+def test_a_turn_that_waits_does_not_bring_back_what_was_purged(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            with open_store(_where(store, tmp_path)) as other:
+                other.add_message(KEY, "user", "Before.")
+                with other.lease(KEY, ttl=60):
+                    speaking = asyncio.create_task(say(loop, "Hi."))
+                    await until(lambda: len(other.get_history(KEY)) == 2)
+                    assert other.purge(KEY).messages == 2
+                answer = await speaking
+            assert answer.outcome == "failed"
+            assert isinstance(answer.error, NoSuchSession)
         with open_store(_where(store, tmp_path)) as other:
             assert (other.list_sessions(), other.list_trash()) == ([], [])
 

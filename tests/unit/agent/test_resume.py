@@ -223,3 +223,24 @@ def test_resume_within_can_be_never(tmp_path: Path) -> None:
             assert [one.outcome for one in await loop.resume()] == ["interrupted"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_what_was_asked_in_another_program_is_not_answered_unasked(
+    store: str, tmp_path: Path
+) -> None:
+    instance = open_agent(store, tmp_path, ScriptedModel([]))
+    assert instance.store is not None
+    receipt = {"sha256": "x", "last_seq": 1}
+    for key, said in ((KEY, ["Old?"]), ("cli:gone-on", ["Old?", "And now?"])):
+        for text in said:
+            instance.store.add_message(key, "user", text)
+        instance.store.set_meta(key, imported=[receipt])
+    asyncio.run(instance.close())
+
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["Now.", "Now."]) as loop:
+            assert [one.key for one in await loop.resume()] == ["cli:gone-on"]
+            assert [one.text for one in await loop.resume(KEY)] == ["Now."], "who asks for it"
+
+    asyncio.run(main())

@@ -47,12 +47,14 @@ def test_a_finding_is_told_and_ends_with_1(log: Path, steno: Steno) -> None:
     assert result.exit_code == 1
     assert result.stdout == (
         "torn tail · telegram:123\n"
-        f"  sessions/telegram%3A123.jsonl, from byte {start:,} to the end, 13 bytes\n"
+        f"  workspace/sessions/telegram%3A123.jsonl, from byte {start:,} to the end, 13 bytes\n"
         "  The last write was cut off, and never acknowledged.\n"
         "  What to do: The next message sets it aside by itself; --repair does it now. "
         "No byte is removed.\n\n"
     )
-    assert result.stderr == "3 logs examined: 1 finding, of which --repair settles 1.\n"
+    assert result.stderr == (
+        "3 logs examined: 1 finding, of which `steno doctor workspace --repair` settles 1.\n"
+    )
 
 
 def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> None:

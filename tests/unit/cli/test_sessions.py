@@ -307,5 +307,4 @@ def test_what_an_answer_says_of_itself_is_shown_in_words(steno: Steno) -> None:
     assert "\nHalf (interrupted)\n" in shown
     assert "\nHalf (interrupted: broken off)\n" in shown
     assert "stenolog" not in shown
-    whole = steno("show", "k", "--all").stdout
-    assert '\nHalf [interrupted]\nstenolog: {"seen": 1, "interrupted": "stopped"}\n' in whole
+    assert steno("show", "k", "--all").stdout == shown

@@ -23,6 +23,7 @@ from stenolog.memory.scopes import Scope
 from stenolog.sessions import alias_marks
 from stenolog.sessions.retention import Rule
 from stenolog.sessions.retention_runs import LOG, keep_to
+from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
@@ -531,14 +532,18 @@ def test_what_was_typed_into_a_chat_is_forgotten_with_it(
     file = place / "state" / "chat-history.jsonl"
     monkeypatch.setattr(chat_history, "history_file", lambda: file)
     history = chat_history.KeptHistory(file)
-    for text in ("message 1", "of another chat", "in the trash ", "message 3"):
+    for text in ("message 1", "of another chat", "in the trash ", "message 3", "/edit message 3"):
         history.store_string(text)
+    history.store_string("//in the trash, too")
     with open_store("workspace") as store:
         store.add_message("telegram:topic:123", "user", "in the trash")
+        store.add_message("telegram:topic:123", "user", "/in the trash, too")
         store.delete("telegram:topic:123")
     size = file.stat().st_size
     assert steno("purge", KEY, "--before", "2", "--yes").exit_code == 0
     assert list(history.load_history_strings()) == [
+        "//in the trash, too",
+        "/edit message 3",
         "message 3",
         "in the trash ",
         "of another chat",
@@ -548,6 +553,21 @@ def test_what_was_typed_into_a_chat_is_forgotten_with_it(
     assert b"trash" not in file.read_bytes()
     assert file.stat().st_size == size
     assert f"Not deleted: what else was typed into chats, in {file}, which" in done.stderr
+
+
+def test_what_was_typed_is_forgotten_before_the_session_is_gone(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "state" / "chat-history.jsonl"
+    monkeypatch.setattr(chat_history, "history_file", lambda: file)
+    chat_history.KeptHistory(file).store_string("message 1")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JSONLStore, "purge", killed)
+    assert steno("purge", KEY, "--yes").exit_code != 0
+    assert b"message 1" not in file.read_bytes(), "nobody could tell later that it was said there"
 
 
 def test_the_trash_is_a_table_in_a_terminal(steno: Steno, in_terminal: InTerminal) -> None:

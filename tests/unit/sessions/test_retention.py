@@ -381,6 +381,27 @@ def test_what_happens_between_planning_and_doing_saves_a_session(
         assert carry_out(store, step) == ("skipped", "it was changed meanwhile")
 
 
+def test_what_is_said_while_it_is_being_deleted_brings_it_back(where: str) -> None:
+    with _open(where) as store:
+        info = store.info("a")
+        step = Step(
+            action="delete",
+            rule="r",
+            key="a",
+            uid=info.uid,
+            messages=info.count,
+            updated=info.updated,
+        )
+
+        def somebody_writes() -> None:
+            store.add_message("a", "user", "one more")
+
+        done = carry_out(store, step, begins=somebody_writes)
+        assert done == ("skipped", "it was changed meanwhile")
+        assert store.get_history("a")[-1].content == "one more"
+        assert store.list_trash() == []
+
+
 def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
