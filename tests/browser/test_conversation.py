@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from browser.looking import Looking, window
 from browser.samples import LONG, PLAN
@@ -102,6 +102,21 @@ def test_a_compaction_elsewhere_shows_its_divider_live(looking: Looking, place: 
     with open_store(str(place)) as store:
         store.checkpoint("telegram:alan", summary="They spoke of offers.", upto=1)
     expect(page.locator(".divider")).to_contain_text("1 message compacted")
+
+
+def test_what_happens_before_the_page_listens_is_shown_too(looking: Looking, place: Path) -> None:
+    key = "cli:early"
+    with open_store(str(place)) as store:
+        store.add_messages(key, [{"role": "assistant", "content": f"{n}"} for n in range(4)])
+
+        def hidden_before(route: Route) -> None:
+            store.hide(key, 2, 2)
+            route.continue_()
+
+        looking.page.route("**/events*", hidden_before, times=1)
+        looking.session(key)
+        expect(looking.page.locator(".divider")).to_contain_text("1 message hidden")
+        expect(looking.page.locator("article")).to_have_count(3)
 
 
 def test_a_fork_goes_on_from_a_message(looking: Looking) -> None:
@@ -238,15 +253,201 @@ def test_a_title_and_tags_are_given(looking: Looking) -> None:
     expect(page.locator(".row .title")).to_have_text(["Release notes"])
 
 
-def test_the_export_holds_every_message_as_it_is_stored(looking: Looking) -> None:
-    looking.session(LONG)
-    with looking.page.expect_download() as downloading:
-        looking.page.locator(".export summary").click()
-        looking.page.get_by_text("JSON lines").click()
+def test_the_lines_of_an_export_are_what_is_in_sight_as_it_is_stored(
+    looking: Looking, place: Path
+) -> None:
+    key = "cli:exported"
+    with open_store(str(place)) as store:
+        for number in range(1, 6):
+            store.add_message(key, "assistant", f"Answer {number}, and sk-ant-{'a1B2' * 12}.")
+        store.hide(key, 1, 2)
+    looking.session(key)
+    page = looking.page
+    page.locator(".export summary").click()
+    with page.expect_download() as downloading:
+        page.locator(".export a", has_text="JSON lines").click()
+    assert downloading.value.suggested_filename == "cli-exported.jsonl"
     lines = downloading.value.path().read_text().splitlines()
-    assert downloading.value.suggested_filename == "cli-default.jsonl"
-    assert len(lines) in (14, 40)
-    assert re.fullmatch(r'\{"role":"assistant","content":"Answer 20: .*', lines[-1])
+    told = re.compile(r'\{"role":"assistant","content":"Answer (\d), and sk-ant-(a1B2){12}\."\}')
+    found = [told.fullmatch(line) for line in lines]
+    assert [one and one[1] for one in found] == ["3", "4", "5"]
+    with looking.served.client() as client:
+        whole = client.get("/s/cli%3Aexported/export.jsonl?full=true").text.splitlines()
+    assert (len(whole), whole[2:]) == (5, lines)
+
+
+def test_the_export_menu_says_what_has_secrets_and_goes_away(looking: Looking) -> None:
+    looking.session(PLAN)
+    page = looking.page
+    menu = page.locator(".export .menu")
+    summary = page.locator(".export summary")
+    expect(menu).to_be_hidden()
+    summary.focus()
+    page.keyboard.press("Enter")
+    expect(menu).to_be_visible()
+    looking.picture("export")
+    told = page.locator(".export a").all_inner_texts()
+    assert [one.split("\n") for one in told] == [
+        ["Page (HTML)", "to share: without secrets"],
+        ["Markdown", "to share: without secrets"],
+        ["JSON lines", "as stored: with secrets"],
+    ]
+    page.keyboard.press("Tab")
+    expect(page.locator(".export a").first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).to_be_hidden()
+    expect(summary).to_be_focused()
+    summary.click()
+    expect(menu).to_be_visible()
+    page.locator("#title").click()
+    expect(menu).to_be_hidden()
+    summary.click()
+    with page.expect_download():
+        page.locator(".export a", has_text="Markdown").click()
+    expect(menu).to_be_hidden()
+
+
+def test_the_export_menu_can_be_reached_on_a_phone_in_light_and_dark(
+    browser: Browser, served: Served, screenshots: Path
+) -> None:
+    for dark in (False, True):
+        with (
+            window(browser, served, phone=True, dark=dark) as context,
+            Looking(context, served, screenshots) as looking,
+        ):
+            looking.session(PLAN)
+            page = looking.page
+            page.evaluate("scrollTo(0, 0)")
+            page.locator(".export summary").tap()
+            menu = page.locator(".export .menu")
+            expect(menu).to_be_visible()
+            looking.picture(f"export-phone-{'dark' if dark else 'light'}")
+            box = menu.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 390
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            for link in page.locator(".export a").all():
+                assert (link.bounding_box() or {"height": 0.0})["height"] >= 36
+            with page.expect_download():
+                page.locator(".export a", has_text="Markdown").tap()
+
+
+def _thousand(where: Path, key: str = "big") -> None:
+    roles = ("assistant", "user")
+    with open_store(str(where)) as store:
+        store.add_messages(
+            key,
+            [
+                {"role": roles[number % 2], "content": f"Message {number}."}
+                for number in range(1, 1_001)
+            ],
+        )
+        # More operations than `undo` knows.
+        for number in range(9):
+            store.set_summary(key, f"So {number}.")
+
+
+def _top_of(looking: Looking, seq: int) -> float:
+    """How far below the top of the window a message begins."""
+    return float(
+        looking.page.evaluate(f"document.getElementById('m{seq}').getBoundingClientRect().top")
+    )
+
+
+def test_who_reads_further_up_stays_there_when_it_is_compacted_elsewhere(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    _thousand(tmp_path)
+    with (
+        Served(tmp_path, ScriptedModel(["x"])) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+        open_store(str(tmp_path)) as store,
+    ):
+        looking.session("big")
+        page = looking.page
+        for count in (100, 150, 200):
+            page.locator("#older").click()
+            expect(page.locator("article")).to_have_count(count)
+        page.evaluate("document.getElementById('m870').scrollIntoView(); scrollBy(0, 13)")
+        before = _top_of(looking, 870)
+        # First what is far above it, then what is being read.
+        for upto, look in ((500, "message assistant"), (900, "message assistant hidden-one")):
+            store.checkpoint("big", summary="Short.", upto=upto)
+            expect(page.locator("#sight")).to_have_text(f"{1_000 - upto} of 1,000 messages")
+            expect(page.locator("#m870")).to_have_class(look)
+            assert abs(_top_of(looking, 870) - before) < 2
+            expect(page.locator("#m1000")).to_be_attached()
+            expect(page.locator("#older")).to_be_visible()
+        store.add_message("big", "assistant", "One more.")
+        expect(page.locator("#new")).to_have_text("1 new ↓")
+        assert abs(_top_of(looking, 870) - before) < 2
+        page.locator("#new").click()
+        expect(page.locator("#m1001")).to_be_in_viewport()
+        store.hide("big", 990, 990)
+        expect(page.locator("#m990")).to_have_count(0)
+        expect(page.locator("#m1001")).to_be_in_viewport()
+
+
+def test_what_is_hidden_elsewhere_goes_from_the_page_however_often_that_was(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    _thousand(tmp_path)
+    with (
+        Served(tmp_path, ScriptedModel(["x"])) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+        open_store(str(tmp_path)) as store,
+    ):
+        looking.session("big")
+        page = looking.page
+        page.locator("#older").click()
+        expect(page.locator("article")).to_have_count(100)
+        store.pop("big")
+        expect(page.locator("#m1000")).to_have_count(0)
+        expect(page.locator("#sight")).to_have_text("999 of 1,000 messages")
+        expect(page.locator(".divider")).to_contain_text("1 message hidden")
+
+
+def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    _thousand(tmp_path)
+    with (
+        Served(tmp_path, ScriptedModel(["x"])) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+        open_store(str(tmp_path)) as store,
+    ):
+        looking.session("big")
+        page = looking.page
+        # As where the index was not ready when the page was made.
+        page.evaluate("document.querySelectorAll('#state, #tokens').forEach(one => one.remove())")
+        asked: list[str] = []
+
+        def answer(route: Route) -> None:
+            asked.append(route.request.url)
+            route.fulfill(status=200, content_type="text/html", body="<p>Something else.</p>")
+
+        page.route("**/fragment*", answer, times=1)
+        store.add_message("big", "assistant", "The first.")
+        expect(page.locator("#toast")).to_be_visible()
+        assert len(asked) == 1
+        store.add_message("big", "assistant", "The second.")
+        expect(page.locator("#m1001")).to_be_attached()
+        expect(page.locator("#m1002")).to_be_in_viewport()
+        expect(page.locator("#state")).to_have_class("dot idle")
+        expect(page.locator("#tokens")).to_contain_text("tokens")
+        # And whatever else goes wrong once.
+        page.evaluate("window.gone = document.querySelector('#sight'); window.gone.remove()")
+        with page.expect_event("pageerror"):
+            store.add_message("big", "assistant", "The third.")
+        looking.problems.clear()
+        page.evaluate("document.querySelector('.figures').prepend(window.gone)")
+        store.add_message("big", "assistant", "The fourth.")
+        expect(page.locator("#m1004")).to_be_in_viewport()
+        expect(page.locator("#sight")).to_have_text("1,004 messages")
 
 
 def test_older_messages_come_when_they_are_wanted(

@@ -107,7 +107,7 @@ def seconds_of(body: Mapping[str, Any]) -> float | None:
 
 
 def _is_sane(number: float) -> bool:
-    """Whether anybody can have counted that much: what stands in a message is anybody's to write."""
+    """Whether anybody can have counted that much: a message is anybody's to write."""
     return not isinstance(number, bool) and 0 <= number <= _MOST
 
 

@@ -107,14 +107,24 @@ class Catalog:
             last,
             limit + 1,
         )
-        rows, tags = self._look(lambda tx, database: _listed(tx, database, values), progress)
+        rows, tags = self._look(lambda tx, db: _listed(tx, db, "list", values), progress)
         page = rows[:limit]
         if busy is None:
             busy = held(self._store, [row[1] for row in page])
+        entries = [_entry(row, tags.get(row[0], ()), row[1] in busy) for row in page]
         return Page(
-            entries=[_entry(row, tags.get(row[0], ()), row[1] in busy) for row in page],
-            after=_encoded(page[-1]) if page and len(rows) > limit else None,
+            entries=entries, after=place_of(entries[-1]) if entries and len(rows) > limit else None
         )
+
+    def entry(self, key: str) -> Entry | None:
+        """What a list says of the session with this key; None where there is none."""
+        if clean(key) != key:
+            return None  # it would be taken for another one
+        # First of all: a turn that ends meanwhile must not leave what was said before its end.
+        running = bool(held(self._store, [key]))
+        rows, tags = self._look(lambda tx, db: _listed(tx, db, "entry", (key,)), None)
+        entries = [_entry(row, tags.get(row[0], ()), running) for row in rows]
+        return entries[0] if entries else None
 
     def search(
         self,
@@ -328,10 +338,10 @@ def _database_of(store: Store, *, keep: bool) -> Database:
 
 
 def _listed(
-    transaction: Transaction, database: Database, values: Sequence[Any]
+    transaction: Transaction, database: Database, name: str, values: Sequence[Any]
 ) -> tuple[list[Row], dict[int, list[str]]]:
-    """The rows of a page, and the tags of each."""
-    rows = list(transaction.execute(database.sql["list"], values))
+    """The rows that a statement gives, and the tags of each."""
+    rows = list(transaction.execute(database.sql[name], values))
     tags: dict[int, list[str]] = {}
     ids = msgspec.json.encode([row[0] for row in rows]).decode()
     for session, tag in transaction.execute(database.sql["tags"], (ids,)):
@@ -364,8 +374,11 @@ def _entry(row: Row, tags: Sequence[str], running: bool) -> Entry:
     )
 
 
-def _encoded(row: Row) -> str:
-    return f"{row[9]}:{row[1]}"
+def place_of(entry: Entry) -> str:
+    """The `after` of a page that ends with this session."""
+    # What cannot be read was never changed, and is listed last.
+    updated = 0 if entry.updated is None else microseconds(entry.updated)
+    return f"{updated}:{entry.key}"
 
 
 def _decoded(after: str | None) -> tuple[int | None, str | None]:

@@ -114,6 +114,11 @@ WHERE listed
 ORDER BY updated DESC, key
 LIMIT ?11;
 
+-- name: entry
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem
+FROM catalog_session WHERE listed AND key = ?;
+
 -- name: tags
 SELECT session, tag FROM catalog_tag
 WHERE session IN (SELECT value FROM json_each(?)) ORDER BY tag;

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
+from stenolog.catalog.turns import held
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.stores.base import Store
 from stenolog.testing.strategies import hostile_keys, keys, messages, texts
@@ -70,6 +71,62 @@ def test_an_entry_tells_what_a_session_is_about(store: Store, catalog: Catalog) 
     assert (entry.created, entry.updated) == (info.created, info.updated)
     assert (entry.tags, entry.agent, entry.channel) == (("a", "b"), "clock", "telegram")
     assert (entry.lost, entry.damaged, entry.problem) == (0, 0, None)
+
+
+def test_a_session_is_found_by_its_key_among_those_whose_keys_begin_with_it(
+    store: Store, catalog: Catalog
+) -> None:
+    store.add_message("telegram:1", "user", "Where is it?")
+    store.set_meta("telegram:1", tags=["b", "a"])
+    for number in range(60):
+        store.fork("telegram:1", f"telegram:1{number:03}")
+    store.delete("telegram:1007")
+
+    entry = catalog.entry("telegram:1")
+
+    assert entry == next(one for one in catalog.list(limit=99).entries if one.key == "telegram:1")
+    assert (entry.title, entry.tags, entry.state) == ("Where is it?", ("a", "b"), "interrupted")
+    with store.lease("telegram:1", ttl=60):
+        running = catalog.entry("telegram:1")
+    assert running is not None
+    assert running.state == "running"
+    store.add_message("?", "user", "What?")
+    for nobody in ("telegram:", "telegram:1007", "telegram:2", "\ud800", ""):
+        assert catalog.entry(nobody) is None
+
+
+def test_a_turn_that_ends_while_its_session_is_looked_up_leaves_no_older_state(
+    store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("k", "user", "Where is it?")
+    lease = store.lease("k", ttl=60)
+
+    def ends_meanwhile(where: Store, wanted: list[str]) -> set[str]:
+        found = held(where, wanted)
+        store.add_message("k", "assistant", "Here.")
+        lease.release()
+        return found
+
+    catalog.refresh()
+    monkeypatch.setattr("stenolog.catalog.index.held", ends_meanwhile)
+    entry = catalog.entry("k")
+    assert entry is not None
+    assert (entry.state, entry.count) == ("running", 2)
+    monkeypatch.undo()
+    later = catalog.entry("k")
+    assert later is not None
+    assert later.state == "idle"
+
+
+@given(st.lists(keys(), min_size=1, max_size=4, unique=True))
+def test_any_key_is_found(some: list[str]) -> None:
+    with stenolog.open_store("memory:") as store, open_catalog(store) as catalog:
+        for key in some:
+            store.add_message(key, "user", f"of {key}")
+        for key in some:
+            found = catalog.entry(key)
+            assert found is not None
+            assert found.key == key
 
 
 def test_a_title_that_somebody_gave_stays(store: Store, catalog: Catalog) -> None:

@@ -151,6 +151,11 @@ WHERE listed = 1
 ORDER BY updated DESC, key
 LIMIT $11;
 
+-- name: entry
+SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
+       prompt, lost, damaged, problem
+FROM {schema}.catalog_session WHERE listed = 1 AND key = $1;
+
 -- name: tags
 SELECT session, tag FROM {schema}.catalog_tag
 WHERE session = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8))

@@ -5,10 +5,11 @@ and what is older comes when somebody wants it.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
+from hashlib import blake2b
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +18,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.texts import tags_from
 from stenolog.context.shapes import results_of
-from stenolog.errors import UsageError
+from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import HIGHEST, OfAgent
 from stenolog.gateway.state import gateway_of
@@ -28,6 +29,7 @@ from stenolog.gateway.viewer.sight import Gap, Sight, look
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
 from stenolog.stores.base import Store
+from stenolog.stores.whole import LifeMark, WholeStore
 
 SIZE: Final = 50
 """So many messages are shown at first, and come at a time."""
@@ -35,6 +37,8 @@ _MOST: Final = 400
 """So many come at once where somebody asks for all of a run."""
 _RESULTS: Final = 50
 """So many more are read, so that no result stands without its call."""
+_IN_VAIN: Final = 2_000
+"""So many messages are rather read for nothing than that the session is opened anew."""
 
 Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
 
@@ -85,8 +89,6 @@ class Talk(Struct, frozen=True, kw_only=True):
 
     info: SessionInfo
     title: str
-    named: bool
-    """Whether a person gave it the title."""
     tags: tuple[str, ...]
     entry: Entry | None
     part: Part
@@ -123,11 +125,9 @@ def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None)
     store = store_of(agent)
     own = agent.own_key(key)
     info = store.info(own)
-    given = info.meta.get("title")
     return Talk(
         info=info,
         title=title_of(entry, info),
-        named=isinstance(given, str) and bool(given.strip()),
         tags=tags_from(info.meta),
         entry=entry,
         part=around(store, info, query.at, full=query.full)
@@ -188,11 +188,42 @@ def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> Part:
 def _between(
     store: Store, info: SessionInfo, sight: Sight, first: int, last: int, *, full: bool
 ) -> Part:
-    history = store.get_history(info.key, after=max(0, first - 1), full=full)
-    found = list(takewhile(lambda one: one.seq <= last, history))
-    later = history[len(found) : len(found) + _RESULTS]
-    older = _back(sight.present if full else info.in_sight, first, 1) < first
+    runs = sight.present if full else info.in_sight
+    end = _forward(runs, last, _RESULTS)
+    history = _read(store, info, runs, max(1, first), end)
+    found = [one for one in history if one.seq <= last]
+    later = history[len(found) :]
+    older = _back(runs, first, 1) < first
     return _part(info, sight, found, later, full=full, older=older, newer=bool(later))
+
+
+def _read(
+    store: Store, info: SessionInfo, runs: Sequence[Span], first: int, last: int
+) -> list[Message]:
+    """The messages of these runs from one seq to another."""
+    behind = spans.size(spans.clipped(runs, last + 1, info.last_seq))
+    if isinstance(store, WholeStore) and behind > max(_IN_VAIN, last - first):
+        try:
+            history = _read_up_to(store, info, first, last)
+        except StenologError:
+            # Damaged, or replaced all the time; then as everybody reads it.
+            history = store.get_history(info.key, after=first - 1, full=True)
+    else:
+        full = tuple(runs) != info.in_sight
+        history = store.get_history(info.key, after=first - 1, full=full)
+    return [one for one in history if one.seq <= last and spans.contains(runs, one.seq)]
+
+
+def _read_up_to(store: WholeStore, info: SessionInfo, first: int, last: int) -> list[Message]:
+    """The same of all messages, and nothing behind them is read."""
+    mark = LifeMark(key=info.key, uid=info.uid, stamp="")
+    made: list[Message] = []
+    with store.read_life(mark, after=first - 1) as reading:
+        for one in reading.messages:
+            if one.seq > last:
+                break
+            made.append(replace(one, hidden=not spans.contains(info.in_sight, one.seq)))
+    return made
 
 
 def _part(
@@ -229,13 +260,14 @@ def _part(
         last=history[-1].seq if history else 0,
         older=older,
         newer=newer,
-        sight=f"{info.uid}:{info.floor}:{info.undoable}:{_digest(info)}",
+        sight=_mark(info, sight),
     )
 
 
-def _digest(info: SessionInfo) -> int:
-    """Of which messages are out of sight: what is appended does not change it."""
-    return hash(tuple(end for _, end in info.in_sight[:-1])) & 0xFFFFFFFF
+def _mark(info: SessionInfo, sight: Sight) -> str:
+    """Of what is out of sight, and of what is told of it: what is appended does not change it."""
+    told = ascii((info.uid, info.summary, list(sight.gaps)))
+    return blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 # --- which seqs ------------------------------------------------------------------------------

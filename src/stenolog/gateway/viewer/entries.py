@@ -13,8 +13,6 @@ from stenolog.records import SessionInfo
 PATIENCE: Final = 0.25
 """So many seconds a page waits for an index that is being made: of a long session that takes
 many, and what was said can be read without it."""
-_LIKE_IT: Final = 50
-"""So many sessions whose keys begin with this one are looked at."""
 
 
 async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
@@ -34,6 +32,4 @@ def title_of(entry: Entry | None, info: SessionInfo) -> str:
 
 
 def _listed(agent: AgentInstance, key: str) -> Entry | None:
-    own = agent.own_key(key)
-    found = catalog_of(agent).list(prefix=own, limit=_LIKE_IT)
-    return next((one for one in found.entries if one.key == own), None)
+    return catalog_of(agent).entry(agent.own_key(key))

@@ -10,7 +10,9 @@ from starlette.responses import Response
 
 from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
-from stenolog.catalog.entries import Entry, Hit, State
+from stenolog.catalog import Catalog
+from stenolog.catalog.entries import Entry, Hit, Page, State
+from stenolog.catalog.index import place_of
 from stenolog.errors import StenologError
 from stenolog.gateway.requests import query_of
 from stenolog.gateway.shapes import OfAgent
@@ -71,22 +73,10 @@ async def home(request: Request) -> Response:
 def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
     """The sessions that are asked for; with words also the messages that have them."""
     catalog = catalog_of(agent)
-    state = _STATES.get(query.state)
-    chosen = {"tag": query.tag or None, "channel": query.channel or None, "state": state}
     if not query.q.strip():
-        found = catalog.list(limit=SIZE, after=query.after or None, **chosen)  # type: ignore[arg-type]
+        found = _chosen(catalog, query, SIZE, query.after or None)
         return Listed(entries=found.entries, after=found.after)
-    fits: list[Entry] = []
-    after: str | None = query.after or None
-    size = SIZE
-    while len(fits) < SIZE:
-        more = catalog.list(limit=size, after=after, **chosen)  # type: ignore[arg-type]
-        fits += fitting(more.entries, query.q)
-        after = more.after
-        if after is None:
-            break
-        # Few at first: what is sought is often new, and what fits is often much.
-        size = min(2 * size, _LOOKED_AT)
+    fits, after = those_that_fit(catalog, query)
     if query.after:
         return Listed(entries=fits, after=after)
     hits = catalog.search(query.q, tag=query.tag or None, limit=_HITS)
@@ -97,6 +87,35 @@ def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
         count=hits.count,
         exact=hits.exact,
         whys=_whys(store_of(agent), hits.hits),
+    )
+
+
+def those_that_fit(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str | None]:
+    """A page of the sessions that have the words, and where the next one begins."""
+    fits: list[Entry] = []
+    after: str | None = query.after or None
+    size = SIZE
+    while len(fits) < SIZE:
+        more = _chosen(catalog, query, size, after)
+        fits += fitting(more.entries, query.q)
+        after = more.after
+        if after is None:
+            break
+        # Few at first: what is sought is often new, and what fits is often much.
+        size = min(2 * size, _LOOKED_AT)
+    if len(fits) > SIZE:
+        # What was read beyond it is read again by who wants it.
+        return fits[:SIZE], place_of(fits[SIZE - 1])
+    return fits, after
+
+
+def _chosen(catalog: Catalog, query: HomeQuery, limit: int, after: str | None) -> Page:
+    return catalog.list(
+        tag=query.tag or None,
+        channel=query.channel or None,
+        state=_STATES.get(query.state),
+        limit=limit,
+        after=after,
     )
 
 

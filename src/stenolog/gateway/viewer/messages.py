@@ -52,7 +52,6 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     """The arguments in one short line."""
     arguments: Markup
     result: Markup | None
-    result_seq: int | None
     seconds: float | None
     failed: bool
 
@@ -262,7 +261,6 @@ def _calls(
             ),
             arguments=pretty(call.arguments),
             result=None if answer is None else pretty(text_of(answer.result.content)),
-            result_seq=None if answer is None else answer.message.seq,
             seconds=None if told is None else seconds_of(told),
             failed=told is not None
             and (has_failed(told) or (answer is not None and _is_error(answer.result))),

@@ -42,9 +42,12 @@ def short(number: int) -> str:
 
 def seconds(number: float) -> str:
     """How long something took."""
-    if number < 1:
+    if round(number, 3) < 1:
         return f"{number * 1000:.0f} ms"
-    return f"{number:.1f} s" if number < 60 else f"{number / 60:.0f} min {number % 60:.0f} s"
+    if round(number, 1) < 60:
+        return f"{number:.1f} s"
+    minutes, left = divmod(round(number), 60)
+    return f"{minutes} min {left} s"
 
 
 def dollars(amount: float) -> str:

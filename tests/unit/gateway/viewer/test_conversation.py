@@ -1,7 +1,15 @@
 """Which messages of a session are read, and where what is out of sight is told."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
 from stenolog.gateway.viewer.conversation import SIZE, Part, around, newest
+from stenolog.records import Message
+from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import open_store
 
 _KEY = "s"
 
@@ -90,6 +98,66 @@ def test_what_is_in_sight_is_known_by_a_mark_that_an_append_does_not_change() ->
         assert after != before
         store.undo(_KEY)
         assert newest(store, store.info(_KEY), full=False).sight == before
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.pop(_KEY),
+        lambda store: store.set_summary(_KEY, "another"),
+        lambda store: store.hide(_KEY, 30, 30),
+        lambda store: store.truncate_history(_KEY, 2),
+    ],
+)
+def test_the_mark_changes_with_every_operation_however_many_there_were(
+    act: Callable[[Store], object],
+) -> None:
+    with _filled(30) as store:
+        for number in range(9):
+            store.set_summary(_KEY, f"so {number}")
+        before = newest(store, store.info(_KEY), full=False).sight
+        undoable = store.info(_KEY).undoable
+        act(store)
+        assert store.info(_KEY).undoable == undoable
+        assert newest(store, store.info(_KEY), full=False).sight != before
+
+
+def _not_asked(*_: object, **__: object) -> list[Message]:
+    raise AssertionError("all up to the end would be read")
+
+
+@pytest.mark.parametrize("where", ["memory:", "{}/s", "sqlite:{}/s.db"])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("at", [60, 118, 3_990])
+def test_of_a_long_session_no_more_is_read_than_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, full: bool, at: int
+) -> None:
+    with open_store(where.format(tmp_path)) as store:
+        store.add_messages(_KEY, [{"role": "user", "content": "x"}] * 4_000)
+        store.checkpoint(_KEY, summary="so", upto=40)
+        store.hide(_KEY, 120, 130)
+        info = store.info(_KEY)
+        with monkeypatch.context() as patched:
+            patched.setattr("stenolog.gateway.viewer.conversation._IN_VAIN", 10**9)
+            expected = around(store, info, at, full=full)
+        if at < 1_000:
+            monkeypatch.setattr(type(store), "get_history", _not_asked)
+        assert around(store, info, at, full=full) == expected
+        assert expected.newer == (at < 1_000)
+        marked = [one.message.seq for one in expected.items if one.message and one.message.hidden]
+        assert bool(marked) == (full and at < 1_000)
+
+
+def test_a_call_before_the_end_of_a_part_has_its_result() -> None:
+    with _filled(100) as store:
+        calls = [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]
+        store.add_full_message(_KEY, {"role": "assistant", "content": "", "tool_calls": calls})
+        store.add_full_message(_KEY, {"role": "tool", "tool_call_id": "a", "content": "x"})
+        store.add_messages(_KEY, [{"role": "user", "content": "x"}] * 4_000)
+        part = around(store, store.info(_KEY), 101 - SIZE // 2, full=False)
+    last = part.items[-1].message
+    assert last is not None
+    assert (last.seq, [call.result for call in last.calls]) == (101, ["x"])
 
 
 def test_seqs_that_a_fork_has_not_are_no_divider() -> None:

@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
-from typing import Any
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx2
@@ -16,7 +16,7 @@ import pytest
 
 from gateway.served import Served
 from stenolog.catalog import Catalog
-from stenolog.catalog.entries import Page
+from stenolog.catalog.entries import Entry
 from stenolog.errors import DamagedStore
 from stenolog.gateway.viewer.serving import POLICY
 from stenolog.providers.scripted import ScriptedModel
@@ -245,15 +245,15 @@ def test_a_page_does_not_wait_for_an_index_that_is_being_made(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = threading.Event()
-    whole = Catalog.list
+    whole = Catalog.entry
 
-    def slow(catalog: Catalog, **wanted: Any) -> Page:
+    def slow(catalog: Catalog, key: str) -> Entry | None:
         made.wait(20)
-        return whole(catalog, **wanted)
+        return whole(catalog, key)
 
     with served.client() as client:
         assert 'id="state"' in client.get(_PATH).text
-        monkeypatch.setattr(Catalog, "list", slow)
+        monkeypatch.setattr(Catalog, "entry", slow)
         try:
             for rest in ("", "/turns", "/context", "/fragment?after=0"):
                 found = client.get(_PATH + rest)
@@ -261,6 +261,28 @@ def test_a_page_does_not_wait_for_an_index_that_is_being_made(
             assert "Hello." in client.get(_PATH).text
         finally:
             made.set()
+
+
+def test_a_page_has_its_title_where_many_keys_begin_with_its_own(tmp_path: Path) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_message("telegram:1", "user", "Where is the owl?")
+        for number in range(60):
+            store.add_message(f"telegram:1{number:03}", "user", "Hello.")
+    with Served(tmp_path, ScriptedModel(["x"])) as served, served.client() as client:
+        client.get("/")  # which waits for the index
+        text = client.get("/s/telegram%3A1").text
+    assert '<h1 id="title">Where is the owl?</h1>' in text
+    assert 'id="state"' in text
+    assert 'id="tokens"' in text
+
+
+def test_an_export_has_what_is_out_of_sight_only_where_that_is_asked_for(served: Served) -> None:
+    with served.client() as client:
+        for suffix in ("md", "html", "jsonl"):
+            path = f"/s/replaced/export.{suffix}"
+            for asked, is_there in (("", False), ("?full=true", True)):
+                text = client.get(path + asked).text
+                assert ("An owl." in text, "A heron was" in text) == (True, is_there), suffix
 
 
 def test_a_document_is_shared_without_secrets_and_lines_are_as_stored(served: Served) -> None:

@@ -34,6 +34,19 @@ def test_numbers_are_short() -> None:
     assert (plural(1, "turn"), plural(2_000, "turn")) == ("1 turn", "2,000 turns")
 
 
+def test_a_duration_is_rounded_once_and_as_a_whole() -> None:
+    told = [seconds(one) for one in (0.9996, 59.97, 61, 90, 119.7, 150, 3_599.6)]
+    assert told == [
+        "1.0 s",
+        "1 min 0 s",
+        "1 min 1 s",
+        "1 min 30 s",
+        "2 min 0 s",
+        "2 min 30 s",
+        "60 min 0 s",
+    ]
+
+
 def test_a_key_is_one_segment() -> None:
     assert segment("a/b?c#d%e ü") == "a%2Fb%3Fc%23d%25e%20%C3%BC"
 

@@ -181,7 +181,11 @@ const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
 
 function part(fields) {
   if (full) fields.full = "true";
-  return html(`${path}/fragment${ofAgent(fields)}`).then((made) => $(".part", made));
+  return html(`${path}/fragment${ofAgent(fields)}`).then((made) => {
+    const found = $(".part", made);
+    if (!found) throw new Error("The gateway answered something else than messages.");
+    return found;
+  });
 }
 
 function older() {
@@ -231,6 +235,12 @@ function newer() {
   talk.after(button);
 }
 
+// What was unfolded stays so when it is drawn anew.
+function keepOpen(known, one) {
+  const open = $$("details", known).map((each) => each.open);
+  $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
+}
+
 // What changed since is taken in: new messages at the end, a new result in its call.
 function merge(made) {
   let count = 0;
@@ -243,8 +253,7 @@ function merge(made) {
       // What stood there while it was being said is this message now.
       if (one.matches("article.assistant")) $("#writing").replaceChildren();
     } else if (known.outerHTML !== one.outerHTML) {
-      const open = $$("details", known).map((each) => each.open);
-      $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
+      keepOpen(known, one);
       known.replaceWith(one);
     }
   }
@@ -256,12 +265,24 @@ function merge(made) {
 // What has become of the session. That a turn is over is no news that comes: one has to look.
 let looking;
 function tellState({ state, tokens }) {
+  clearTimeout(looking);
+  // Where the index is not ready nobody can tell yet.
+  if (state === undefined || state === "running") {
+    looking = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
+  }
   if (state === undefined) return;
+  // A page that was made before the index was ready has no place for them yet.
+  if (!$("#state")) $(".titleline").prepend(named("i", "state"));
+  if (!$("#tokens")) $("#sight").after(named("span", "tokens"));
   $("#state").className = `dot ${state}`;
   $("#state").title = state;
   $("#tokens").textContent = tokens;
-  clearTimeout(looking);
-  if (state === "running") looking = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
+}
+
+function named(tag, id) {
+  const made = document.createElement(tag);
+  made.id = id;
+  return made;
 }
 
 let unseen = 0;
@@ -277,41 +298,76 @@ let again = false;
 async function refresh() {
   if (refreshing) { again = true; return; }
   refreshing = true;
+  try {
+    await takeIn();
+  } finally {
+    refreshing = false;
+  }
+  if (again) { again = false; await refresh(); }
+}
+
+async function takeIn() {
   const stay = !atEnd();
-  const sight = $(".part", talk).dataset.sight;
+  const height = document.documentElement.scrollHeight;
+  const sights = $$(".part", talk).map((one) => one.dataset.sight);
   // From the last prompt on: of what is before it nothing can change but what is in sight.
   const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
   const last = Number($$(".part", talk).at(-1).dataset.last);
   const from = prompt ? prompt.dataset.seq - 1 : 0;
   // Of a very long turn only what is new comes.
   const made = await trying(() => part({ after: last - from > 300 ? last : from }));
-  if (made !== undefined) {
-    let count = 0;
-    tellState(made.dataset);
-    if (made.dataset.sight === sight) {
-      count = merge(made);
-    } else {
-      await reload();
-    }
-    if (stay) tellNew(unseen + count);
-    else { tellNew(0); toEnd(); }
+  if (made === undefined) return;
+  tellState(made.dataset);
+  let count;
+  if (sights.every((one) => one === made.dataset.sight)) {
+    count = merge(made);
+  } else {
+    await reload();
+    count = articles().filter((one) => Number(one.dataset.seq) > last).length;
   }
-  refreshing = false;
-  if (again) { again = false; await refresh(); }
+  if (stay) tellNew(unseen + count);
+  else tellNew(0);
+  if (!stay && document.documentElement.scrollHeight !== height) toEnd();
 }
 
-// The whole talk as the server shows it now; what is read stays where it is.
-async function reload() {
-  const from = scrollY;
-  const made = await trying(() => html(`${path}${ofAgent(full ? { full: "true" } : {})}`));
+// The talk as the server shows it now; what is read stays where it is.
+async function reload({ end = false } = {}) {
+  const live = end || !isOld();
+  const read = end || (live && atEnd()) ? undefined : beingRead();
+  const fields = full ? { full: "true" } : {};
+  if (read) fields.at = read.dataset.seq;
+  const made = await trying(() => html(`${path}${ofAgent(fields)}`));
   if (made === undefined) return;
-  talk.replaceChildren(...$("#talk", made).childNodes);
-  session.querySelector(".figures").replaceWith($("#session .figures", made));
+  const parts = $$("#talk .part", made);
+  // Who had the end goes on with it.
+  while (live && parts.at(-1).dataset.newer === "true") {
+    const more = await trying(() => part({ after: parts.at(-1).dataset.last }));
+    if (more === undefined) return;
+    parts.push(more);
+  }
+  const top = read?.getBoundingClientRect().top;
+  for (const one of parts.flatMap((each) => $$("article", each))) {
+    const known = document.getElementById(one.id);
+    if (known) keepOpen(known, one);
+  }
+  talk.replaceChildren(...parts);
+  for (const id of ["sight", "tokens"]) {
+    const now = $(`#${id}`, made);
+    if (now) $(`#${id}`)?.replaceWith(now);
+  }
   $("#older")?.remove();
   $("#newer")?.remove();
   older();
   newer();
-  scrollTo(0, from);
+  const seq = Number(read?.dataset.seq);
+  const now = articles().find((one) => Number(one.dataset.seq) >= seq);
+  if (now) scrollBy(0, now.getBoundingClientRect().top - top);
+}
+
+// The first message in the window, below what sticks to its top.
+function beingRead() {
+  const under = getComputedStyle($(".top")).position === "sticky" ? $(".top").offsetHeight : 0;
+  return articles().find((one) => one.getBoundingClientRect().bottom > under);
 }
 
 let source = null;
@@ -321,6 +377,8 @@ function follow() {
   if (source || document.hidden) return;
   const { last } = $$(".part", talk).at(-1).dataset;
   source = new EventSource(`${base}/events${ofAgent({ after: last, changes: "true" })}`);
+  // What happened since the page was made, or while the connection was lost, is told by nobody.
+  source.addEventListener("open", () => refresh());
   source.addEventListener("message", () => refresh());
   source.addEventListener("change", () => refresh());
   source.addEventListener("deleted", () => toast("This session was deleted.", true));
@@ -349,7 +407,8 @@ if (talk) {
   if (target) target.scrollIntoView({ block: "center" });
   else if (talk.dataset.at === "0") toEnd();
   if (!isOld()) follow();
-  if ($("#state.running")) refresh();
+  // What the page says may be older than what it shows.
+  if ($("#state.running") || (!isOld() && !$("#state.idle"))) refresh();
   $("#new").addEventListener("click", () => { tellNew(0); toEnd(); });
   addEventListener("scroll", () => { if (unseen && atEnd()) tellNew(0); }, { passive: true });
   addEventListener("hashchange", () => {
@@ -386,6 +445,26 @@ if (talk) {
       const done = await trying(() => api("POST", `${base}/fork${ofAgent()}`, { new_key, at }));
       if (done) location.assign(`/s/${encodeURIComponent(done.key)}${ofAgent()}`);
     }
+  });
+}
+
+// --- the export ---------------------------------------------------------------------------------
+
+const menu = $("details.export");
+if (menu) {
+  document.addEventListener("click", (event) => {
+    // What was chosen comes; the menu is done with, too.
+    if (!event.target.closest("details.export summary")) menu.open = false;
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    const within = menu.contains(document.activeElement);
+    menu.open = false;
+    if (within) $("summary", menu).focus();
+  });
+  // Who leaves it with the keyboard is somewhere else.
+  menu.addEventListener("focusout", (event) => {
+    if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false;
   });
 }
 
@@ -505,7 +584,7 @@ if (say) {
     fit();
     $("#send").disabled = true;
     $("#stop").hidden = false;
-    if (isOld()) { await reload(); follow(); }
+    if (isOld()) { await reload({ end: true }); follow(); }
     toEnd();
     const isCommand = /^\/[a-zA-Z_]+(\s|$)/.test(words);
     try {
