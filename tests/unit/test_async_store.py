@@ -717,7 +717,7 @@ def test_a_turn_is_taken_and_let_go_of(store: Store) -> None:
         async with AsyncStore(store) as mine:
             await mine.add_message("a", "user", "1")
             async with await mine.lease("a", ttl=60) as lease:
-                assert (lease.key, lease.epoch, await lease.lost()) == ("a", 1, False)
+                assert (lease.key, lease.epoch > 0, await lease.lost()) == ("a", True, False)
                 with pytest.raises(StoreBusy):
                     await mine.lease("a", ttl=60, wait=0)
                 await lease.renew()

@@ -374,7 +374,7 @@ _OPERATIONS: Final = {
     "replace": "the last /retry or /edit",
     "checkpoint": "the last compaction",
     "clear": "the last /clear",
-    "hide": "what the last /undo hid",
+    "hide": "what was hidden last",
     "summary": "the last change of the summary",
 }
 """What an operation of the store is called in a chat."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
-from stenolog.records import Message, Undone
+from stenolog.errors import StenologError
+from stenolog.records import Message, Span, Undo, Undone
 from stenolog.stores.base import Store
+from stenolog.stores.whole import LifeMark, WholeStore
 
 
 def undo(store: Store, key: str) -> Undone:
@@ -14,27 +14,32 @@ def undo(store: Store, key: str) -> Undone:
     Where what was said was replaced, the answer to what was said instead is hidden, too: it would
     stand there beside what is back, without its question.
     """
-    before = store.get_history(key)
-    undone = store.undo(key)
-    if undone.op != "replace":
-        return undone
-    instead = _answered_instead(before, store.get_history(key))
-    if not instead:
-        return undone
-    store.hide(key, instead[0], instead[-1])
-    return replace(undone, hid=undone.hid + len(instead))
+    newest = _newest(store, key)
+    if newest is None or newest.op != "replace":
+        return store.undo(key)
+    return store.undo(key, answered=_answered(store.get_history(key), newest))
 
 
-def _answered_instead(before: Sequence[Message], after: Sequence[Message]) -> list[int]:
-    """The seqs of the answer that what was taken back had brought."""
-    known = {message.seq for message in before}
-    back = [message.seq for message in after if message.seq not in known]
-    if not back:
-        return []
-    found = []
-    for message in after:
-        if message.seq > back[-1]:
+def _newest(store: Store, key: str) -> Undo | None:
+    """The step that would be taken back; None where nobody can tell."""
+    if not isinstance(store, WholeStore):
+        return None
+    try:
+        mark = LifeMark(key=key, uid=store.info(key).uid, stamp="")
+        with store.read_life(mark) as reading:
+            return reading.life.undo[-1] if reading.life.undo else None
+    except StenologError:
+        return None  # what is wrong with it, the store will say
+
+
+def _answered(history: Sequence[Message], step: Undo) -> Span | None:
+    """From where to where the answer goes that a replace has brought."""
+    added = [step.added] if step.added is not None else []
+    end = max((last for _, last in (*step.newly, *added)), default=0)
+    found: list[int] = []
+    for message in history:
+        if message.seq > end:
             if message.role == "user":
                 break
             found.append(message.seq)
-    return found
+    return (found[0], found[-1]) if found else None

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
 from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
 from stenolog.stores.state import check_lease
@@ -123,9 +123,9 @@ class AsyncStore:
             )
         )
 
-    async def undo(self, key: str) -> Undone:
+    async def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """As Store.undo."""
-        return await self._call(partial(self._store.undo, key))
+        return await self._call(partial(self._store.undo, key, answered=answered))
 
     async def compact(self, key: str) -> Compacted:
         """As Store.compact."""

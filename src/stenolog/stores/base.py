@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 from msgspec import Struct
 
 from stenolog.errors import StenologError
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
 
 FORKED_AT: Final = "forked_at"
 """The field of a fork's meta: the seq up to which it was taken over from its source."""
@@ -127,10 +127,12 @@ class Store(Protocol):
         """
         ...
 
-    def undo(self, key: str) -> Undone:
+    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Take back the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
-        Messages that were appended since stay. Eight deep, no redo. Raises NothingToUndo.
+        Messages that were appended since stay, but for those that are `answered`, first and last
+        seq, to what a replace left in sight: they are hidden with it, in the same step. Eight
+        deep, no redo. Raises NothingToUndo.
         """
         ...
 
@@ -172,7 +174,7 @@ class Store(Protocol):
         in archives, with their tokens, voids, and the undo steps that reach them; the session
         stays, and keeps of them only which seqs they were. A call that was interrupted is made
         again. A turn in a session that is gone is over: its lease is lost, and what its holder
-        still writes does not bring the session back.
+        still writes does not bring the session back. Where nothing could be done, it goes on.
         """
         ...
 
@@ -180,7 +182,8 @@ class Store(Protocol):
         """The turn in this session: one holder at a time, in all processes.
 
         It guards turns, not appends: plain calls always work. Waits for the holder before it for
-        `wait` seconds, else the store's busy_timeout. Raises NoSuchSession, StoreBusy.
+        `wait` seconds, else the store's busy_timeout. Raises NoSuchSession, also where the
+        session goes meanwhile, StoreBusy.
         """
         ...
 
@@ -248,20 +251,24 @@ class Lease(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Grows with each lease of the session: who writes elsewhere can fence by it."""
+        """Grows with each lease of the key: who writes elsewhere can fence by it.
+
+        Also where the session was deleted or purged in between, and another one begun.
+        """
         ...
 
     @property
     def store(self) -> Store:
-        """The store, whose writes raise LeaseLost once another holder took over.
+        """The store, whose writes raise LeaseLost once the turn is over.
 
-        Or once the session was purged.
+        That is when it was released, another holder took over, or the session was purged. To have
+        run out alone is no harm, nor is it where the session is deleted, or brought back.
         """
         ...
 
     @property
     def lost(self) -> bool:
-        """Whether it has run out, somebody else took over, or the session was purged."""
+        """Whether it was released, has run out, was taken over, or the session was purged."""
         ...
 
     def renew(self) -> None:
@@ -269,7 +276,7 @@ class Lease(Protocol):
         ...
 
     def release(self) -> None:
-        """Let the next one in; a second call does nothing."""
+        """Let the next one in, and write no more; a second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from stenolog.codec import encode_object
 from stenolog.errors import NothingToUndo, UsageError
-from stenolog.records import Change, Message, Undo, Undone
+from stenolog.records import Change, Message, Span, Undo, Undone
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_whole, encoded
 from stenolog.stores.rows import Session
@@ -135,15 +135,15 @@ class Changing(ABC, Generic[Tx]):
 
         self._change(key, decide, create=bool(payloads), payloads=added)
 
-    def undo(self, key: str) -> Undone:
+    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Take back the newest operation on what is in sight."""
         undone: list[Undone] = []
 
         def decide(transaction: Tx, session: Session) -> Change:
             state = session.state
             entry = self._looked_up(transaction, session, states.newest_undo(state, key))
-            change = states.decide_undo(state, entry)
-            undone[:] = [states.undone(state, entry, change)]
+            change = states.decide_undo(state, entry, answered)
+            undone[:] = [states.undone(state, entry, change, answered)]
             return change
 
         self._change(key, decide)

@@ -168,6 +168,7 @@ class InMemoryStore:
         self._sessions: dict[str, _Session] = {}
         self._trash: list[tuple[Trashed, _Session]] = []
         self._leases: dict[str, InMemoryLease] = {}
+        self._epochs = count(1)
         self._marks: dict[str, int] = {}
         self._closed = threading.Event()
         self._changed = threading.Condition()
@@ -282,13 +283,18 @@ class InMemoryStore:
                 raise errors.StaleCheckpoint(key, expect_floor, session.floor())
             session.change("checkpoint", hide=range(1, upto + 1), summary=_text(summary))
 
-    def undo(self, key: str) -> Undone:
+    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Take back the newest step: show what it newly hid, hide what it appended."""
         with self._writing(key) as session:
             if not session.steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
             step = session.steps.pop()
-            withdrawn = step.added - session.hidden
+            going = set(step.added)
+            if step.op == "replace" and answered is not None:
+                end = max(step.newly | step.added, default=answered[1])
+                later = range(max(answered[0], end + 1), answered[1] + 1)
+                going |= session.messages.keys() & set(later)
+            withdrawn = going - session.hidden
             session.hidden = (session.hidden - step.newly) | withdrawn
             if step.was is not None:
                 session.summary = step.was
@@ -412,7 +418,7 @@ class InMemoryStore:
                 self._check_open()
                 if key not in self._sessions:
                     raise errors.NoSuchSession(key)
-            self._leases[key] = InMemoryLease(self, key, before.epoch + 1 if before else 1, ttl)
+            self._leases[key] = InMemoryLease(self, key, next(self._epochs), ttl)
             return self._leases[key]
 
     def stamps(self) -> dict[str, str]:
@@ -636,7 +642,7 @@ class InMemoryLease:
 
     @property
     def taken_over(self) -> bool:
-        """Whether somebody else has had the turn since, or its session was purged."""
+        """Whether it was released, somebody else has had the turn since, or it was purged."""
         return self.store._leases.get(self.key) is not self
 
     @property
@@ -648,14 +654,13 @@ class InMemoryLease:
     def renew(self) -> None:
         """Another ttl from now."""
         with self.store._writing(self.key):
-            if self.expires < 0:
-                raise errors.LeaseLost(self.key, self.epoch)
             self.expires = monotonic() + self._ttl
 
     def release(self) -> None:
         """Let the next one in."""
         with self.store._changed:
-            self.expires = -inf
+            if not self.taken_over:
+                del self.store._leases[self.key]
             self.store._changed.notify_all()
 
     def __enter__(self) -> Self:

@@ -250,11 +250,13 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
     )
 
 
-def decide_undo(state: State, entry: Undo) -> Change:
-    """Take back the operation that the entry describes: exactly what it did, and no more."""
+def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
+    """Take back the operation that the entry describes: exactly what it did, and no more.
+
+    But for what was answered to what a replace appended: that stands alone then.
+    """
     after = spans.minus(_all_hidden(state), entry.newly)
-    if entry.added is not None:
-        after = spans.union(after, [entry.added])
+    after = spans.union(after, _withdrawn(entry, answered))
     floor, hidden = _settled(after)
     changed = entry.was is not None and entry.was != state.summary
     return Change(
@@ -390,15 +392,25 @@ def only(entry: Undo) -> Change:
     )
 
 
-def undone(state: State, entry: Undo, change: Change) -> Undone:
+def undone(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:
     """What taking this back comes to, for who asked for it."""
-    added = [entry.added] if entry.added is not None else []
+    going = spans.minus(_withdrawn(entry, answered), missing(state))
     return Undone(
         op=entry.op,
         shown=spans.size(entry.newly),
-        hid=spans.size(spans.minus(added, missing(state))),
+        hid=spans.size(spans.minus(going, _all_hidden(state))),
         summary_restored=change.summary is not None,
     )
+
+
+def _withdrawn(entry: Undo, answered: Span | None) -> list[Span]:
+    """What goes out of sight when this is taken back."""
+    added = [entry.added] if entry.added is not None else []
+    if entry.op != "replace" or answered is None:
+        return added
+    # An answer to it can only stand behind all that it hid and appended.
+    end = max((last for _, last in (*entry.newly, *added)), default=answered[1])
+    return spans.union(added, spans.clipped([answered], end + 1, answered[1]))
 
 
 def newest_undo(state: State, key: str) -> Undo:

@@ -3,6 +3,9 @@
 The file says in one line who has it, for people and for doctor, and counts the leases. The lock
 goes with the process that holds it, so nobody takes it over. Only a purge ends it before: it
 deletes the file, and what its holder still writes is refused, or it would bring the session back.
+That it does with the lock of the log, right before it takes the log away. So a writer who has
+that lock and still has the file is in time; and whoever takes a turn looks, with that lock, whether
+there still is a session: else it may have come between the two steps.
 """
 
 import fcntl
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 from msgspec import Struct
 
-from stenolog.errors import DamagedStore, LeaseLost, StenologError, StoreBusy
+from stenolog.errors import DamagedStore, LeaseLost, StoreBusy
 from stenolog.records import timestamp
 from stenolog.stores.disk import sync_file, sync_folder
 from stenolog.stores.jsonl import names
@@ -78,6 +81,8 @@ class JSONLLease:
         self._process = os.getpid()
         self._directory = directory
         self._descriptor = descriptor
+        self._file = _identity(os.fstat(descriptor))
+        self._path = _path(key)
         self._ttl = ttl
         self._mutex = threading.Lock()
         self._since = datetime.now(UTC)
@@ -96,14 +101,12 @@ class JSONLLease:
     def check(self) -> None:
         """Raise LeaseLost where it was released or ended by a purge; StoreUnavailable.
 
-        Who holds the lock of the log is sure that no purge comes between this and the write.
+        Who holds the lock of the log is sure that no purge comes between this and the write. It
+        is asked for each write, so it is one look.
         """
         self._check_process()
         try:
-            with self._mutex:
-                held = self._descriptor >= 0 and is_at(
-                    self._directory, lock_name(self.key), self._descriptor
-                )
+            held = self._is_held()
         except OSError as error:
             raise explained(error, f"looking whose turn it is in {self.key!r}") from error
         if not held:
@@ -116,27 +119,36 @@ class JSONLLease:
     def begin(self) -> None:
         """Count it, and say who has it. Raises OSError."""
         before = read_holder(self._descriptor)
-        self.epoch = 1 if before is None else before.epoch + 1
-        if before is None and os.fstat(self._descriptor).st_size:
-            # It cannot be read, and yet the next one must be higher than any that was counted.
-            self.epoch = time.time_ns() // 1000
+        # Where it was purged, or cannot be read, it must be higher than any that was counted: by
+        # the clock, which no count overtakes.
+        self.epoch = time.time_ns() // 1000 if before is None else before.epoch + 1
         self._write()
 
     @property
     def lost(self) -> bool:
         """Whether it was released, or the lock file is not the one that is locked."""
-        with self._mutex:
+        try:
             return not self._is_held()
+        except OSError:
+            return True
 
     def renew(self) -> None:
         """Another ttl from now, before doctor calls it stalled."""
         with self._mutex:
-            if not self._is_held():
-                raise LeaseLost(self.key, self.epoch)
             try:
+                if not self._is_held():
+                    raise LeaseLost(self.key, self.epoch)
                 self._write()
             except OSError as error:
                 raise explained(error, f"renewing the lease of {self.key!r}") from error
+
+    def give_back(self) -> None:
+        """Release it where there is nothing to have a turn in, and leave no file behind."""
+        with suppress(OSError):
+            # While it is locked: whoever waits for it sees that it is gone.
+            if self._is_held():
+                end(self._directory, self.key)
+        self.release()
 
     def release(self) -> None:
         """Let the next one in."""
@@ -158,12 +170,8 @@ class JSONLLease:
             os.close(descriptor)
 
     def _is_held(self) -> bool:
-        if self._descriptor < 0:
-            return False
-        try:
-            return is_at(self._directory, lock_name(self.key), self._descriptor)
-        except (OSError, StenologError):
-            return False
+        """Whether it was not released, and its file still has its name. Raises OSError."""
+        return self._descriptor >= 0 and _found(self._directory, self._path) == self._file
 
     def _write(self) -> None:
         """Say who has the turn; it is on the disk before anybody relies on the epoch."""
@@ -207,9 +215,7 @@ def take(
         while True:
             descriptor = _open(directory, key)
             try:
-                if _locked(descriptor, key, deadline, pause) and is_at(
-                    directory, lock_name(key), descriptor
-                ):
+                if _locked(directory, descriptor, key, deadline, pause):
                     lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
                     descriptor = -1
                     return _begun(lease)
@@ -249,9 +255,19 @@ def _open(directory: Directory, key: str) -> int:
         os.close(folder)
 
 
-def _locked(descriptor: int, key: str, deadline: float, pause: Callable[[float], None]) -> bool:
+def _locked(
+    directory: Directory,
+    descriptor: int,
+    key: str,
+    deadline: float,
+    pause: Callable[[float], None],
+) -> bool:
+    """Whether it is locked; False where it was deleted meanwhile. Raises StoreBusy, OSError."""
     patience = max(deadline, time.monotonic() + _GLANCE)
+    path, file = _path(key), _identity(os.fstat(descriptor))
     while not _flocked(descriptor, fcntl.LOCK_EX):
+        if _found(directory, path) != file:
+            return False
         now = time.monotonic()
         # Whoever only looks shares the lock, and is no reason to be turned away.
         if now >= patience or (now >= deadline and not _is_shared(descriptor)):
@@ -259,7 +275,7 @@ def _locked(descriptor: int, key: str, deadline: float, pause: Callable[[float],
             who = "another process" if holder is None else holder.words()
             raise StoreBusy(f"{key!r}: {who}, has the turn; try again")
         pause(min(patience - now, _POLL))
-    return True
+    return _found(directory, path) == file
 
 
 def _flocked(descriptor: int, how: int) -> bool:
@@ -279,18 +295,20 @@ def _is_shared(descriptor: int) -> bool:
     return shared
 
 
-def is_at(directory: Directory, name: str, descriptor: int) -> bool:
-    """Whether a lock file still has its name. Raises OSError."""
-    folder = directory.subfolder(FOLDER, create=False)
-    if folder is None:
-        return False
+def _path(key: str) -> str:
+    return f"{FOLDER}/{lock_name(key)}"
+
+
+def _found(directory: Directory, path: str) -> tuple[int, int] | None:
+    """Which file is the lock file of a session now; None: there is none. Raises OSError."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(folder)
-    return os.path.samestat(found, os.fstat(descriptor))
+        return _identity(os.stat(path, dir_fd=directory.descriptor, follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_dev
 
 
 def end(directory: Directory, key: str) -> None:

@@ -2,7 +2,8 @@
 
 What leads to something goes after it, so that a call which was cut short is simply made again.
 
-The order of locks: archive folder (as in a compaction) → gate → flock → mutex.
+The order of locks: archive folder (as in a compaction) → gate → flock of the live file → flock of
+a file in the trash → mutex.
 """
 
 import fcntl
@@ -15,6 +16,7 @@ from typing import Final
 
 from stenolog.errors import (
     DamagedStore,
+    ForeignLog,
     MaybeStored,
     NoSuchSession,
     StenologError,
@@ -30,7 +32,7 @@ from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.lives import failure, locked
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.table import Logs, flock
-from stenolog.stores.jsonl.turns import Turns
+from stenolog.stores.jsonl.turns import Turns, clear_away
 from stenolog.stores.state import not_reached, present
 
 ASIDE: Final = "aside"
@@ -58,14 +60,8 @@ class Purging:
 
     def purge(self, key: str) -> Purged:
         """As Store.purge, of all that there is."""
-        with _reading(key):
-            deleted = [entry for entry, found in trash.keys(self._directory) if found == key]
-            # First: whoever is in a turn is refused from then on, or what he writes is seen below.
-            leases.end(self._directory, key)
-        self._hide_live(key)
+        self._turns.alone(key, lambda: self._hide(key))
         with _under_way(key):
-            for entry in deleted:
-                self._hide_deleted(entry)
             hidden = trash.keys(self._directory, purged=True)
             purged = [entry for entry, found in hidden if found == key]
             # Whoever hid them may have been killed, and nothing of what may come back is deleted.
@@ -107,9 +103,7 @@ class Purging:
     def _destroyed(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
         """Delete what was hidden; `alone`: also what only tells of the key."""
         with _under_way(key):
-            if not alone and self._directory.stat(names.file_name(key)) is None:
-                alone = True
-                leases.end(self._directory, key)
+            alone = alone or self._is_vacant(key)
             lives = [self._destroy(key, entry, alone=alone) for entry in purged]
             gone = [found for found in lives if found is not None]
             forks, unread = self._forks(key)
@@ -121,21 +115,64 @@ class Purging:
             not_reached=told,
         )
 
-    def _hide_live(self, key: str) -> None:
-        """Out of sight at once, and in one step: from then on it only has to be cleared away."""
+    def _hide(self, key: str) -> None:
+        """Out of sight, each life in one step: from then on they only have to be cleared away."""
+        with self._standing_still(key) as log, _reading(key):
+            live = log if log is not None and log.exists else None
+            if live is not None:
+                live.check_known()
+            every = trash.keys(self._directory)
+            deleted = [entry for entry, found in every if found == key]
+            with _under_way(key) if deleted else _reading(key):
+                for entry in deleted:
+                    self._hide_deleted(entry)
+                # Not before all that may fail: who is in a turn goes on where nothing came of it.
+                # And not after the log went: what he writes would begin the session again.
+                if live is not None or log is None or log.size == 0:
+                    leases.end(self._directory, key)
+            if live is not None:
+                with _under_way(key):
+                    trash.put(live, writer.now(), purged=True)
+                    _unlink(self._directory.descriptor, f".{live.name}.new")
+
+    def _is_vacant(self, key: str) -> bool:
+        """Whether no session has the key; then a turn in one that had it is over."""
+        if self._size(key):
+            return False
+        vacant: list[bool] = []
 
         def work() -> None:
-            log = self._logs.lock(key, create=False)
-            if log is not None and log.exists:
-                try:
-                    log.check_known()
-                    with _under_way(key):
-                        trash.put(log, writer.now(), purged=True)
-                        _unlink(self._directory.descriptor, f".{log.name}.new")
-                finally:
-                    self._logs.discard(log)
+            with self._standing_still(key) as log:
+                vacant.append(log is None or log.size == 0)
+                if vacant[0]:
+                    leases.end(self._directory, key)
 
         self._turns.alone(key, work)
+        return vacant[0]
+
+    def _size(self, key: str) -> int:
+        found = self._directory.stat(names.file_name(key))
+        return 0 if found is None else found.st_size
+
+    @contextmanager
+    def _standing_still(self, key: str) -> Iterator[Log | None]:
+        """The live log, or an empty one, while no session of the key begins, ends or comes back.
+
+        None where no session can begin: another program's log is in the way.
+        """
+        try:
+            log = self._logs.lock(key, create=True)
+        except ForeignLog:
+            if self._size(key):
+                raise
+            yield None
+            return
+        try:
+            yield log
+        finally:
+            if log is not None:
+                clear_away(log)
+                self._logs.discard(log)
 
     def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
         """As it is called from then on; None where it is not there any more."""

@@ -37,6 +37,7 @@ from stenolog.records import (
     Message,
     Purged,
     SessionInfo,
+    Span,
     State,
     Trashed,
     Undo,
@@ -67,7 +68,7 @@ from stenolog.stores.jsonl.log import Found, Log
 from stenolog.stores.jsonl.purging import Purging
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.table import Logs, T, flock
-from stenolog.stores.jsonl.turns import Turns, clear_away
+from stenolog.stores.jsonl.turns import Check, Turns, clear_away
 from stenolog.stores.jsonl.uses import Uses
 from stenolog.stores.jsonl.writer import Batch, Outcome
 from stenolog.stores.whole import LifeMark, LifeWriter, Reading
@@ -105,7 +106,8 @@ class JSONLStore:
         self._closed = threading.Event()
         self._directory = Directory(Path(workspace) / namespace, read_only=read_only)
         self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
-        self._lease: JSONLLease | None = None
+        self._fence: Check | None = None
+        """Raises LeaseLost where the turn is over behind which this store is."""
         self._begin()
         _stores.add(self)
 
@@ -174,7 +176,8 @@ class JSONLStore:
         times = None if at is None else check_times(at, len(payloads))
         if not payloads:
             with self._uses:
-                self._check(key, once)
+                check_once(once)
+                self._check_turn(key)
             return []
         first = self._append_batch(key, Batch(payloads, once, times))
         return list(range(first, first + len(payloads)))
@@ -194,7 +197,7 @@ class JSONLStore:
                 if payloads:
                     group.append((index, Batch(payloads, one.once, times)))
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             found = self._turns.append_group(key, [batch for _, batch in group], self._fence)
         for (index, batch), first in zip(group, found, strict=True):
             if isinstance(first, StenologError):
@@ -205,9 +208,9 @@ class JSONLStore:
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
         """One message: at once where nobody is in the way, else like any batch."""
-        if once is None and type(key) is str and not self._read_only and self._lease is None:
+        if once is None and type(key) is str and not self._read_only:
             with self._uses:
-                seq = self._turns.append_at_once(key, payload)
+                seq = self._turns.append_at_once(key, payload, self._fence)
             if seq:
                 return seq
         return self._append_batch(key, Batch((payload,), once))
@@ -297,7 +300,7 @@ class JSONLStore:
 
         self._change(key, decide, create=bool(payloads), payloads=added)
 
-    def undo(self, key: str) -> Undone:
+    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Take back the newest operation on what is in sight."""
         undone: list[Undone] = []
 
@@ -305,8 +308,8 @@ class JSONLStore:
             entry = states.newest_undo(state, key)
             if entry.elsewhere:
                 entry = _looked_up(log, state, entry)
-            change = states.decide_undo(state, entry)
-            undone[:] = [states.undone(state, entry, change)]
+            change = states.decide_undo(state, entry, answered)
+            undone[:] = [states.undone(state, entry, change, answered)]
             return change
 
         self._change(key, decide)
@@ -350,7 +353,7 @@ class JSONLStore:
     def compact(self, key: str) -> Compacted:
         """Move what lies below the floor into an archive."""
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             return self._compact(key)
 
     def _compact(self, key: str) -> Compacted:
@@ -387,7 +390,7 @@ class JSONLStore:
                     self._logs.discard(log)
 
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             self._turns.alone(key, work)
         return done[0]
 
@@ -398,13 +401,13 @@ class JSONLStore:
         check_key(new_key)
         check_whole(at=at)
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             self._lives.fork(key, new_key, at)
 
     def delete(self, key: str) -> Trashed:
         """Put the session into the trash."""
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             return self._lives.delete(key)
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
@@ -412,7 +415,7 @@ class JSONLStore:
         if as_key is not None:
             check_key(as_key)
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             self._lives.restore(key, uid, as_key)
 
     def list_trash(self) -> list[Trashed]:
@@ -424,7 +427,7 @@ class JSONLStore:
         """Delete for good: the session, or its messages below a seq."""
         check_whole(before=before)
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             meta = self._meta(key)
             if before is None:
                 purged = self._purging.purge(key)
@@ -435,7 +438,7 @@ class JSONLStore:
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
         """Delete these sessions of a key for good, all of them in the trash, and nothing else."""
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             return self._purging.purge_trash(key, lives)
 
     def unfinished_purges(self) -> list[Trashed]:
@@ -460,12 +463,20 @@ class JSONLStore:
         states.check_lease(ttl, wait)
         deadline = time.monotonic() + (self._busy_timeout if wait is None else wait)
         with self._uses:
-            self._check(key, None)
+            self._check_turn(key)
             if self._logs.read(key, lambda _: True) is None:
                 raise NoSuchSession(key)
             lease = leases.take(
                 self._directory, self, key, ttl=ttl, deadline=deadline, pause=self._pause
             )
+            try:
+                self._turns.alone(key, lambda: self._check_there(key))
+            except NoSuchSession:
+                lease.give_back()
+                raise
+            except BaseException:
+                lease.release()
+                raise
             with self._leasing:
                 self._leases.add(lease)
         if self._closed.is_set():
@@ -473,26 +484,31 @@ class JSONLStore:
             raise StoreClosed("the store is closed")
         return lease
 
+    def _check_there(self, key: str) -> None:
+        """Raise NoSuchSession where it was purged while the turn was waited for.
+
+        With the lock of the log, because a purge ends the turn first, and then takes the log away.
+        """
+        log = self._logs.lock(key, create=False)
+        if log is None or not log.exists:
+            raise NoSuchSession(key)
+
     def behind(self, lease: JSONLLease) -> "JSONLStore":
         """The same store, which refuses writes once the lease is over."""
         fenced = copy.copy(self)
-        fenced._lease = lease
+        fenced._fence = lease.check
         _stores.add(fenced)
         return fenced
 
     def _check_lease(self, log: Log | None) -> None:
         """Raise LeaseLost where the turn is over; the log, whose lock is held, is as it was."""
         try:
-            if self._lease is not None:
-                self._lease.check()
+            if self._fence is not None:
+                self._fence()
         except LeaseLost:
             if log is not None:
                 clear_away(log)
             raise
-
-    @property
-    def _fence(self) -> Callable[[], None] | None:
-        return None if self._lease is None else self._lease.check
 
     def _pause(self, seconds: float) -> None:
         if self._closed.wait(seconds):
@@ -672,20 +688,32 @@ class JSONLStore:
             return self._logs.read(key, look)
 
     def _check(self, key: str, once: str | None) -> None:
+        """For what looks whether the turn is over while the log stands still."""
         check_key(key)
         check_once(once)
+        self._check_mode()
+
+    def _check_turn(self, key: str) -> None:
+        """For what does not."""
+        check_key(key)
         self._check_writable()
 
     def _check_writable(self) -> None:
+        self._check_mode()
+        if self._fence is not None:
+            self._fence()
+
+    def _check_mode(self) -> None:
         if self._read_only:
             raise ReadOnly("the store was opened with read_only=True")
-        if self._lease is not None:
-            self._lease.check()
 
     def _after_fork(self) -> None:
         self._logs.close()
         for lease in list(self._leases):
             lease.forget()
+        if self._closed.is_set():
+            # One behind a lease: what was closed is not opened again by a fork.
+            return
         # A thread of the parent may have held what is inside of it.
         self._closed = threading.Event()
         self._begin()

@@ -39,16 +39,17 @@ class Turns:
         self._busy_timeout = busy_timeout
         self._gates: dict[int, Gate] = {}
 
-    def append_at_once(self, key: str, payload: bytes) -> int:
+    def append_at_once(self, key: str, payload: bytes, check: Check | None = None) -> int:
         """The usual append: the log is open and nobody is in the way; its seq.
 
-        0: it is not that simple, and nothing was done. Raises NotStored, MaybeStored.
+        0: it is not that simple, and nothing was done. Raises NotStored, MaybeStored, and what
+        `check` raises.
         """
         log, gate = self._logs.opened(key), self._gates.get(hash(key) % GATES)
         if log is None or gate is None or gate.lock.locked() or gate.waiting:
             return 0
         with gate.lock:
-            seq, outcome = append_at_once(self._logs, log, payload)
+            seq, outcome = append_at_once(self._logs, log, payload, check)
             if outcome is not STORED and outcome is not None:
                 self.settle(log, outcome)
                 if not seq:

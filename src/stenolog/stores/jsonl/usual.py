@@ -6,6 +6,7 @@ Python function then costs several times what it costs in a loop.
 
 import fcntl
 import os
+from collections.abc import Callable
 
 from msgspec import Raw
 
@@ -16,10 +17,13 @@ from stenolog.stores.jsonl.table import AT_ONCE, Logs
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, Outcome, now, put
 
 
-def append_at_once(logs: Logs, log: Log, payload: bytes) -> tuple[int, Outcome | None]:
+def append_at_once(
+    logs: Logs, log: Log, payload: bytes, check: Callable[[], None] | None = None
+) -> tuple[int, Outcome | None]:
     """Append one message; its seq, or 0, and what became of the write.
 
     None: it is not that simple, and nothing was done. The gate of the session must be held.
+    `check` raises StenologError where it may not be written any more.
     """
     descriptor = log.descriptor
     try:
@@ -42,6 +46,8 @@ def append_at_once(logs: Logs, log: Log, payload: bytes) -> tuple[int, Outcome |
                 or log.bytes_since_state >= STATE_EVERY_BYTES
             ):
                 return 0, None
+        if check is not None:
+            check()
         line = plain_line(seq, at, payload)
         outcome = put(log, before, line)
         if outcome.error is not None:

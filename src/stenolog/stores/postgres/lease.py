@@ -118,13 +118,14 @@ class PostgresLease:
         self._held = held
         self._name = name_of(store.namespace, key)
         self._process = os.getpid()
+        self._released = False
         self._ttl = min(float(ttl), _LONGEST)
         self.key = key
         """The session."""
         self.epoch = epoch
         """Grows with each lease."""
         self.store: PostgresStore = store.behind(self)
-        """The store, whose writes raise LeaseLost once another holder took over."""
+        """The store, whose writes raise LeaseLost once it is released or taken over."""
 
     @property
     def lost(self) -> bool:
@@ -137,10 +138,12 @@ class PostgresLease:
             return True
         return not rows
 
-    def check_process(self) -> None:
-        """Raise LeaseLost in a forked child."""
+    def check_own(self) -> None:
+        """Raise LeaseLost in a forked child, and once it was released."""
         if self._is_of_parent():
             raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
+        if self._released:
+            raise LeaseLost(self.key, self.epoch, reason="was released")
 
     def check(self, transaction: "Transaction") -> None:
         """Raise LeaseLost where somebody else took over; to have run out alone is no harm.
@@ -152,7 +155,7 @@ class PostgresLease:
 
     def renew(self) -> None:
         """Another ttl from now. Raises LeaseLost."""
-        self.check_process()
+        self.check_own()
         if self._held.closed:
             raise StoreClosed("the store is closed")
         if not self._database.write_once(
@@ -167,6 +170,7 @@ class PostgresLease:
         """
         if self._is_of_parent():
             return
+        self._released = True
         with suppress(StoreClosed):
             end(self._database, [self.epoch])
             self._database.news.tell(self._name)

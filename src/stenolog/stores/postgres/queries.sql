@@ -198,11 +198,13 @@ VACUUM {schema}.session, {schema}.message, {schema}.token, {schema}.change;
 
 -- The epoch of a new lease, where the turn is free; or of the one that the same call took before.
 -- It is given out under the lock of the row: of two who wait, the later one has the higher one.
+-- A purge that is under way is waited for, so that no lease is left of what it removed.
 -- name: take_lease
 INSERT INTO {schema}.lease AS held (namespace, key, holder, taker, since, expires)
 SELECT $1, $2, $3, $4, clock_timestamp(), clock_timestamp() + make_interval(secs => $5::float8)
 WHERE EXISTS (
     SELECT FROM {schema}.session WHERE namespace = $1 AND key = $2 AND deleted IS NULL
+    FOR KEY SHARE
 )
 ON CONFLICT (namespace, key) DO UPDATE
 SET epoch = nextval('{schema}.lease_epoch_seq'), holder = $3, taker = $4, since = excluded.since,

@@ -508,7 +508,7 @@ class PostgresStore(Changing["Transaction"]):
         self._check_writable()
         with self.database.write() as transaction:
             if self._lease is not None:
-                self._lease.check_process()
+                self._lease.check_own()
                 self._lease.check(transaction)
             yield whole.Writer(transaction, self._namespace)
 
@@ -548,7 +548,7 @@ class PostgresStore(Changing["Transaction"]):
         lease = self._lease
         if lease is None:
             return self.database.change(work)
-        lease.check_process()
+        lease.check_own()
 
         def fenced(transaction: "Transaction") -> T:
             lease.check(transaction)
@@ -560,7 +560,7 @@ class PostgresStore(Changing["Transaction"]):
         self._check_open()
         if self._lease is None:
             return Place(self._namespace, key)
-        self._lease.check_process()
+        self._lease.check_own()
         return Place(self._namespace, key, self._lease.epoch)
 
     def _tell(self, key: str) -> None:

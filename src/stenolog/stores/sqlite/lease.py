@@ -37,8 +37,6 @@ def take(
     deadline = time.monotonic() + wait
     while True:
         with database.read() as transaction:
-            if not list(transaction.execute(SQL["find_life"], (namespace, key))):
-                raise NoSuchSession(key)
             holder = _holder(transaction, namespace, key)
         if holder is None:
             epoch, holder = _try_to_take(database, held, namespace, key, ttl)
@@ -68,7 +66,9 @@ def _try_to_take(
 
 
 def _holder(transaction: "Transaction", namespace: str, key: str) -> str | None:
-    """Who has the turn, in words; None where it is free."""
+    """Who has the turn, in words; None where it is free. Raises NoSuchSession."""
+    if not list(transaction.execute(SQL["find_life"], (namespace, key))):
+        raise NoSuchSession(key)
     for holder, *lease in transaction.execute(SQL["find_lease"], (namespace, key)):
         if is_held(*lease):
             since = lease[1]
@@ -189,13 +189,14 @@ class SQLiteLease:
         self._database = store.database
         self._held = held
         self._process = os.getpid()
+        self._released = False
         self._ttl = ttl
         self.key = key
         """The session."""
         self.epoch = epoch
         """Grows with each lease."""
         self.store: SQLiteStore = store.behind(self)
-        """The store, whose writes raise LeaseLost once another holder took over."""
+        """The store, whose writes raise LeaseLost once it is released or taken over."""
 
     @property
     def lost(self) -> bool:
@@ -210,8 +211,10 @@ class SQLiteLease:
             return True
 
     def check(self, transaction: "Transaction") -> None:
-        """Raise LeaseLost where somebody else took over; to have run out alone is no harm."""
+        """Raise LeaseLost where it was released or taken over; to have run out is no harm."""
         self._check_process()
+        if self._released:
+            raise LeaseLost(self.key, self.epoch, reason="was released")
         if not list(transaction.execute(SQL["lease_expires"], (self.epoch,))):
             raise LeaseLost(self.key, self.epoch)
 
@@ -230,6 +233,7 @@ class SQLiteLease:
         Where that cannot be written, it lets in this process, and others after the ttl.
         """
         if not self._is_of_parent():
+            self._released = True
             try:
                 self._end()
             except BaseException:

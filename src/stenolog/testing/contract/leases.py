@@ -3,6 +3,7 @@
 
 import os
 import time
+from contextlib import suppress
 from threading import Event, Thread
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from stenolog.errors import (
     InvalidKey,
     LeaseLost,
     NoSuchSession,
+    StenologError,
     StoreBusy,
     StoreClosed,
     UsageError,
@@ -165,6 +167,32 @@ class Leases(RunningOut):
         assert epochs[0] > 0
         assert epochs == sorted(set(epochs))
 
+    def test_the_epoch_grows_also_where_the_session_was_purged(self, store: Store) -> None:
+        epochs = []
+        for _ in range(3):
+            say(store, "a", "1")
+            for _ in range(3):
+                with store.lease("a", ttl=60) as lease:
+                    epochs.append(lease.epoch)
+            store.purge("a")
+        assert epochs == sorted(set(epochs))
+
+    @pytest.mark.parametrize("write", _WRITES, ids=str)
+    def test_p8_whoever_released_the_turn_cannot_write_through_it(
+        self, store: Store, write: Call
+    ) -> None:
+        say(store, "a", "1")
+        store.set_summary("a", "so far")
+        lease = store.lease("a", ttl=60)
+        behind = lease.store
+        assert behind.add_message("a", "user", "2") == 2
+        lease.release()
+        with pytest.raises(LeaseLost) as raised:
+            write.make(behind, "a")
+        assert (raised.value.key, raised.value.epoch) == ("a", lease.epoch)
+        assert shown(store, "a") == shown(behind, "a") == ["1", "2"]
+        assert (store.get_summary("a"), store.list_sessions()) == ("so far", ["a"])
+
     def test_sessions_have_turns_of_their_own(self, store: Store) -> None:
         say(store, "a", "1")
         say(store, "b", "1")
@@ -290,6 +318,61 @@ class Leases(RunningOut):
         with pytest.raises(LeaseLost):
             lease.store.add_message("a", "user", "2")
         store.lease("a", ttl=60, wait=0).release()
+        assert shown(store, "a") == ["another life"]
+
+    def test_p8_who_waits_for_the_turn_in_what_is_purged_is_told(self, store: Store) -> None:
+        say(store, "a", "1")
+        lease, told = store.lease("a", ttl=60), list[Exception]()
+
+        def wait() -> None:
+            try:
+                store.lease("a", ttl=60, wait=PATIENCE).store.add_message("a", "user", "2")
+            except StenologError as error:
+                told.append(error)
+
+        thread = Thread(target=wait)
+        thread.start()
+        time.sleep(0.03)
+        store.purge("a")
+        thread.join(PATIENCE / 2)
+        assert [type(error) for error in told] == [NoSuchSession]
+        lease.release()
+        assert (store.list_sessions(), store.list_trash()) == ([], [])
+
+    def test_p7_of_many_turns_none_brings_back_what_was_purged(self, store: Store) -> None:
+        stop, back = Event(), list[str]()
+
+        def take_turns() -> None:
+            while not stop.is_set():
+                with suppress(NoSuchSession, LeaseLost), store.lease("a", ttl=60) as lease:
+                    for _ in range(3):
+                        lease.store.add_message("a", "assistant", "late")
+
+        threads = [Thread(target=take_turns) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(12):
+                say(store, "a", str(number))
+                time.sleep(0.001 * (number % 4))
+                store.purge("a")
+                time.sleep(0.002)
+                back += store.list_sessions()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert back == []
+
+    def test_a_turn_goes_on_in_what_was_deleted_and_brought_back(self, store: Store) -> None:
+        say(store, "a", "1")
+        with store.lease("a", ttl=60) as lease:
+            store.delete("a")
+            store.restore("a")
+            assert not lease.lost
+            assert lease.store.add_message("a", "user", "2") == 2
+            store.delete("a")
+            assert lease.store.add_message("a", "user", "another life") == 1
         assert shown(store, "a") == ["another life"]
 
     def test_p8_a_closed_store_gives_no_lease_and_keeps_none(self, store: Store) -> None:

@@ -1,7 +1,8 @@
 """The one call that destroys, and what it leaves."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
-from threading import Barrier, Thread
+from contextlib import suppress
+from threading import Barrier, Event, Thread
 
 import pytest
 
@@ -100,6 +101,30 @@ class Purging(Opened):
         with pytest.raises(NoSuchSession):
             store.finish_purge(live)
         assert shown(store, "a") == ["1", "2"]
+
+    def test_p7_a_session_that_is_deleted_and_brought_back_meanwhile_is_purged(
+        self, store: Store
+    ) -> None:
+        for _ in range(5):
+            say(store, "a", "1")
+            store.delete("a")
+            say(store, "a", "2")
+            stop = Event()
+
+            def move(stop: Event = stop) -> None:
+                while not stop.is_set():
+                    for call in (store.delete, store.restore):
+                        with suppress(StenologError):
+                            call("a")
+
+            thread = Thread(target=move)
+            thread.start()
+            try:
+                assert store.purge("a").messages == 2
+            finally:
+                stop.set()
+                thread.join()
+            assert (store.list_sessions(), store.list_trash()) == ([], [])
 
     def test_p8_there_must_be_something_to_purge(self, store: Store) -> None:
         for options in ({}, {"before": 3}):

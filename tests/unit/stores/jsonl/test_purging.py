@@ -14,15 +14,19 @@ import pytest
 
 from stenolog import (
     DamagedStore,
+    ForeignLog,
     JSONLStore,
     MaybeStored,
     NoSuchSession,
     NotStored,
+    StoreBusy,
     StoreUnavailable,
 )
 from stenolog.sessions.damage import Kind
 from stenolog.sessions.repair import repair
 from stenolog.sessions.verify import examine
+from stenolog.stores.jsonl import trash
+from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.table import flock
 
 KEY = "a"
@@ -274,6 +278,72 @@ def test_copies_that_the_doctor_put_aside_are_named(tmp_path: Path) -> None:
         shutil.copy(live(tmp_path), copy)
         [told] = store.purge(KEY, before=2).not_reached
         assert copy.name in told
+
+
+def test_p7_what_is_deleted_while_the_trash_is_looked_through_is_purged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, moved = trash.keys, list[int]()
+
+    def delete_then(*arguments: Any, **options: Any) -> list[tuple[trash.Entry, str]]:
+        found = list(keys(*arguments, **options))
+        if not moved:
+            moved.append(1)
+            with contextlib.suppress(StoreBusy):
+                other.delete(KEY)
+        return found
+
+    with JSONLStore(tmp_path) as store, JSONLStore(tmp_path, busy_timeout=0.05) as other:
+        say(store, 1)
+        store.delete(KEY)
+        say(store, 2)
+        monkeypatch.setattr(trash, "keys", delete_then)
+        assert store.purge(KEY).messages == 2
+        assert moved
+        assert store.list_trash() == []
+    assert b"secret" not in everywhere(tmp_path)
+
+
+def test_a_key_that_another_program_uses_can_be_purged(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message("x:y", "user", "secret-1-")
+        store.lease("x:y", ttl=60).release()
+        store.delete("x:y")
+        foreign = tmp_path / "sessions" / "x_y.jsonl"
+        foreign.write_bytes(b'{"role":"user","content":"theirs"}\n')
+        with pytest.raises(ForeignLog):
+            store.add_message("x:y", "user", "2")
+        assert store.purge("x:y").messages == 1
+        with pytest.raises(NoSuchSession):
+            store.purge("x:y")
+        assert not list((tmp_path / "sessions" / "locks").iterdir())
+        assert b"theirs" in foreign.read_bytes()
+
+
+def test_p8_nothing_is_deleted_of_what_may_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(tmp_path)
+    before = archives(tmp_path)
+
+    def fail(_: Directory) -> None:
+        raise StoreUnavailable("the disk does not answer")
+
+    with JSONLStore(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(trash, "settle", fail)
+            with pytest.raises(MaybeStored):
+                store.purge(KEY)
+        assert archives(tmp_path) == before
+        assert store.purge(KEY).messages == 12
+    assert archives(tmp_path) == []
+
+
+def test_a_purge_of_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        with pytest.raises(NoSuchSession):
+            store.purge(KEY)
+        assert not list((tmp_path / "sessions").iterdir())
 
 
 def test_the_lock_file_of_who_has_the_turn_goes_as_well(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""Taking back as a person means it: one step at a time, each with what came of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stenolog.errors import NothingToUndo
+from stenolog.sessions.undoing import undo
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+
+KEY = "cli:a"
+
+
+@pytest.fixture(params=["jsonl", "sqlite", "memory", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    places = {
+        "jsonl": str(tmp_path / "w"),
+        "sqlite": f"sqlite:{tmp_path}/s.db",
+        "memory": "memory:",
+    }
+    where = places.get(request.param) or request.getfixturevalue("own_url")
+    with open_store(where) as opened:
+        yield opened
+
+
+def _said(store: Store) -> list[str]:
+    return [str(message.content) for message in store.get_history(KEY)]
+
+
+def _edit(store: Store, text: str, answer: str) -> None:
+    """As /edit does it: the last question in other words, and then its answer."""
+    kept = [message.to_dict() for message in store.get_history(KEY)][:-2]
+    store.set_history(KEY, [*kept, {"role": "user", "content": text}])
+    store.add_message(KEY, "assistant", answer)
+
+
+def test_each_step_leads_to_the_state_before_it(store: Store) -> None:
+    for role, text in (("user", "one?"), ("assistant", "one.")):
+        store.add_message(KEY, role, text)
+    _edit(store, "two?", "two.")
+    _edit(store, "three?", "three.")
+    assert _said(store) == ["three?", "three."]
+    first = undo(store, KEY)
+    assert (first.op, first.shown, first.hid) == ("replace", 2, 2)
+    assert _said(store) == ["two?", "two."]
+    assert undo(store, KEY).hid == 2
+    assert _said(store) == ["one?", "one."]
+    with pytest.raises(NothingToUndo):
+        undo(store, KEY)
+    assert len(store.get_history(KEY, full=True)) == 6, "nothing is gone"
+
+
+def test_what_was_asked_after_it_stays(store: Store) -> None:
+    for role, text in (("user", "one?"), ("assistant", "one.")):
+        store.add_message(KEY, role, text)
+    _edit(store, "two?", "two.")
+    store.add_message(KEY, "user", "and?")
+    store.add_message(KEY, "assistant", "and.")
+    undo(store, KEY)
+    assert _said(store) == ["one?", "one.", "and?", "and."]
+
+
+def test_other_steps_are_taken_back_as_the_store_does(store: Store) -> None:
+    for text in ("one", "two", "three"):
+        store.add_message(KEY, "user", text)
+    store.truncate_history(KEY, keep_last=1)
+    store.add_message(KEY, "assistant", "four")
+    assert undo(store, KEY).op == "truncate"
+    assert _said(store) == ["one", "two", "three", "four"]
+    with pytest.raises(NothingToUndo):
+        undo(store, "nobody")
+
+
+def test_another_answer_to_the_same_question_is_taken_back(store: Store) -> None:
+    for role, text in (("user", "one?"), ("assistant", "one.")):
+        store.add_message(KEY, role, text)
+    for answer in ("uno.", "un."):
+        store.set_history(KEY, [store.get_history(KEY)[0].to_dict()])
+        store.add_message(KEY, "assistant", answer)
+    undo(store, KEY)
+    assert _said(store) == ["one?", "uno."]
+    undo(store, KEY)
+    assert _said(store) == ["one?", "one."]
