@@ -11,6 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from stenolog.memory.secret_fields import is_value, kind_of
+
 
 class Secret(Struct, frozen=True):
     """One kind of secret, and how it is found."""
@@ -18,14 +20,18 @@ class Secret(Struct, frozen=True):
     name: str
     pattern: re.Pattern[str]
     """What it finds; where it has a group `quoted`, `bare` or `value`, only that is the secret."""
-    hint: str
-    """Text without this (in small letters) has no such secret."""
+    hints: tuple[str, ...]
+    """Text without any of these (in small letters) has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
+
+    def is_hinted(self, small: str) -> bool:
+        """Whether a text, in small letters, may have such a secret."""
+        return any(hint in small for hint in self.hints)
 
 
 def _key(name: str, hint: str, pattern: str) -> Secret:
     """A key that stands alone: nothing that could be a part of it is before it."""
-    return Secret(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), hint)
+    return Secret(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), (hint,))
 
 
 _LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
@@ -50,13 +56,15 @@ PRIVATE_KEY: Final = Secret(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
     ),
-    "private key",
+    ("private key",),
 )
 
 _KEYS: Final = (
     _key("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
     _key("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
-    Secret("api key", re.compile(r"(?<![A-Za-z0-9_-])sk-[A-Za-z0-9_-]{20,}+"), "sk-", _is_random),
+    Secret(
+        "api key", re.compile(r"(?<![A-Za-z0-9_-])sk-[A-Za-z0-9_-]{20,}+"), ("sk-",), _is_random
+    ),
     _key("api key", "aiza", r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
     _key("api key", "hf_", r"hf_[A-Za-z0-9]{30,}+"),
     _key("api key", "gsk_", r"gsk_[A-Za-z0-9]{40,}+"),
@@ -64,7 +72,8 @@ _KEYS: Final = (
     _key("api key", "k_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}+"),
     _key("api key", "whsec_", r"whsec_[A-Za-z0-9+/=]{24,}+"),
     _key("api key", "sg.", r"SG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),
-    _key("access key", "a", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _key("access key", "ia", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _key("private key", "age-secret-key-1", r"AGE-SECRET-KEY-1[A-Z0-9]{50,}+"),
     _key("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
@@ -86,13 +95,38 @@ _HEADERS: Final = (
     Secret(
         "token",
         re.compile(r"(?i)\bbearer:?[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)"),
-        "bearer",
+        ("bearer",),
         _is_credential,
     ),
     Secret(
         "password",
         re.compile(r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)"),
-        "basic",
+        ("basic",),
+    ),
+    Secret(
+        "token",
+        re.compile(
+            r"(?i)\bauthorization:[ \t]{0,4}(?:token|apikey|key)[ \t]{1,4}"
+            r"(?:token=)?[\"']?(?P<value>[\w.~+/=-]{8,}+)"
+        ),
+        ("authorization",),
+        _is_credential,
+    ),
+    Secret(
+        "cookie",
+        re.compile(
+            r"(?i)(?<![\w-])set-cookie:[ \t]{0,4}[^\s=;,\"']{1,64}="
+            r"(?P<value>(?!\[redacted)[^\s;,\"'\\]{1,4096}+)"
+        ),
+        ("set-cookie",),
+    ),
+    Secret(
+        "cookie",
+        re.compile(
+            r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
+            r"[^\r\n\"'\\]{0,4096}+)"
+        ),
+        ("cookie",),
     ),
     # Of an address: scheme://user:password@host. The password may have an @ or a slash in it, so
     # that it goes up to the last @; what begins with the number of a port is none.
@@ -101,28 +135,105 @@ _HEADERS: Final = (
         re.compile(
             r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@"
         ),
-        "://",
+        ("://",),
     ),
 )
+
+_GIVEN: Final = (
+    r"(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]{1,256})(?P=quote)|(?P<value>[^\s\"'`\\]{3,1024}+))"
+)
+
+
+def _is_given(found: re.Match[str]) -> bool:
+    """Whether what stands behind an option is its value, and not more of a sentence about it."""
+    value = found["quoted"] or found["value"].rstrip(".,;:!?)]}")
+    if value.startswith("-") or _NO_VALUE.match(value) or value.startswith("$"):
+        return False
+    letters = value.replace("_", "").replace("-", "")
+    return not (letters.isalpha() and (letters.islower() or letters.isupper()))
+
+
+def _is_after_curl(found: re.Match[str]) -> bool:
+    before = found.string[max(0, found.start() - 300) : found.start()]
+    return "curl" in before.rpartition("\n\n")[2] and not _NO_VALUE.match(found["value"])
+
+
+_COMMANDS: Final = (
+    Secret(
+        "secret",
+        re.compile(
+            r"(?i)(?<![\w-])--(?:[a-z]{1,20}-){0,3}(?:password|passwd|passphrase|token|secret"
+            rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_GIVEN}"
+        ),
+        ("--",),
+        _is_given,
+    ),
+    Secret(
+        "password",
+        re.compile(rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_GIVEN}"),
+        ("sshpass",),
+        _is_given,
+    ),
+    Secret(
+        "password",
+        re.compile(
+            r"(?<![\w-])(?:-u|--user)[ \t=]{0,4}[\"']?[^\s:\"'/]{1,64}:"
+            r"(?P<value>[^\s\"'`\\]{1,256}+)"
+        ),
+        ("curl",),
+        _is_after_curl,
+    ),
+    Secret(
+        "password",
+        re.compile(
+            r"\bmachine\s{1,8}\S{1,128}+\s{1,8}login\s{1,8}\S{1,128}+"
+            r"\s{1,8}password\s{1,8}(?P<value>(?!\[redacted)\S{1,256}+)"
+        ),
+        ("login",),
+    ),
+    Secret(
+        "access key",
+        re.compile(r"(?i)\b(?:account|sharedaccess)key=(?P<value>[a-z0-9+/=]{20,}+)"),
+        ("accountkey=", "sharedaccesskey="),
+    ),
+)
+
+_ELEMENT: Final = re.compile(
+    r"<(?P<tag>[\w:.-]{1,64})(?:\s[^<>]{0,200})?>(?P<value>[^<>]{1,256})</(?P=tag)\s{0,4}>"
+)
+
+
+def _is_secret_element(found: re.Match[str]) -> bool:
+    kind = kind_of(found["tag"])
+    return kind is not None and is_value(kind, found["value"])
+
 
 # --- what is said to be one ------------------------------------------------------------------
 
 _VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
 
 _SAID: Final = re.compile(
-    r"(?i)(?:password|passwd|passphrase|passcode|pwd)[\"'`]?"
+    r"(?i)(?:password|passwd|passphrase|passcode|pwd)"
+    r"(?:(?<!redacted: password)\]|%5d|\*\*|__)?(?P<closed>[\"'`]?)"
     r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
     r"(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}"
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
+# How each begins, so that the rest is tried nowhere else: this is most of the time it takes.
 _ASSIGNED: Final = re.compile(
-    r"(?i)(?:secret|(?:api|access|private|secret|signing|encryption)[_ -]?key"
-    r"|(?:access|auth|refresh|api|bot|session|id)[_ -]?token|(?<![a-z0-9])token(?=\s{0,4}[=:])"
-    r"|(?P<password>(?:pass|kenn)wort"
-    r"|contrase[nñ]a|mot de passe|senha|пароль|密码|パスワード))[\"'`]?"
-    rf"(?P<sep>\s{{0,4}}(?:=>|:=|=|:|\uff1a)\s{{0,4}}|\s{{1,4}}(?:is|ist|es|est)\s{{1,4}}){_VALUE}"
+    r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
+    r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
+    r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
+    r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}|\s{1,4}(?i:is|ist|es|est)\s{1,4})"
+    rf"{_VALUE}"
 )
+_ASSIGNED_HINTS: Final = (
+    *("secret", "key", "token", "passwort", "kennwort", "contrase", "mot de passe", "senha"),
+    *("пароль", "密码", "パスワード"),
+)
+_OF_A_KEY: Final = re.compile(r"(?i)(?:api|access|private|secret|signing|encryption)[_ -]?\Z")
+_OF_A_TOKEN: Final = re.compile(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
 _PIN: Final = re.compile(
     r"(?i)(?<![^\W_])pin(?:[ _-](?:code|number))?[\"'`]?"
     r"(?:\s{0,4}[=:]\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
@@ -136,6 +247,7 @@ _NO_VALUE: Final = re.compile(
     r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
     r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
 )
+_NUMBER: Final = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
 _INSTEAD: Final = """
     any bool boolean bytes changeme char false int nil none null number object optional passwd
     password pwd secret secretstr str string text true undefined varchar
@@ -161,6 +273,8 @@ def _is_password(found: re.Match[str]) -> bool:
     value = _plain(found)
     if len(value) < 3 or _NO_VALUE.match(value) or value.lower() in _PLACEHOLDERS:
         return False
+    if found["closed"] and _NUMBER.fullmatch(value):
+        return False  # a field: those were looked at
     if found["quoted"] is not None or "=" in found["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _GOES_ON:
@@ -173,6 +287,13 @@ def _is_password(found: re.Match[str]) -> bool:
 
 def _is_assigned(found: re.Match[str]) -> bool:
     """Whether what stands behind `api key` or the like is one: long, and no word."""
+    before = found.string[max(0, found.start() - 12) : found.start()]
+    if found["key"] and not _OF_A_KEY.search(before):
+        return False
+    if found["token"] and not _OF_A_TOKEN.search(before):
+        alone = not before[-1:].isascii() or not before[-1:].isalnum()
+        if not alone or found["sep"].strip()[:1] not in ("=", ":"):
+            return False
     value = _plain(found)
     if len(value) < (4 if found["password"] else 8) or _NO_VALUE.match(value):
         return False
@@ -212,9 +333,12 @@ SECRETS: Final = (
     PRIVATE_KEY,
     *_KEYS,
     *_HEADERS,
-    Secret("password", _SAID, "", _is_password),
-    Secret("secret", _ASSIGNED, "", _is_assigned),
-    Secret("pin", _PIN, "pin"),
-    Secret("card number", _CARD, "", _is_card),
+    *_COMMANDS,
+    Secret("secret", _ELEMENT, ("</",), _is_secret_element),
+    Secret("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
+    Secret("pin", _PIN, ("pin",)),
+    Secret("card number", _CARD, tuple("3456"), _is_card),
+    # Last: whether a word is one depends on what follows it, which may be a secret.
+    Secret("password", _SAID, ("pass", "pwd"), _is_password),
 )
 """Every kind, in the order in which they are looked for: the most specific first."""

@@ -2,13 +2,24 @@
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.memory.named_secrets import PRIVATE_KEY, SECRETS, Secret
-from stenolog.memory.secret_fields import found_in, is_value, kind_of, stub_of
+from stenolog.memory.secret_fields import (
+    Found,
+    Kind,
+    below,
+    found_in,
+    is_number,
+    is_schema,
+    is_value,
+    kind_of,
+    stub_of,
+)
 
 _RUN: Final = re.compile(r"\S*")
 _MARGIN: Final = 1_000
@@ -19,11 +30,18 @@ _LONG_NAME: Final = 16
 """Characters; no secret that is known by its form is shorter."""
 _UNSEEN: Final = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
-    "\U000e0000-\U000e0fff]"
+    "\U000e0000-\U000e0fff]++"
     # And as JSON in a text may have them.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
 """Characters that nobody sees, and that hide a secret from a pattern."""
+_HARMLESS: Final = re.compile(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
+"""Too short for any secret that nothing but itself tells."""
+_HIDING: Final = re.compile(
+    _UNSEEN.pattern
+    + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
+)
+"""Those, and letters that are written as escapes."""
 
 
 class Redacted(Struct, frozen=True):
@@ -46,91 +64,224 @@ def redact(text: str) -> Redacted:
 
     Where there is none it is the same text, and count is 0. Only what is known to be secret by
     its form, or by the name of its field, is found: a secret in plain words stays. Characters that
-    nobody sees hide none; where there is one, the text comes back without them.
+    nobody sees hide none.
     """
-    seen = _UNSEEN.sub("", text)
-    found = _in_fields(seen)
-    rest = _redacted(found.text, SECRETS)
-    count = found.count + rest.count
-    return Redacted(rest.text if count else text, count)
+    return _out_of(text, SECRETS)
 
 
-def _in_fields(text: str) -> Redacted:
-    pieces, at, count = [], 0, 0
-    for one in found_in(text):
-        pieces += [text[at : one.start], one.stub]
-        at, count = one.end, count + 1
-    return Redacted("".join([*pieces, text[at:]]), count)
+def _out_of(text: str, secrets: Iterable[Secret]) -> Redacted:
+    if _HARMLESS.fullmatch(text):
+        return Redacted(text, 0)
+    found = _Finding(text, _hiding(text))
+    found.take_out(list(found_in(found.text)))
+    for secret in _possible(found.text, secrets):
+        found.take_out(_found(found.text, secret))
+    return found.redacted()
+
+
+def _hiding(text: str) -> list[Found]:
+    """What hides a secret in a text, and the letter that it stands for, if any."""
+    if text.isascii() and "\\u" not in text:
+        return []
+    return [
+        Found(*one.span(), chr(int(one["letter"], 16)) if one["letter"] else "")
+        for one in _HIDING.finditer(text)
+    ]
+
+
+class _Finding:
+    """A text out of which more and more is taken, and where all of that stood at the beginning.
+
+    What is found is looked for in what is left, so that no secret is found twice.
+    """
+
+    def __init__(self, text: str, hiding: list[Found]) -> None:
+        self.text = text
+        self._first = text
+        self._steps: list[_Step] = []
+        self._stubs: list[tuple[int, int, int, str]] = []
+        if hiding:
+            self._replace(hiding)
+
+    def take_out(self, found: list[Found]) -> None:
+        """A stub for each of them; they are in their order."""
+        if not found:
+            return
+        for one in found:
+            start, end = one.start, one.end
+            for step in reversed(self._steps):
+                start, end = step.before(start)[0], step.before(max(start, end - 1))[1]
+            self._stubs.append((start, end, len(self._steps), one.stub))
+        self._replace(found)
+
+    def redacted(self) -> Redacted:
+        """The text as it was at the beginning, but for the stubs."""
+        if not self._stubs:
+            return Redacted(self._first, 0)
+        pieces, at, count = list[str](), 0, 0
+        # One that was found later may have an earlier one in it: then it goes at least as far.
+        for start, end, _, stub in sorted(self._stubs, key=lambda one: (one[0], -one[2])):
+            if start >= at:
+                pieces += [self._first[at:start], stub]
+                at, count = end, count + 1
+        return Redacted("".join([*pieces, self._first[at:]]), count)
+
+    def _replace(self, found: list[Found]) -> None:
+        self._steps.append(_Step(found))
+        self.text = _without(self.text, found)
+
+
+class _Step:
+    """Where each character stood before some parts of a text were replaced."""
+
+    def __init__(self, found: list[Found]) -> None:
+        self._found = found
+        self._starts: list[int] = []
+        shorter = 0
+        for one in found:
+            self._starts.append(one.start - shorter)
+            shorter += one.end - one.start - len(one.stub)
+
+    def before(self, place: int) -> tuple[int, int]:
+        """From where to where that went which the character at this place is, or is a part of."""
+        at = bisect_right(self._starts, place) - 1
+        if at < 0:
+            return place, place + 1
+        one = self._found[at]
+        behind = place - self._starts[at] - len(one.stub)
+        return (one.start, one.end) if behind < 0 else (one.end + behind, one.end + behind + 1)
 
 
 def redact_data(value: Any) -> RedactedData:
     """The same for what JSON can hold: each text of it, and each value whose name says enough.
 
-    A text that is JSON stays JSON.
+    A text that is JSON is looked at as such, and is the same but for its secrets.
     """
     walk = _Walk()
     return RedactedData(walk.value(value), walk.count)
 
 
+_CUT_OFF_KEY: Final = f"[redacted: {PRIVATE_KEY.name}]"
+
+
+class _Number(str):
+    """A number, as it is written."""
+
+
+class _Fields(list[tuple[str, Any]]):
+    """An object, whose names may be there twice."""
+
+
+_JSON: Final = json.JSONDecoder(
+    parse_float=_Number, parse_int=_Number, parse_constant=_Number, object_pairs_hook=_Fields
+)
+_SCALAR: Final = re.compile(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
+
+
 class _Walk:
     """One way through data, which counts the secrets in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Iterable[Secret] = SECRETS) -> None:
         self.count = 0
+        self._secrets = secrets
+        """What texts may have in them."""
+        self._scalars = 0
+        self.changed: dict[int, str] = {}
+        """What is to stand in the place of the texts and numbers that hold a secret; they are
+        counted in their order, with the names."""
 
-    def value(self, value: Any, kind: str | None = None) -> Any:
+    def value(self, value: Any, kind: Kind | None = None, *, directly: bool = False) -> Any:
         """It without secrets; all of it is one where it has a kind."""
         match value:
-            case str():
-                return self._text(value) if kind is None else self._stub(value, kind)
-            case list():
-                return [self.value(one, kind) for one in value]
+            case list() if not isinstance(value, _Fields):
+                return list(self._list(value, kind))
             case Mapping():
-                return {self._name(name): self._field(name, value, kind) for name in value}
-            case int() | float() if kind is not None and not isinstance(value, bool):
-                return self._stub(value, kind) if len(str(value)) > 2 else value
-        return value
+                return dict(self._object(list(value.items()), kind))
+            case _Fields():
+                return _Fields(self._object(value, kind))
+        told = self._scalar(value, kind, directly=directly)
+        if told is not value:
+            self.changed[self._scalars] = told
+        self._scalars += 1
+        return told
 
-    def _field(self, name: Any, data: Mapping[Any, Any], kind: str | None) -> Any:
-        """One field of an object; `{"name": "Authorization", "value": …}` says it beside."""
-        said = name if isinstance(name, str) else ""
-        own = kind_of(_UNSEEN.sub("", said))
-        if said == "token" and "logprob" in data:
-            own = None  # a piece of an answer
-        if said == "value" and own is None:
-            beside = data.get("name", data.get("key"))
-            own = kind_of(_UNSEEN.sub("", beside)) if isinstance(beside, str) else None
-        return self.value(data[name], own or kind)
+    def _list(self, values: list[Any], kind: Kind | None) -> Iterator[Any]:
+        """Each of a list; a private key may go over several lines, as in a notebook's cell."""
+        key: Kind | None = None
+        for value in values:
+            told = self.value(value, key or kind)
+            if isinstance(value, str):
+                within = key is not None or told.endswith(_CUT_OFF_KEY)
+                key = kind_of("private_key") if within and "-----END" not in value else None
+            yield told
+
+    def _object(self, fields: list[tuple[Any, Any]], above: Kind | None) -> Iterator[Any]:
+        schema = above is not None and any(is_schema(str(name), one) for name, one in fields)
+        beside = self._told_beside(fields)
+        is_a_word = any(name == "logprob" for name, _ in fields)
+        for name, value in fields:
+            said = _UNSEEN.sub("", name) if isinstance(name, str) else ""
+            own = kind_of(said)
+            if said == "token" and is_a_word:
+                own = None  # a piece of an answer
+            if said.lower() == "value":
+                own = own or beside
+            kind = own or below(above, said, schema=schema)
+            yield self._name(name), self.value(value, kind, directly=own is not None)
 
     def _name(self, name: Any) -> Any:
-        return self._text(name) if isinstance(name, str) and len(name) >= _LONG_NAME else name
+        if isinstance(name, str) and len(name) >= _LONG_NAME:
+            return self.value(name)
+        self._scalars += 1
+        return name
 
-    def _stub(self, value: Any, kind: str) -> Any:
-        if not is_value(kind, _UNSEEN.sub("", str(value))):
-            return self._text(value) if isinstance(value, str) else value
+    def _told_beside(self, fields: list[tuple[Any, Any]]) -> Kind | None:
+        """What `{"name": "Authorization", "value": …}` says of its value."""
+        for name, value in fields:
+            if isinstance(name, str) and name.lower() in ("name", "key") and isinstance(value, str):
+                return kind_of(_UNSEEN.sub("", value))
+        return None
+
+    def _scalar(self, value: Any, kind: Kind | None, *, directly: bool) -> Any:
+        if isinstance(value, str) and not isinstance(value, _Number):
+            if kind is None or not is_value(kind, _UNSEEN.sub("", value)):
+                return self._text(value)
+        elif (
+            kind is None
+            or not directly
+            or not isinstance(value, int | _Number)
+            or not is_number(kind, str(value))
+        ):
+            return value
         self.count += 1
         return stub_of(kind)
 
     def _text(self, text: str) -> str:
-        if text.lstrip()[:1] in ("{", "["):
+        if text.lstrip()[:1] in ("{", "[", '"'):
             try:
-                data = json.loads(text)
-                inner = redact_data(data)
-                if not inner.count:
-                    return text
-                # As loose or tight as it was.
-                apart = (", ", ": ") if '": ' in text else (",", ":")
-                told = json.dumps(
-                    inner.value, ensure_ascii=False, allow_nan=False, separators=apart
-                )
+                inner = _Walk(_possible(text, self._secrets) if _is_open(text) else self._secrets)
+                inner.value(_JSON.decode(text))
             except (ValueError, RecursionError):
                 pass  # then it is a text as any other
             else:
                 self.count += inner.count
-                return told
-        found = redact(text)
+                return inner.in_place(text)
+        found = _out_of(text, self._secrets)
         self.count += found.count
         return found.text
+
+    def in_place(self, text: str) -> str:
+        """The JSON that was walked, but for what is to stand elsewhere in it."""
+        if not self.changed:
+            return text
+        pieces, at = list[str](), 0
+        for number, one in enumerate(_SCALAR.finditer(text)):
+            if number in self.changed:
+                # Escaped where it was: half a character could not stand there otherwise.
+                told = json.dumps(self.changed[number], ensure_ascii=one[0].isascii())
+                pieces += [text[at : one.start()], told]
+                at = one.end()
+        return "".join([*pieces, text[at:]])
 
 
 def redact_ends(text: str, *, most: int) -> Redacted:
@@ -153,27 +304,35 @@ def redact_ends(text: str, *, most: int) -> Redacted:
 
 
 def _redacted(text: str, secrets: Iterable[Secret]) -> Redacted:
-    count = 0
+    found = _Finding(text, [])
+    for secret in _possible(text, secrets):
+        found.take_out(_found(found.text, secret))
+    return found.redacted()
+
+
+def _possible(text: str, secrets: Iterable[Secret]) -> list[Secret]:
+    """Those that may be in the text, so that most of them are not looked for."""
     small = text.lower()
-    for secret in secrets:
-        if secret.hint in small:
-            found = list(_found(text, secret))
-            text = _without(text, found, f"[redacted: {secret.name}]")
-            count += len(found)
-    return Redacted(text, count)
+    return [secret for secret in secrets if secret.is_hinted(small)]
 
 
-def _found(text: str, secret: Secret) -> Iterator[tuple[int, int]]:
-    """From where to where each secret of a kind goes, in their order."""
-    at = 0
+def _is_open(text: str) -> bool:
+    """Whether each letter of what a JSON text holds can be seen in it as it is."""
+    escapes = "\\u" in text or "\\/" in text
+    return not escapes and (text.isascii() or _UNSEEN.search(text) is None)
+
+
+def _found(text: str, secret: Secret) -> list[Found]:
+    """Each secret of a kind, in their order."""
+    at, found = 0, list[Found]()
     while (match := secret.pattern.search(text, at)) is not None:
         if secret.check(match):
-            start, end = _span(match)
-            yield start, end
-            at = end
+            start, at = _span(match)
+            found.append(Found(start, at, f"[redacted: {secret.name}]"))
         else:
             # What looked like one may have hidden the beginning of another.
             at = match.start() + 1
+    return found
 
 
 def _span(match: re.Match[str]) -> tuple[int, int]:
@@ -186,10 +345,10 @@ def _span(match: re.Match[str]) -> tuple[int, int]:
     return match.span() if name is None else match.span(name)
 
 
-def _without(text: str, found: list[tuple[int, int]], stub: str) -> str:
+def _without(text: str, found: list[Found]) -> str:
     pieces = []
     at = 0
-    for start, end in found:
-        pieces += [text[at:start], stub]
-        at = end
+    for one in found:
+        pieces += [text[at : one.start], one.stub]
+        at = one.end
     return "".join([*pieces, text[at:]])

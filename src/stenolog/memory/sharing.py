@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stenolog.memory.redaction import redact, redact_data
+from stenolog.memory.redaction import redact_data
 
 
 class Sharing:
@@ -14,12 +14,8 @@ class Sharing:
         """How many were taken out so far."""
 
     def __call__(self, text: str) -> str:
-        """The text as it may be shared."""
-        if not self.wanted:
-            return text
-        found = redact(text)
-        self.count += found.count
-        return found.text
+        """The text as it may be shared; where it is JSON, by the names of its fields, too."""
+        return str(self.data(text))
 
     def data(self, value: Any) -> Any:
         """What is made of texts, lists and objects, as it may be shared."""
@@ -31,4 +27,4 @@ class Sharing:
 
     def again(self, text: str) -> str:
         """The same for a text that is counted elsewhere."""
-        return redact(text).text if self.wanted else text
+        return str(redact_data(text).value) if self.wanted else text

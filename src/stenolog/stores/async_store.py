@@ -313,7 +313,7 @@ class AsyncLease:
         self._lease = lease
         self._calls = store
         self.store = store._behind(lease.store)
-        """The store, whose writes raise LeaseLost once another holder took over."""
+        """The store, whose writes raise LeaseLost once the turn is over: as Lease.store."""
 
     @property
     def key(self) -> str:

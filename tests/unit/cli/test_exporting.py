@@ -170,7 +170,7 @@ def test_secrets_are_taken_out_of_documents_and_counted(steno: Steno, form: str)
 
 def test_a_secret_is_found_wherever_it_stands(steno: Steno) -> None:
     call = {"id": "1", "function": {"name": "x", "arguments": json.dumps({"key": KEY})}}
-    broken = f"{KEY[:20]}\u200e{KEY[20:]}"
+    broken = f"{KEY[:20]}\u200e\x08{KEY[20:]}"
     with open_store("workspace") as store:
         store.add_messages(
             "s",
@@ -362,6 +362,41 @@ def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) 
         result = steno("export", "f", "--format", form)
         assert not [one for one in ("hunter2", "t-1", "k-1") if one in result.stdout]
         assert result.stderr.startswith("3 secrets were taken out")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"p\\u0061ssword":"hunter2"}',
+        '[{"name":"DB_PASSWORD","value":"hunter2"}]',
+        '{"Environment":[{"Name":"DB_PASSWORD","Value":"hunter2"}]}',
+        '{"user[password]":"hunter2"}',
+        '{"password"            :"hunter2"}',
+        '{"' + "x" * 70 + 'password":"hunter2"}',
+        "Set-Cookie: sid=hunter2; Path=/",
+        "<password>hunter2</password>",
+        "sshpass -p hunter2 ssh x",
+    ],
+)
+def test_every_form_has_the_same_secrets_taken_out(steno: Steno, text: str) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": text}}
+    with open_store("workspace") as store:
+        store.add_message("s", "user", text)
+        store.add_full_message("s", {"role": "assistant", "content": None, "tool_calls": [call]})
+        store.add_full_message("s", {"role": "tool", "tool_call_id": "1", "content": text})
+        store.add_full_message("s", {"role": "user", "content": [{"type": "text", "text": text}]})
+    for form in ("html", "markdown", "openai", "jsonl"):
+        result = steno("export", "s", "--format", form, "--redact")
+        assert "hunter2" not in result.stdout, form
+        assert result.stderr.splitlines()[-1].startswith("4 secrets were taken out"), form
+
+
+def test_what_is_json_looks_in_a_document_as_it_was_said(steno: Steno) -> None:
+    said = '{\n  "a": 1.10,\n  "token": "t-1",\n  "a": 1e5,\n  "limit": {"tokens": 5000}\n}'
+    with open_store("workspace") as store:
+        store.add_full_message("j", {"role": "tool", "content": said})
+    shown = steno("export", "j", "--format", "markdown").stdout
+    assert said.replace("t-1", "[redacted: token]") in shown
 
 
 def test_a_pipe_is_written_to_and_a_link_followed(told: Path, steno: Steno) -> None:

@@ -138,6 +138,18 @@ def test_every_secret_is_counted() -> None:
     assert redact(said).count == 5
 
 
+def test_a_password_is_known_although_another_secret_follows() -> None:
+    found = redact(f"Password: tulip {_CARDS[0]}")
+    assert found == Redacted("Password: [redacted: password] [redacted: card number]", 2)
+
+
+def test_every_secret_is_taken_out_where_it_stands() -> None:
+    said = f'{_CARDS[0]} a {_KEYS["github"]} b "pwd": "x" c {_KEYS["aws"]} d {_CARDS[0]} e'
+    kept = "[redacted: card number] a [redacted: token] b "
+    kept += '"pwd": "[redacted: password]" c [redacted: access key] d [redacted: card number] e'
+    assert redact(said) == Redacted(kept, 5)
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -273,8 +285,174 @@ def test_characters_that_nobody_sees_hide_no_secret(unseen: str) -> None:
         assert in_text.count == 1
         assert key[12:] not in in_text.text
     assert redact(f'{{"pass{unseen}word": "x"}}').count == 1
-    assert redact(f"pass{unseen}word=hunter2") == Redacted("password=[redacted: password]", 1)
+    found = redact(f"pass{unseen}word=hun{unseen}ter2")
+    assert found == Redacted(f"pass{unseen}word=[redacted: password]", 1)
     assert redact_data({f"pass{unseen}word": "x"}).count == 1
+
+
+_FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f"
+
+
+def test_characters_that_nobody_sees_stay_where_no_secret_is() -> None:
+    key = _KEYS["aws"]
+    said = f"{_FAMILY} {key[:5]}\u200b{key[5:]} {_FAMILY} password=x\u200d9y {_FAMILY}"
+    kept = f"{_FAMILY} [redacted: access key] {_FAMILY} password=[redacted: password] {_FAMILY}"
+    assert redact(said) == Redacted(kept, 2)
+
+
+def test_a_secret_that_is_found_around_another_is_one() -> None:
+    said = (
+        f"a \u200bb https://u:x{_KEYS['aws'][:4]} {_KEYS['aws']} https://u:{_KEYS['aws']}y@h \u200b"
+    )
+    found = redact(said)
+    assert _KEYS["aws"] not in found.text
+    assert found.count == found.text.count("[redacted: ")
+    assert found.text.startswith("a \u200bb https://")
+    assert found.text.endswith("@h \u200b")
+
+
+def test_letters_may_be_written_as_escapes() -> None:
+    key = _KEYS["aws"]
+    assert redact(f"AKI\\u0041{key[4:]}!").text == "[redacted: access key]!"
+    assert redact('see {"p\\u0061ssword": "x\\u0061"}!').count == 1
+    assert redact("caf\\u00e9 \\u0041 password=x9y").text.startswith("caf\\u00e9 \\u0041 ")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("Set-Cookie: session=a1b2; Path=/", "Set-Cookie: session=[redacted: cookie]; Path=/"),
+        ("cookie: a=1; sid=x\nHost: b", "cookie: [redacted: cookie]\nHost: b"),
+        ("<a><password>x y</password></a>", "<a><password>[redacted: secret]</password></a>"),
+        ('<Token a="b">x1</Token>', '<Token a="b">[redacted: secret]</Token>'),
+        ("Authorization: Token 9f8e7d6c5b", "Authorization: Token [redacted: token]"),
+        ("gh --token x9y8z7 list", "gh --token [redacted: secret] list"),
+        ('x --db-password "a b" -v', 'x --db-password "[redacted: secret]" -v'),
+        ("sshpass -p tulip99 ssh x", "sshpass -p [redacted: password] ssh x"),
+        ("curl -s -u bob:tulip https://h", "curl -s -u bob:[redacted: password] https://h"),
+        ("AccountKey=aB3dE5fGaB3dE5fGaB3d==;", "AccountKey=[redacted: access key];"),
+        ("machine h login u password tulip", "machine h login u password [redacted: password]"),
+        ("AGE-SECRET-KEY-1" + "QPZRY9X8" * 7 + " a", "[redacted: private key] a"),
+        ("user%5Bpassword%5D=hunter2", "user%5Bpassword%5D=[redacted: password]"),
+        ("**Password**: hunter2", "**Password**: [redacted: password]"),
+        ('see {"password"          : "x"}', 'see {"password"          : "[redacted: password]"}'),
+        ('see {"user[password]": "x"}', 'see {"user[password]": "[redacted: password]"}'),
+        ('{"password":-12345678}', '{"password":"[redacted: password]"}'),
+    ],
+)
+def test_commands_headers_and_elements_tell_secrets(said: str, kept: str) -> None:
+    assert redact(said) == Redacted(kept, 1)
+    assert redact(kept) == Redacted(kept, 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "--token is needed; --password to set one; --token TOKEN --password $PW --api-key <key>",
+        "docker run -u 1000:1000 x",
+        "default login page password field",
+        "<title>password</title> <password>string</password> <p>a</p>",
+        "The cookie: chocolate. cookie: yes",
+        "Authorization: Token authentication",
+        '{"password": 123} {"password": 12.5} {"token": 5000} {"pass": 1200}',
+        'see {"password": {"type": "string", "description": "at least 8", "minLength": 128}}',
+        'see {"auth": {"user": "bob"}, "auth": "none"}',
+    ],
+)
+def test_what_only_looks_like_a_command_or_a_header_stays(said: str) -> None:
+    assert redact(said) == Redacted(said, 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pass", "db_pass", "smtpPass", "pw", "passkey", "auth", "X-Auth-Key", "sessionid"),
+        *("tokenValue", "password (prod)", "password@prod", "user[password]", "\uff50assword"),
+        *("x" * 70 + "password", "x" * 70 + "_api_key", "Cookie", "session_cookie"),
+    ],
+)
+def test_more_names_of_fields_tell_a_secret(name: str) -> None:
+    assert redact_data({name: "Hunter2=x", "b": "c"}).value.pop(name).startswith("[redacted: ")
+    assert redact_data(json.dumps({name: "Hunter2=x"})).count == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"usage": {"token": 5000}, "secrets": {"count": 1200}, "password": 123, "otp": 123},
+        {"password": {"tries": 1200, "on": True}, "api_key": 12345678, "pass": 1200},
+        {"password": {"type": "string", "description": "at least 8", "minLength": 128}},
+        {"properties": {"token": {"$ref": "#/x"}, "secret": {"enum": ["a", "b"]}}},
+        {"credentials": {"type": "object", "properties": {"user": {"const": True}}}},
+        {"next_page_token": "abc", "pageToken": "CAUQAA", "nextToken": "x", "eos_token": "</s>"},
+        {"cookies": ["oatmeal", "ginger"], "cookie": "chocolate chip"},
+        {"mountain_pass": "Gotthard", "boarding_pass": "LH 123", "bypass": "x", "compass": "N"},
+        {"has_password": "maybe", "is_secret": "a bit", "password_required": "always"},
+        {"password": "required", "otp": "yes", "token": "no"},
+        {"authorization": "pending", "Authorization": "granted", "credentials": "same-origin"},
+        {"secret": {"description": "what it is for", "title": "A title"}},
+        {"auth": {"user": "bob", "kind": "basic"}, "x": {"auth": "oauth2"}},
+    ],
+)
+def test_ordinary_data_stays_as_it_is(value: Any) -> None:
+    assert redact_data(value).value == value
+    assert redact_data(json.dumps(value)).value == json.dumps(value)
+
+
+def test_what_a_schema_gives_as_a_value_is_taken_out() -> None:
+    value = {"password": {"type": "string", "default": "hunter2", "properties": {"pwd": "x"}}}
+    assert redact_data(value).value == {
+        "password": {
+            "type": "string",
+            "default": "[redacted: password]",
+            "properties": {"pwd": "[redacted: password]"},
+        }
+    }
+
+
+@pytest.mark.parametrize("names", [("name", "value"), ("Name", "Value"), ("KEY", "VALUE")])
+def test_a_name_beside_tells_a_secret(names: tuple[str, str]) -> None:
+    for fields in (names, names[::-1]):
+        pair = dict.fromkeys(fields, "DB_PASSWORD") | {names[1]: "hunter2"}
+        found = redact_data({"Environment": [pair]})
+        assert found.value["Environment"][0][names[1]] == "[redacted: password]"
+        assert found.count == 1
+
+
+def test_json_in_a_text_is_the_same_but_for_its_secrets() -> None:
+    before = '{\n  "f": 1.10, "e": 1e5,"z":-0.0,  "n": NaN, "u": "\\u00e9\\/", "dup": 1, "dup": 2,'
+    text = (
+        before + ' "big": 12345678901234567890123, "password":  "a\\"b", "pin": 4821, "é": "%s"}\n'
+    )
+    found = redact_data({"content": text % f"{_FAMILY} pwd=x9y"})
+    stub = '"password":  "[redacted: password]", "pin": "[redacted: pin]"'
+    kept = text.replace('"password":  "a\\"b", "pin": 4821', stub)
+    assert found.value == {"content": kept % f"{_FAMILY} pwd=[redacted: password]"}
+    assert found.count == 3
+    half = '["\\ud800 pwd=x9y", "\\u00e9"]'
+    assert redact_data(half).value == half.replace("x9y", "[redacted: password]")
+    assert redact_data('"{\\"p\\\\u0061ssword\\":\\"x\\"}"').count == 1
+
+
+def test_a_private_key_may_go_over_the_lines_of_a_list() -> None:
+    lines = _PEM.splitlines(keepends=True)
+    lines[2:2] = [lines[1], "x: [] {}\n"]
+    found = redact_data({"source": ["key:\n", *lines, "print()"], "n": "stays"})
+    assert found.value == {
+        "source": ["key:\n", *["[redacted: private key]"] * len(lines), "print()"],
+        "n": "stays",
+    }
+    found = redact_data([lines[0], "", lines[1]])
+    assert found.value == ["[redacted: private key]", "", "[redacted: private key]"]
+
+
+@pytest.mark.parametrize("hidden", ["AKI\\u0041", "AK\u200bIA", "AK\\u200bIA"])
+def test_no_escape_in_json_hides_a_secret(hidden: str) -> None:
+    key = _KEYS["aws"]
+    found = redact_data(f'{{"a": "{hidden}{key[4:]}", "b": "http:\\/\\/u:tulip@h"}}')
+    assert found.count == 2
+    assert key[5:] not in found.value
+    assert "tulip" not in found.value
 
 
 def test_data_has_no_secrets_left_wherever_they_stand() -> None:
@@ -348,11 +526,43 @@ def test_what_is_json_in_data_stays_json(text: str) -> None:
         | st.sampled_from(
             ['"password":', "\\", '"', '\\"', "{", "[", "]", "}", '"pin"', ":", "4821"]
         )
-    )
+        | st.sampled_from(
+            [
+                *("--token", "Cookie: a=b", "Set-Cookie: c=d", "<password>", "</password>", "curl"),
+                *("-u a:b", "sshpass -p", "machine a login b password", "Authorization: Token"),
+                *("\u200b", "pass\u200dword", "\\u0061", "p\\u0061ssword=", "token", "is", "key="),
+                "\n",
+            ]
+        ),
+    ),
+    st.sampled_from(["", " "]),
 )
-def test_a_text_without_secrets_has_none(parts: list[str]) -> None:
-    once = redact(" ".join(parts))
+def test_a_text_without_secrets_has_none(parts: list[str], between: str) -> None:
+    once = redact(between.join(parts))
     assert redact(once.text) == Redacted(once.text, 0)
+
+
+_said = texts() | st.sampled_from(["pwd=x9y", "x", "Hunter2", "string", "4821", "DB_TOKEN"])
+_names = st.sampled_from(["password", "name", "value", "type", "token", "pin", "auth", "a", "b c"])
+
+
+@given(
+    st.recursive(
+        _said | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False),
+        lambda inner: st.lists(inner) | st.dictionaries(_names, inner),
+    ),
+    st.sampled_from([None, 2]),
+    st.booleans(),
+)
+def test_data_and_the_json_of_it_have_the_same_secrets(
+    value: Any, indent: int | None, ascii_only: bool
+) -> None:
+    text = json.dumps([value], indent=indent, ensure_ascii=ascii_only)
+    found, data = redact_data(text), redact_data([value])
+    assert json.loads(found.value) == data.value
+    assert found.count == data.count
+    if not found.count:
+        assert found.value == text
 
 
 @pytest.mark.parametrize(
@@ -396,6 +606,22 @@ def test_a_text_without_secrets_has_none(parts: list[str]) -> None:
         '\\"password\\": \\"',
         '{"password":',
         '"token":"a","logprob":1,',
+        '"a" ',
+        '"password" ',
+        '"password":{"type":"string",',
+        "\\u0061",
+        "curl -u a:",
+        "-u a:",
+        "--token ",
+        "--a-b-c-",
+        "machine a login ",
+        "cookie: a=",
+        "cookie: a",
+        "<a>",
+        "<a ",
+        "<a>b</",
+        "accountkey=",
+        "key=a ",
     ],
 )
 def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None:
