@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from playwright.sync_api import Browser, Route, expect
@@ -90,7 +91,8 @@ def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
     expect(page.locator("article.hidden-one")).to_have_count(26)
     assert page.locator("article").first.get_attribute("id") == "m1"
     divider.locator("[data-undo]").click()
-    expect(page.locator("#toast")).to_contain_text("26 messages are in sight again")
+    told = "Taken back, the compaction: 26 messages are in sight again."
+    expect(page.locator("#toast")).to_have_text(told)
     expect(page.locator(".divider")).to_have_count(0)
     expect(page.locator("article:not(.hidden-one)")).to_have_count(40)
 
@@ -127,6 +129,11 @@ def test_a_fork_goes_on_from_a_message(looking: Looking) -> None:
     page.wait_for_url(lambda url: PLAN not in url and "telegram" in url)
     expect(page.locator("article")).to_have_count(2)
     expect(page.locator(".head")).to_contain_text(f"fork of {PLAN}")
+    told = f"This is a copy of {PLAN} up to message 2; the original stays as it is"
+    expect(page.locator("#toast")).to_have_text(told)
+    page.reload()
+    expect(page.locator("article")).to_have_count(2)
+    expect(page.locator("#toast")).to_be_hidden()
 
 
 def test_one_talks_to_the_agent(looking: Looking) -> None:
@@ -231,7 +238,7 @@ def test_a_new_session_begins_in_the_browser(looking: Looking) -> None:
     looking.open("/")
     page.locator("#begin").click()
     page.locator("dialog textarea").fill("Is anybody there?")
-    page.locator("dialog button", has_text="OK").click()
+    page.locator("dialog button", has_text="Begin").click()
     page.wait_for_url("**/s/cli%3A*%3Adefault")
     expect(page.locator("article")).to_have_count(2)
     expect(page.locator("article strong")).to_have_text("Is anybody there?")
@@ -265,7 +272,7 @@ def test_the_lines_of_an_export_are_what_is_in_sight_as_it_is_stored(
     page = looking.page
     page.locator(".export summary").click()
     with page.expect_download() as downloading:
-        page.locator(".export a", has_text="JSON lines").click()
+        page.locator(".export a", has_text="JSON lines").first.click()
     assert downloading.value.suggested_filename == "cli-exported.jsonl"
     lines = downloading.value.path().read_text().splitlines()
     told = re.compile(r'\{"role":"assistant","content":"Answer (\d), and sk-ant-(a1B2){12}\."\}')
@@ -290,7 +297,8 @@ def test_the_export_menu_says_what_has_secrets_and_goes_away(looking: Looking) -
     assert [one.split("\n") for one in told] == [
         ["Page (HTML)", "to share: without secrets"],
         ["Markdown", "to share: without secrets"],
-        ["JSON lines", "as stored: with secrets"],
+        ["JSON lines", "what is in sight, as stored: with secrets"],
+        ["JSON lines, with hidden ones", "all that is stored: with secrets"],
     ]
     page.keyboard.press("Tab")
     expect(page.locator(".export a").first).to_be_focused()
@@ -490,3 +498,134 @@ def test_the_dot_tells_when_a_turn_elsewhere_is_over(looking: Looking, place: Pa
             expect(page.locator("#state")).to_have_class("dot running")
         # Nothing is stored when a turn ends.
         expect(page.locator("#state")).not_to_have_class("dot running")
+
+
+def test_a_connection_that_is_lost_is_told_until_it_is_back(looking: Looking, place: Path) -> None:
+    key = "cli:lost"
+    with open_store(str(place)) as store:
+        store.add_message(key, "assistant", "Hello.")
+    page = looking.page
+    page.route("**/events*", lambda route: route.abort())
+    looking.session(key)
+    gone = page.locator("#gone")
+    expect(gone).to_have_text("not connected, trying again")
+    looking.picture("gone")
+    page.unroute("**/events*")
+    page.route("**/events*", lambda route: route.fulfill(status=502, body="no"), times=1)
+    expect(gone).to_be_hidden(timeout=20_000)
+    _written_elsewhere(place, key, "Here again.")
+    expect(page.locator("#m2")).to_be_in_viewport()
+    looking.problems.clear()  # the console tells of it, too
+
+
+def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_message("s", "assistant", "Hello.")
+    with ExitStack() as left_open:
+        with Served(tmp_path, ScriptedModel(["x"])) as served:
+            context = left_open.enter_context(window(browser, served))
+            looking = left_open.enter_context(Looking(context, served, screenshots))
+            looking.session("s")
+            page = looking.page
+            expect(page.locator("#gone")).to_be_hidden()
+            served.hurry()
+        expect(page.locator("#gone")).to_be_visible()
+        page.locator("#say textarea").fill("What I\nwrote")
+        page.locator("#send").click()
+        expect(page.locator("#toast")).to_have_text(
+            "The gateway does not answer; your text is kept"
+        )
+        expect(page.locator("#say textarea")).to_have_value("What I\nwrote")
+        expect(page.locator("#send")).to_be_enabled()
+        looking.problems.clear()  # the console tells of it, too
+
+
+def test_a_damaged_session_is_told_on_its_page(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        for number in range(1, 4):
+            store.add_message("s", "assistant", f"word{number}")
+    for path in (one for one in tmp_path.rglob("*") if one.is_file()):
+        path.write_bytes(path.read_bytes().replace(b"word2", b"#ord2"))
+    with (
+        Served(tmp_path, ScriptedModel(["x"])) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.session("s")
+        page = looking.page
+        expect(page.locator("#damage")).to_contain_text("1 message is damaged and cannot be read")
+        expect(page.locator("#m1 + .lost")).to_have_text("message 2 cannot be read")
+        looking.picture("damaged")
+
+
+def test_the_keys_go_to_the_first_and_the_last_of_all_messages(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    _thousand(tmp_path)
+    with (
+        Served(tmp_path, ScriptedModel(["x"])) as served,
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.session("big")
+        page = looking.page
+        page.keyboard.press("g")
+        page.wait_for_url("**/s/big?at=1")
+        expect(page.locator("#m1")).to_be_in_viewport()
+        page.keyboard.press("g")
+        expect(page.locator("#m1")).to_have_class("message user chosen")
+        page.keyboard.press("G")
+        page.wait_for_url("**/s/big")
+        expect(page.locator("#m1000")).to_be_in_viewport()
+        page.keyboard.press("G")
+        expect(page.locator("#m1000")).to_have_class("message assistant chosen")
+
+
+def test_a_title_that_is_given_elsewhere_is_shown(looking: Looking, place: Path) -> None:
+    key = "cli:titled"
+    page = looking.page
+    with open_store(str(place)) as store:
+        store.add_message(key, "user", "Hello.")
+        store.add_message(key, "assistant", "Good day.")
+        looking.session(key)
+        expect(page.locator("#title")).to_have_text("Hello.")
+        expect(page.locator("#gone")).to_be_hidden()
+        store.set_meta(key, title="The owl")
+        expect(page.locator("#title")).to_have_text("The owl")
+        expect(page).to_have_title("The owl · stenolog")
+
+
+def test_tags_that_were_given_stand_apart(looking: Looking, place: Path) -> None:
+    key = "cli:tagged"
+    page = looking.page
+    with open_store(str(place)) as store:
+        store.add_message(key, "user", "Hello.")
+    looking.session(key)
+    page.locator("#retag").click()
+    page.locator("dialog[open] input").fill("one, two")
+    page.locator("dialog[open] button").first.click()
+    expect(page.locator("#tags .tag")).to_have_count(2)
+    first, second = (one.bounding_box() for one in page.locator("#tags .tag").all())
+    assert first is not None
+    assert second is not None
+    assert second["x"] - first["x"] - first["width"] >= 4
+
+
+def test_a_phone_shows_how_much_there_is(
+    browser: Browser, served: Served, screenshots: Path
+) -> None:
+    with (
+        window(browser, served, phone=True) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.session(LONG)
+        page = looking.page
+        page.evaluate("scrollTo(0, 0)")
+        expect(page.locator("#sight")).to_be_in_viewport()
+        expect(page.locator("#tokens")).to_be_in_viewport()
+        looking.picture("phone-head")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -94,7 +94,7 @@ def test_notes_are_listed_edited_and_forgotten(looking: Looking) -> None:
     note = page.locator(".note", has_text="vegetarian")
     note.locator("[data-note-act=edit]").click()
     page.locator("dialog textarea").fill("Ada is vegan <b>now</b>.")
-    page.locator("dialog button", has_text="OK").click()
+    page.locator("dialog button", has_text="Save").click()
     expect(page.locator(".note .text", has_text="vegan")).to_have_text("Ada is vegan <b>now</b>.")
     looking.picture("notes")
     page.locator(".note", has_text="Basel").locator("[data-note-act=forget]").click()

@@ -1,13 +1,18 @@
 """The list of sessions, in a real browser: painted, filtered, searched, and jumped from."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser, expect
+import pytest
+from playwright.sync_api import Browser, Route, expect
 
 from browser.looking import Looking, sign_in, window
 from gateway.served import Served
 from stenolog.providers.scripted import ScriptedModel
 from stenolog.stores.opening import open_store
+
+_SOON = 20_000
+"""Milliseconds within which the list has asked again, however busy the machine is."""
 
 
 def test_the_list_shows_every_session_with_its_figures(looking: Looking) -> None:
@@ -93,3 +98,127 @@ def test_without_the_cookie_a_page_says_how_to_get_in(
         looking.problems.clear()  # the console tells of the 401 itself
         sign_in(looking.page, served)
         expect(looking.page.locator(".row")).to_have_count(8)
+
+
+_REMEMBER = """() => {
+  window.rows = [...document.querySelectorAll(".row")];
+  window.kept = (key) => window.rows.find((row) => row.textContent.includes(key)).isConnected;
+}"""
+
+
+def test_the_list_follows_what_happens_elsewhere_and_keeps_focus_and_choice(
+    tmp_path: Path, browser: Browser, screenshots: Path
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        for name in ("ann", "bob", "eve"):
+            store.add_message(f"cli:{name}", "assistant", f"I am {name}.")
+        with (
+            Served(tmp_path, ScriptedModel(["x"])) as served,
+            window(browser, served) as context,
+            Looking(context, served, screenshots) as looking,
+        ):
+            page = looking.page
+            looking.open("/")
+            keys = page.locator(".row .key")
+            expect(keys).to_have_text(["cli:eve", "cli:bob", "cli:ann"])
+            page.keyboard.press("j")
+            page.keyboard.press("j")
+            page.locator(".row", has_text="cli:bob").locator("a").first.focus()
+            page.evaluate(_REMEMBER)
+            age = page.locator(".row", has_text="cli:eve").locator("time").inner_text()
+            store.add_message("cli:ann", "assistant", "Here again.")
+            with store.lease("cli:bob", ttl=60):
+                expect(keys).to_have_text(["cli:ann", "cli:eve", "cli:bob"], timeout=_SOON)
+                bob = page.locator(".row", has_text="cli:bob")
+                expect(bob.locator(".dot")).to_have_class("dot running", timeout=_SOON)
+                expect(bob).to_have_class("row chosen")
+                expect(bob.locator("a").first).to_be_focused()
+            eve = page.locator(".row", has_text="cli:eve")
+            expect(eve.locator("time")).not_to_have_text(age, timeout=_SOON)
+            assert page.evaluate("['cli:ann', 'cli:bob', 'cli:eve'].every(window.kept)")
+            store.add_message("cli:new", "assistant", "I am new.")
+            four = ["cli:new", "cli:ann", "cli:eve", "cli:bob"]
+            expect(keys).to_have_text(four, timeout=_SOON)
+
+
+@pytest.fixture
+def timed(browser: Browser, served: Served, screenshots: Path) -> Iterator[Looking]:
+    """One whose clock the test moves on, in a window of its own: the others go on as they do."""
+    with (
+        window(browser, served) as context,
+        Looking(context, served, screenshots) as looking,
+    ):
+        looking.page.clock.install()
+        yield looking
+
+
+_HIDE = """(is) => {
+  Object.defineProperty(document, "hidden", { value: is, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_the_list_asks_one_at_a_time_and_not_where_nobody_looks(timed: Looking) -> None:
+    looking, page = timed, timed.page
+    looking.open("/")
+    waiting: list[Route] = []
+    page.route("**/?*part=true*", lambda route: waiting.append(route))
+
+    def asked_within(seconds: int) -> int:
+        before = len(waiting)
+        page.clock.run_for(1_000 * seconds)
+        page.wait_for_timeout(200)
+        return len(waiting) - before
+
+    assert asked_within(4) == 0
+    assert asked_within(30) == 1
+    waiting[-1].continue_()
+    page.wait_for_timeout(300)
+    page.evaluate(_HIDE, True)
+    assert asked_within(30) == 0
+    page.evaluate(_HIDE, False)
+    assert asked_within(1) == 1
+    waiting[-1].continue_()
+    page.wait_for_timeout(300)
+    page.locator("#search").fill("owl")
+    assert asked_within(1) == 1  # what was typed
+    waiting[-1].continue_()
+    assert asked_within(30) == 0
+
+
+def test_the_list_says_that_the_gateway_is_gone(timed: Looking) -> None:
+    looking, page = timed, timed.page
+    looking.open("/")
+    gone = page.locator("#gone")
+    expect(gone).to_be_hidden()
+    page.route("**/?*part=true*", lambda route: route.abort())
+    page.clock.run_for(6_000)
+    expect(gone).to_have_text("not connected, trying again")
+    page.unroute("**/?*part=true*")
+    page.clock.run_for(6_000)
+    expect(gone).to_be_hidden()
+    looking.problems.clear()  # the console tells of it, too
+
+
+def test_where_nothing_fits_that_is_told_with_a_way_back(looking: Looking) -> None:
+    page = looking.page
+    for fields in ("state=interrupted", "tag=nothing", "channel=nowhere", "q=zzz&state=idle"):
+        looking.open(f"/?{fields}")
+        empty = page.locator(".sessions .empty")
+        expect(empty).to_contain_text("No session fits")
+        empty.locator("a").click()
+        expect(page.locator(".row")).to_have_count(8)
+        expect(page.locator("#search")).to_have_value("")
+
+
+def test_a_session_is_begun_with_enter(looking: Looking) -> None:
+    page = looking.page
+    looking.open("/")
+    page.locator("#begin").click()
+    expect(page.locator("dialog[open] button").first).to_have_text("Begin")
+    page.keyboard.type("One line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("and another")
+    expect(page.locator("dialog[open] textarea")).to_have_value("One line\nand another")
+    page.keyboard.press("Enter")
+    expect(page.locator("article.user")).to_contain_text("and another")

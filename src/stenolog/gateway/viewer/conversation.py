@@ -4,7 +4,7 @@ Only what is shown is read where the store can do that: the end of a long sessio
 and what is older comes when somebody wants it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Annotated, Final
 
@@ -26,7 +26,9 @@ from stenolog.gateway.viewer.entries import entry_of, title_of
 from stenolog.gateway.viewer.messages import Shown, shown
 from stenolog.gateway.viewer.serving import agent_of, page, store_of
 from stenolog.gateway.viewer.sight import Gap, Sight, look
+from stenolog.gateway.viewer.words import damage
 from stenolog.records import Message, SessionInfo, Span
+from stenolog.settings.secrets import without_password
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.stores.whole import LifeMark, WholeStore
@@ -68,6 +70,8 @@ class Item(Struct, frozen=True, kw_only=True):
 
     message: Shown | None = None
     gap: Gap | None = None
+    lost: Span | None = None
+    """Or the seqs of messages that are damaged."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -93,6 +97,8 @@ class Talk(Struct, frozen=True, kw_only=True):
     entry: Entry | None
     part: Part
     fork_key: str
+    damage: str
+    """What is told of a session that is not whole; empty where it is."""
 
 
 async def conversation(request: Request) -> Response:
@@ -124,17 +130,32 @@ async def fragment(request: Request) -> Response:
 def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None) -> Talk:
     store = store_of(agent)
     own = agent.own_key(key)
-    info = store.info(own)
+
+    def read(info: SessionInfo) -> Part:
+        if query.at:
+            return around(store, info, query.at, full=query.full)
+        return newest(store, info, full=query.full)
+
+    info, part = as_met(store, own, read)
     return Talk(
         info=info,
         title=title_of(entry, info),
         tags=tags_from(info.meta),
         entry=entry,
-        part=around(store, info, query.at, full=query.full)
-        if query.at
-        else newest(store, info, full=query.full),
+        part=part,
         fork_key=_fork_key(own),
+        damage=damage(info.lost, info.damaged, without_password(agent.spec.sessions)),
     )
+
+
+def as_met(store: Store, key: str, read: Callable[[SessionInfo], Part]) -> tuple[SessionInfo, Part]:
+    """What is read of a session. Damage is met only by reading: then it is looked at anew."""
+    before = store.info(key)
+    part = read(before)
+    info = store.info(key)
+    if (info.lost, info.damaged) == (before.lost, before.damaged):
+        return before, part
+    return info, read(info)
 
 
 def _fork_key(key: str) -> str:
@@ -146,8 +167,7 @@ def _fork_key(key: str) -> str:
 
 def _more(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, Part]:
     store = store_of(agent)
-    info = store.info(agent.own_key(key))
-    return info, _wanted(store, info, query)
+    return as_met(store, agent.own_key(key), lambda info: _wanted(store, info, query))
 
 
 def _wanted(store: Store, info: SessionInfo, query: PartQuery) -> Part:
@@ -240,6 +260,7 @@ def _part(
     first = history[0].seq if history else 0
     # A gap stands before the message that follows it; what is before the first of all, too.
     told = _seen_before(info.in_sight, first) if first else 0
+    above = _seen_before(sight.present, first) if full and first else told
     items: list[Item] = []
     for message in shown(history, later):
         if full:
@@ -248,12 +269,15 @@ def _part(
         else:
             here = [run for run in runs if told < run.first and run.last < message.seq]
         items += [Item(gap=run) for run in here]
+        items += _lost_items(sight, above, message.seq)
         items.append(Item(message=message))
-        told = message.seq
+        told = above = message.seq
     if not newer and not full:
         items += [Item(gap=run) for run in runs if run.first > told]
     elif not newer:
         items += [Item(gap=run) for run in runs if run.told and run.last >= told > 0]
+    if not newer:
+        items += _lost_items(sight, above, info.last_seq + 1)
     return Part(
         items=items,
         first=first,
@@ -264,9 +288,14 @@ def _part(
     )
 
 
+def _lost_items(sight: Sight, after: int, before: int) -> list[Item]:
+    return [Item(lost=run) for run in spans.clipped(sight.lost, after + 1, before - 1)]
+
+
 def _mark(info: SessionInfo, sight: Sight) -> str:
     """Of what is out of sight, and of what is told of it: what is appended does not change it."""
     told = ascii((info.uid, info.summary, list(sight.gaps)))
+    told += ascii((list(sight.lost), info.damaged))
     return blake2b(told.encode(), digest_size=8).hexdigest()
 
 

@@ -173,6 +173,7 @@ def _environment() -> Environment:
         to_html=to_html,
         plural=words.plural,
         in_sight=words.in_sight,
+        unreadable=words.unreadable,
         static={name: address(name) for name in _TYPES},
         version=VERSION,
     )

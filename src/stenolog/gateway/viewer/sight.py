@@ -49,6 +49,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     present: Sequence[Span]
     """The seqs that have a message."""
     gaps: Sequence[Gap] = ()
+    lost: Sequence[Span] = ()
+    """The seqs whose message is damaged."""
 
     def why(self, seq: int) -> str:
         """What became of a message that is out of sight."""
@@ -62,7 +64,21 @@ def look(store: Store, info: SessionInfo) -> Sight:
         return Sight(present=info.in_sight)
     life = _life(store, info)
     missing = [] if life is None else spans.union(life.lost, life.void, life.purged)
-    return sight_of(info, missing=missing, steps=[] if life is None else life.undo)
+    lost = [] if life is None else life.lost
+    if spans.size(lost) < info.lost:
+        lost = spans.union(lost, _unread(store, info, missing))
+        missing = spans.union(missing, lost)
+    sight = sight_of(info, missing=missing, steps=[] if life is None else life.undo)
+    return replace(sight, lost=lost)
+
+
+def _unread(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
+    """The seqs out of sight that should have a message and have none: a database does not tell."""
+    sought = spans.minus([(1, info.last_seq)], spans.union(info.in_sight, missing))
+    if not sought:
+        return []
+    read = store.get_history(info.key, after=sought[0][0] - 1, full=True)
+    return spans.minus(sought, [(one.seq, one.seq) for one in read])
 
 
 def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]) -> Sight:

@@ -5,6 +5,7 @@ from typing import Final
 from urllib.parse import quote
 
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
+_NO_LOSS: Final = "The log is damaged, but no message is lost as far as was read"
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
@@ -26,9 +27,11 @@ def moment_of(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def clock(at: datetime) -> str:
-    """The time of day."""
-    return f"{at.astimezone(UTC):%H:%M}"
+def clock(at: datetime, now: datetime | None = None) -> str:
+    """The time of day, with the date where that is not today."""
+    told = at.astimezone(UTC)
+    today = (now or datetime.now(UTC)).astimezone(UTC).date()
+    return f"{told:%H:%M}" if told.date() == today else f"{told:%Y-%m-%d %H:%M}"
 
 
 def short(number: int) -> str:
@@ -66,6 +69,22 @@ def in_sight(visible: int, count: int) -> str:
     """How many messages there are, and of how many the model sees, where that is another number."""
     shown = plural(count, "message")
     return shown if visible == count else f"{visible:,} of {shown}"
+
+
+def damage(lost: int, lines: int, workspace: str) -> str:
+    """What is told of a session that is not whole; nothing where it is."""
+    if not lost and not lines:
+        return ""
+    cost = "is damaged and" if lost == 1 else "are damaged and"
+    what = f"{plural(lost, 'message')} {cost} cannot be read" if lost else _NO_LOSS
+    return f"{what}; `steno doctor {workspace}` says more."
+
+
+def unreadable(first: int, last: int) -> str:
+    """What stands in the place of messages that are damaged."""
+    if first == last:
+        return f"message {first} cannot be read"
+    return f"messages {first} to {last} cannot be read"
 
 
 def segment(key: str) -> str:

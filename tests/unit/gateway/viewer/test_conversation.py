@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.gateway.viewer.conversation import SIZE, Part, around, newest
+from stenolog.gateway.viewer.conversation import SIZE, Part, around, as_met, newest
 from stenolog.records import Message
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -171,3 +171,61 @@ def test_seqs_that_a_fork_has_not_are_no_divider() -> None:
         everything = around(store, info, 9, full=True)
         assert _told(everything) == [(4, 4), 5, 6, 9, 10, 11, 12]
         assert not everything.older
+
+
+def _damaged(where: str, folder: Path) -> str:
+    """A workspace in which the second message of five is damaged."""
+    place = where.format(folder)
+    with open_store(place) as store:
+        for number in range(1, 6):
+            store.add_message(_KEY, "user", f"word{number}")
+    for path in [one for one in folder.rglob("*") if one.is_file()]:
+        path.write_bytes(path.read_bytes().replace(b"word2", b"#ord2"))
+    return place
+
+
+def _with_lost(part: Part) -> list[int | str]:
+    """The seqs of the messages, and in words what stands between them."""
+    made: list[int | str] = []
+    for item in part.items:
+        if item.message is not None:
+            made.append(item.message.seq)
+        else:
+            made.append("gap" if item.gap is not None else f"lost {item.lost}")
+    return made
+
+
+@pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
+def test_a_damaged_message_is_told_where_it_was_and_not_as_hidden(
+    tmp_path: Path, where: str
+) -> None:
+    with open_store(_damaged(where, tmp_path)) as store:
+        store.get_history(_KEY, full=True)  # which meets it
+        for full in (False, True):
+            part = newest(store, store.info(_KEY), full=full)
+            assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
+            part = around(store, store.info(_KEY), 3, full=full)
+            assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
+        before = newest(store, store.info(_KEY), full=False).sight
+        store.add_message(_KEY, "user", "more")
+        assert newest(store, store.info(_KEY), full=False).sight == before
+        store.checkpoint(_KEY, summary="so", upto=3)
+        part = newest(store, store.info(_KEY), full=False)
+        assert _with_lost(part) == ["gap", "lost (2, 2)", 4, 5, 6]
+        part = newest(store, store.info(_KEY), full=True)
+        assert _with_lost(part) == [1, "lost (2, 2)", 3, "gap", 4, 5, 6]
+
+
+def test_a_damaged_message_at_the_end_is_told_too(tmp_path: Path) -> None:
+    with open_store(_damaged("{}/s", tmp_path)) as store:
+        store.hide(_KEY, 3, 5)
+        part = newest(store, store.info(_KEY), full=False)
+    assert _with_lost(part) == [1, "gap", "lost (2, 2)"]
+
+
+@pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
+def test_damage_that_is_met_by_reading_is_told_at_once(tmp_path: Path, where: str) -> None:
+    with open_store(_damaged(where, tmp_path)) as store:
+        info, part = as_met(store, _KEY, lambda info: newest(store, info, full=False))
+    assert (info.lost, info.visible) == (1, 4)
+    assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]

@@ -289,3 +289,23 @@ def test_a_document_is_shared_without_secrets_and_lines_are_as_stored(served: Se
     with served.client() as client:
         for suffix, is_there in (("md", False), ("html", False), ("jsonl", True)):
             assert (_SECRET in client.get(f"/s/secret/export.{suffix}").text) is is_there
+
+
+@pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
+def test_the_page_of_a_damaged_session_says_so(tmp_path: Path, where: str) -> None:
+    place = where.format(tmp_path)
+    with open_store(place) as store:
+        for number in range(1, 4):
+            store.add_message("hurt", "user", f"word{number}")
+        store.add_message("whole", "user", "Hello.")
+    for path in [one for one in tmp_path.rglob("*") if one.is_file()]:
+        path.write_bytes(path.read_bytes().replace(b"word2", b"#ord2"))
+    with Served(place, ScriptedModel(["x"])) as served, served.client() as client:
+        whole, hurt = client.get("/s/whole").text, client.get("/s/hurt").text
+        more = client.get("/s/hurt/fragment?after=0").text
+    told = f"1 message is damaged and cannot be read; `steno doctor {place}` says more."
+    assert 'id="damage" class="damage" role="alert" hidden>' in whole
+    assert f'id="damage" class="damage" role="alert">{told}<' in hurt
+    for text in (hurt, more):
+        marker = text.index("message 2 cannot be read")
+        assert text.index('id="m1"') < marker < text.index('id="m3"')

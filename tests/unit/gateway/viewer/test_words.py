@@ -4,12 +4,15 @@ from datetime import UTC, datetime, timedelta
 
 from stenolog.gateway.viewer.words import (
     age,
+    clock,
+    damage,
     dollars,
     in_sight,
     plural,
     seconds,
     segment,
     short,
+    unreadable,
 )
 
 _NOW = datetime(2026, 3, 14, 12, tzinfo=UTC)
@@ -66,3 +69,18 @@ def test_small_amounts_are_told_from_nothing() -> None:
 def test_messages_are_counted_in_one_wording() -> None:
     told = [in_sight(1, 1), in_sight(11, 11), in_sight(8, 11), in_sight(0, 1)]
     assert told == ["1 message", "11 messages", "8 of 11 messages", "0 of 1 message"]
+
+
+def test_a_time_of_another_day_has_its_date() -> None:
+    assert clock(_NOW - timedelta(hours=3), _NOW) == "09:00"
+    assert clock(_NOW - timedelta(hours=13), _NOW) == "2026-03-13 23:00"
+
+
+def test_damage_is_told_with_what_it_cost() -> None:
+    assert damage(0, 0, "w") == ""
+    told = "damaged and cannot be read; `steno doctor w` says more."
+    assert damage(1, 1, "w") == f"1 message is {told}"
+    assert damage(2, 0, "w") == f"2 messages are {told}"
+    assert damage(0, 1, "w").startswith("The log is damaged, but no message is lost")
+    assert unreadable(2, 2) == "message 2 cannot be read"
+    assert unreadable(2, 4) == "messages 2 to 4 cannot be read"

@@ -6,8 +6,25 @@ const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
 // --- asking the server ----------------------------------------------------------------------
 
+class Gone extends Error {
+  constructor() { super("The gateway does not answer."); }
+}
+
+async function ask(address, options) {
+  try {
+    return await fetch(address, options);
+  } catch {
+    throw new Gone();
+  }
+}
+
+// Whether what is shown is kept up to date.
+function connected(is) {
+  $("#gone").hidden = is;
+}
+
 async function html(address) {
-  const response = await fetch(address, { headers: { Accept: "text/html" } });
+  const response = await ask(address, { headers: { Accept: "text/html" } });
   const made = new DOMParser().parseFromString(await response.text(), "text/html");
   if (!response.ok) throw new Error($(".failure p", made)?.textContent ?? response.statusText);
   return made;
@@ -15,7 +32,7 @@ async function html(address) {
 
 // What was said and is not stored, as the server shows it.
 async function asWords(text) {
-  const response = await fetch("/rendered", {
+  const response = await ask("/rendered", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ text }),
@@ -25,7 +42,7 @@ async function asWords(text) {
 }
 
 async function api(method, address, body, tries = 4) {
-  const response = await fetch(address, {
+  const response = await ask(address, {
     method,
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body ?? {}),
@@ -49,6 +66,17 @@ function toast(words, bad = false) {
   clearTimeout(toastEnds);
   toastEnds = setTimeout(() => { shown.hidden = true; }, 6000);
 }
+
+// The same, on the page that one goes to now.
+function tellThere(words) {
+  try { sessionStorage.setItem("told", words); } catch { /* then it is not told */ }
+}
+
+try {
+  const words = sessionStorage.getItem("told");
+  sessionStorage.removeItem("told");
+  if (words) toast(words);
+} catch { /* nothing is kept in this browser */ }
 
 async function trying(act) {
   try {
@@ -74,7 +102,14 @@ $("#help-button").addEventListener("click", () => help.showModal());
 
 // --- one question to the user -------------------------------------------------------------------
 
-function asked(words, value, { long = false } = {}) {
+// Enter sends; with Shift it is a new line, and while a character is being composed it is its end.
+const sendsOnEnter = (send) => (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+};
+
+function asked(words, value, { long = false, does = "Save", enter = !long } = {}) {
   return new Promise((answer) => {
     const dialog = document.createElement("dialog");
     const form = document.createElement("form");
@@ -85,13 +120,14 @@ function asked(words, value, { long = false } = {}) {
     input.value = value;
     const buttons = document.createElement("div");
     buttons.className = "acts";
-    for (const [name, told] of [["ok", "OK"], ["cancel", "Cancel"]]) {
+    for (const [name, told] of [["ok", does], ["cancel", "Cancel"]]) {
       const button = document.createElement("button");
       button.value = name;
       button.textContent = told;
       buttons.append(button);
     }
     label.append(input);
+    if (enter) input.addEventListener("keydown", sendsOnEnter(() => $("button", buttons).click()));
     form.append(label, buttons);
     dialog.append(form);
     dialog.addEventListener("close", () => {
@@ -109,9 +145,11 @@ function asked(words, value, { long = false } = {}) {
 
 const found = $("#found");
 let asking = 0;
+let beyond = false;
 
 async function filter(input) {
   const number = ++asking;
+  beyond = false;
   const fields = new URLSearchParams(new FormData(input.form));
   const address = `/?${fields}`;
   fields.set("part", "true");
@@ -125,8 +163,52 @@ async function filter(input) {
     ?.classList.add("chosen");
 }
 
+const nameOf = (row) => $("a", row)?.getAttribute("href") ?? row.className;
+
+// The rows as they are now, in their order; what is the same is not touched.
+function takeRows(list, rows) {
+  const known = new Map([...list.children].map((row) => [nameOf(row), row]));
+  const focused = list.contains(document.activeElement) && document.activeElement;
+  const [at, to] = focused ? [nameOf(focused.closest("li")), focused.getAttribute("href")] : [];
+  rows.forEach((row, place) => {
+    const old = known.get(nameOf(row));
+    known.delete(nameOf(row));
+    if (old && old.innerHTML !== row.innerHTML) old.replaceChildren(...row.childNodes);
+    if (list.children[place] !== (old ?? row)) list.insertBefore(old ?? row, list.children[place]);
+  });
+  known.forEach((gone) => gone.remove());
+  if (!focused || document.activeElement === focused) return;
+  const row = [...list.children].find((one) => nameOf(one) === at);
+  row && $$("a, button", row).find((one) => one.getAttribute("href") === to)
+    ?.focus({ preventScroll: true });
+}
+
+// What has become of the first rows, where they are all that is looked at. One asks at a time.
+const RENEWED = 5000;
+let renewing = false;
+async function renew(input) {
+  if (renewing || document.hidden || beyond || input.value) return;
+  renewing = true;
+  const number = asking;
+  const fields = new URLSearchParams(new FormData(input.form));
+  fields.set("part", "true");
+  try {
+    const made = await html(`/?${fields}`);
+    connected(true);
+    if (number === asking && !beyond && !input.value) {
+      takeRows($(".sessions", found), [...$(".sessions", made).children]);
+    }
+  } catch (error) {
+    if (error instanceof Gone) connected(false);
+    else toast(error.message, true);
+  } finally {
+    renewing = false;
+  }
+}
+
 if (found) {
   const input = $("#search");
+  setInterval(() => renew(input), RENEWED);
   let pause;
   input.addEventListener("input", () => {
     clearTimeout(pause);
@@ -141,7 +223,8 @@ if (found) {
   let left = Infinity;
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { left = Date.now(); return; }
-    if (Date.now() - left > 10_000 && scrollY < 200) filter(input);
+    if (!input.value) renew(input);
+    else if (Date.now() - left > 10_000 && scrollY < 200) filter(input);
   });
 }
 
@@ -151,6 +234,7 @@ document.addEventListener("click", async (event) => {
   more.disabled = true;
   const made = await trying(() => html(more.dataset.more));
   if (made === undefined) { more.disabled = false; return; }
+  beyond = true;
   more.closest("li").replaceWith(...made.body.children);
 });
 
@@ -165,6 +249,21 @@ if (found) {
 
 // --- the conversation -------------------------------------------------------------------------
 
+// What can be taken back, in words.
+const OPERATIONS = {
+  checkpoint: "the compaction",
+  clear: "the clearing",
+  hide: "what was hidden last",
+  replace: "the edit or retry",
+  summary: "the change of the summary",
+  truncate: "the truncation",
+};
+
+function whatCameBack({ shown }) {
+  if (!shown) return "the summary is as before";
+  return shown === 1 ? "1 message is in sight again" : `${shown} messages are in sight again`;
+}
+
 const session = $("#session");
 const talk = $("#talk");
 const { key, agent, path, api: base } = session?.dataset ?? {};
@@ -175,6 +274,7 @@ const ofAgent = (fields = {}) => {
   return text ? `?${text}` : "";
 };
 const full = talk?.dataset.full === "true";
+const inFull = full ? { full: "true" } : {};
 const articles = () => $$("article.message", talk);
 const atEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
 const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
@@ -264,10 +364,11 @@ function merge(made) {
 
 // What has become of the session. That a turn is over is no news that comes: one has to look.
 let looking;
-function tellState({ state, tokens }) {
+function tellState({ state, tokens, title }) {
   clearTimeout(looking);
-  // Where the index is not ready nobody can tell yet.
-  if (state === undefined || state === "running") {
+  // Where the index is not ready nobody can tell yet; and what was just asked looks cut off for
+  // the moment until somebody has taken the turn.
+  if (state === undefined || state === "running" || state !== $("#state")?.title) {
     looking = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
   }
   if (state === undefined) return;
@@ -277,6 +378,8 @@ function tellState({ state, tokens }) {
   $("#state").className = `dot ${state}`;
   $("#state").title = state;
   $("#tokens").textContent = tokens;
+  $("#title").textContent = title;
+  document.title = `${title} · stenolog`;
 }
 
 function named(tag, id) {
@@ -351,7 +454,7 @@ async function reload({ end = false } = {}) {
     if (known) keepOpen(known, one);
   }
   talk.replaceChildren(...parts);
-  for (const id of ["sight", "tokens"]) {
+  for (const id of ["sight", "tokens", "damage"]) {
     const now = $(`#${id}`, made);
     if (now) $(`#${id}`)?.replaceWith(now);
   }
@@ -379,9 +482,23 @@ function follow() {
   source = new EventSource(`${base}/events${ofAgent({ after: last, changes: "true" })}`);
   // What happened since the page was made, or while the connection was lost, is told by nobody.
   source.addEventListener("open", () => refresh());
+  source.addEventListener("open", () => connected(true));
+  source.addEventListener("error", lost);
   source.addEventListener("message", () => refresh());
   source.addEventListener("change", () => refresh());
-  source.addEventListener("deleted", () => toast("This session was deleted.", true));
+  source.addEventListener("deleted", () => {
+    toast("This session was deleted.", true);
+    followed = false;
+    leave();
+  });
+}
+
+// A browser tries again by itself, but not after every kind of failure.
+function lost() {
+  connected(false);
+  if (source?.readyState !== EventSource.CLOSED) return;
+  leave();
+  setTimeout(() => { if (followed) follow(); }, 3000);
 }
 
 function leave() {
@@ -423,7 +540,7 @@ if (talk) {
     if (button.matches("[data-undo]")) {
       const done = await trying(() => api("POST", `${base}/undo${ofAgent()}`));
       if (done === undefined) return;
-      toast(`Taken back (${done.op}): ${done.shown} messages are in sight again.`);
+      toast(`Taken back, ${OPERATIONS[done.op] ?? done.op}: ${whatCameBack(done)}.`);
       await reload();
     } else if (button.matches("[data-show-hidden]")) {
       const gap = button.closest(".divider");
@@ -443,7 +560,9 @@ if (talk) {
       const at = Number(button.dataset.forkAt);
       const new_key = talk.dataset.fork;
       const done = await trying(() => api("POST", `${base}/fork${ofAgent()}`, { new_key, at }));
-      if (done) location.assign(`/s/${encodeURIComponent(done.key)}${ofAgent()}`);
+      if (!done) return;
+      tellThere(`This is a copy of ${key} up to message ${at}; the original stays as it is`);
+      location.assign(`/s/${encodeURIComponent(done.key)}${ofAgent()}`);
     }
   });
 }
@@ -503,7 +622,7 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(() => { throw new Gone(); });
     if (done) return;
     const pieces = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
     rest = pieces.pop();
@@ -516,7 +635,7 @@ async function* events(response) {
 }
 
 async function said(words, session, model) {
-  const response = await fetch("/v1/chat/completions", {
+  const response = await ask("/v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({
@@ -566,11 +685,8 @@ if (say) {
     box.rows = Math.min(8, Math.max(1, box.value.split("\n").length));
   };
   box.addEventListener("input", fit);
+  box.addEventListener("keydown", sendsOnEnter(() => say.requestSubmit()));
   box.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      say.requestSubmit();
-    }
     if (event.key === "Escape") box.blur();
   });
   say.addEventListener("submit", async (event) => {
@@ -597,9 +713,11 @@ if (say) {
         writing.textContent = "";
       }
     } catch (error) {
-      toast(error.message, true);
+      const gone = error instanceof Gone;
+      toast(gone ? "The gateway does not answer; your text is kept" : error.message, true);
       writing.hidden = true;
-      if (!box.value) box.value = words;
+      box.value = box.value ? `${words}\n${box.value}` : words;
+      fit();
     }
     $("#send").disabled = false;
     $("#stop").hidden = true;
@@ -608,7 +726,8 @@ if (say) {
 }
 
 $("#begin")?.addEventListener("click", async ({ currentTarget: button }) => {
-  const words = await asked("What do you want to say to the agent?", "", { long: true });
+  const question = "What do you want to say to the agent?";
+  const words = await asked(question, "", { long: true, does: "Begin", enter: true });
   if (!words?.trim()) return;
   const named = found.dataset.agent;
   // Once it is begun, an answer is made to its end, whoever goes away meanwhile.
@@ -669,8 +788,16 @@ const KEYS = {
   "/": () => { $("#search").focus(); $("#search").select(); },
   j: () => step($$("[data-row]"), 1),
   k: () => step($$("[data-row]"), -1),
-  g: () => { scrollTo(0, 0); choose($$("[data-row]")[0]); },
-  G: () => { toEnd(); choose($$("[data-row]").at(-1)); },
+  g: () => {
+    if ($("#older")) { location.assign(path + ofAgent({ ...inFull, at: 1 })); return; }
+    scrollTo(0, 0);
+    choose($$("[data-row]")[0]);
+  },
+  G: () => {
+    if ($("#newer")) { location.assign(path + ofAgent(inFull)); return; }
+    toEnd();
+    choose($$("[data-row]").at(-1));
+  },
   "]": () => step($$("article.user"), 1),
   "[": () => step($$("article.user"), -1),
   e: () => {
