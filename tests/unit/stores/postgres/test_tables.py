@@ -3,6 +3,7 @@
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +18,7 @@ from proxy import Exchange, Proxy
 from stenolog import (
     DamagedStore,
     MaybeStored,
+    NoSuchSession,
     NotStored,
     PostgresStore,
     SessionExists,
@@ -44,6 +46,26 @@ def test_p10_a_message_stands_in_the_table_as_it_was_encoded(
     assert body.encode() == message.to_json()
     assert "\\u0000" in body
     assert list(message.to_dict()) == list(odd)
+
+
+def test_p8_a_lease_waits_for_a_purge_and_is_none_of_what_it_removed(
+    store: PostgresStore, server: psycopg.Connection
+) -> None:
+    store.add_message("k", "user", "secret")
+    with ThreadPoolExecutor(1) as other, server.transaction():
+        # As a purge removes it, before it is committed.
+        server.execute("DELETE FROM stenolog.message")
+        server.execute("DELETE FROM stenolog.session")
+        asking = other.submit(store.lease, "k", ttl=60, wait=0)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        for _ in range(500):
+            if asking.done() or server.execute(waits).fetchone() != (0,):
+                break
+            time.sleep(0.01)
+        assert not asking.done(), "it does not wait"
+    with pytest.raises(NoSuchSession):
+        asking.result()
+    assert rows(server, "lease") == 0
 
 
 def test_p4_nothing_of_a_purged_session_stays_in_any_table(
