@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from sse_starlette import ServerSentEvent
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -51,7 +50,7 @@ from stenolog.gateway.proxying import answered_only
 from stenolog.gateway.requests import body_of
 from stenolog.gateway.shapes import failure, sse_data
 from stenolog.gateway.state import Gateway, gateway_of
-from stenolog.gateway.streaming import event_stream
+from stenolog.gateway.streaming import StreamEvent, event_stream
 from stenolog.gateway.talking import Wanted, answered, text_told
 
 MAIN: Final = "main"
@@ -318,7 +317,7 @@ def _streamed(
 
 async def _pieces(
     gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
-) -> AsyncIterator[ServerSentEvent]:
+) -> AsyncIterator[StreamEvent]:
     top = chat.head
     yield _event(chunk(top, {"role": "assistant", "content": ""}))
     while True:
@@ -342,12 +341,12 @@ async def _pieces(
     options = chat.request.stream_options
     if options is not None and options.include_usage:
         yield _event(usage_chunk(top, heard.usage))
-    yield ServerSentEvent(data=_DONE)
+    yield StreamEvent(data=_DONE)
     await _note(gateway, chat, answer)
 
 
-def _event(body: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(data=sse_data(encode_object(msgspec.to_builtins(body))))
+def _event(body: dict[str, Any]) -> StreamEvent:
+    return StreamEvent(data=sse_data(encode_object(msgspec.to_builtins(body))))
 
 
 # --- the models ------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
-from sse_starlette import ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,7 +24,7 @@ from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import MessageShown, OfAgent, encoded, sse_data
 from stenolog.gateway.state import Gateway, gateway_of, store_of
-from stenolog.gateway.streaming import event_stream
+from stenolog.gateway.streaming import StreamEvent, event_stream
 from stenolog.records import Message
 from stenolog.stores.base import Store
 from stenolog.stores.watching import LOOK_SECONDS, Changed, Kind, changed_between, info_of
@@ -100,8 +99,8 @@ def _place(id: str) -> _Place:
 
 async def _stream(
     gateway: Gateway, store: Store, key: str, heard: _Place, *, changes: bool
-) -> AsyncGenerator[ServerSentEvent, None]:
-    yield ServerSentEvent(comment="stenolog", retry=_AGAIN)
+) -> AsyncGenerator[StreamEvent, None]:
+    yield StreamEvent(comment="stenolog", retry=_AGAIN)
     while not gateway.closing.is_set():
         uid = await gateway.loop.run(_uid, store, key)
         if heard.uid and heard.uid != uid:
@@ -175,16 +174,14 @@ def _uid(store: Store, key: str) -> str:
         return ""
 
 
-def _event(uid: str, message: Message) -> ServerSentEvent:
+def _event(uid: str, message: Message) -> StreamEvent:
     shown = MessageShown(
         seq=message.seq, at=message.at, hidden=message.hidden, message=Raw(message.to_json())
     )
-    return ServerSentEvent(
-        id=f"{uid}:{message.seq}", event="message", data=sse_data(encoded(shown))
-    )
+    return StreamEvent(id=f"{uid}:{message.seq}", event="message", data=sse_data(encoded(shown)))
 
 
-def _changed(change: Changed) -> ServerSentEvent:
+def _changed(change: Changed) -> StreamEvent:
     """Without an id: who comes back asks what has become of the session."""
     info = change.info
     told = ChangeShown(
@@ -195,11 +192,11 @@ def _changed(change: Changed) -> ServerSentEvent:
         undoable=info.undoable,
         summary=info.summary,
     )
-    return ServerSentEvent(event="change", data=sse_data(encoded(told)))
+    return StreamEvent(event="change", data=sse_data(encoded(told)))
 
 
-def _deleted(uid: str) -> ServerSentEvent:
-    return ServerSentEvent(event="deleted", data=f'{{"uid":"{uid}"}}')
+def _deleted(uid: str) -> StreamEvent:
+    return StreamEvent(event="deleted", data=f'{{"uid":"{uid}"}}')
 
 
 EVENTS: Final[tuple[Endpoint, ...]] = (

@@ -12,8 +12,17 @@ _UNREAD: Final = 30.0
 """Seconds after which a client is dropped that reads nothing of what it is sent."""
 
 
+class StreamEvent(ServerSentEvent):
+    """An event with the line ends of OpenAI's own streams.
+
+    Any are allowed, but clients that were written by hand look for an empty line of this kind.
+    """
+
+    DEFAULT_SEPARATOR = "\n"
+
+
 def event_stream(
-    events: AsyncIterable[ServerSentEvent], *, headers: Mapping[str, str] | None = None
+    events: AsyncIterable[StreamEvent], *, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The response that sends these events as they come."""
     return EventSourceResponse(
@@ -21,5 +30,5 @@ def event_stream(
         headers=headers,
         ping=_PING,
         send_timeout=_UNREAD,
-        ping_message_factory=lambda: ServerSentEvent(comment="still here"),
+        ping_message_factory=lambda: StreamEvent(comment="still here"),
     )

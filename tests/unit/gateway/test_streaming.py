@@ -1,0 +1,16 @@
+"""Streams of events, byte for byte."""
+
+from pathlib import Path
+
+from gateway.served import Served
+from stenolog.providers.scripted import ScriptedModel
+
+
+def test_events_end_with_the_empty_line_that_clients_look_for(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi."}], "stream": True}
+    with Served(tmp_path, ScriptedModel(["Yes."])) as gateway, gateway.client() as client:
+        sent = client.post("/v1/chat/completions", json=body).content
+        assert b"\r" not in sent
+        events = sent.split(b"\n\n")
+        assert events[-2:] == [b"data: [DONE]", b""]
+        assert len(events) > 3
