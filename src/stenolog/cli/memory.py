@@ -175,7 +175,7 @@ def forget_command(
             if purge and not yes:
                 _ask(found)
         for note in found:
-            told = Told() if dry_run else _forget(notes, note, purge=purge)
+            told = _Told() if dry_run else _forget(notes, note, purge=purge)
             # What is gone for good must not stand in somebody's log instead.
             gone = purge and not dry_run
             words = [f"{done}: {note.id if gone else quoted(note)}"]
@@ -203,7 +203,7 @@ def _ask(notes: Sequence[Note]) -> None:
     click.confirm(f"Delete {what} for good?", abort=True, err=True)
 
 
-class Told(Struct, frozen=True):
+class _Told(Struct, frozen=True):
     """What is to be said of a note that was forgotten."""
 
     again: tuple[Note, ...] = ()
@@ -211,7 +211,7 @@ class Told(Struct, frozen=True):
     not_reached: tuple[str, ...] = ()
 
 
-def _forget(notes: Notes, note: Note, *, purge: bool) -> Told:
+def _forget(notes: Notes, note: Note, *, purge: bool) -> _Told:
     before = {one.id for one in notes.list(note.scope)}
     not_reached: tuple[str, ...] = ()
     if purge:
@@ -219,10 +219,10 @@ def _forget(notes: Notes, note: Note, *, purge: bool) -> Told:
     else:
         notes.forget(note.scope, note.id)
     again = tuple(one for one in notes.list(note.scope) if one.id not in before)
-    return Told(again, not_reached)
+    return _Told(again, not_reached)
 
 
-def _forgotten(note: Note, told: Told, *, purge: bool, dry_run: bool) -> dict[str, Any]:
+def _forgotten(note: Note, told: _Told, *, purge: bool, dry_run: bool) -> dict[str, Any]:
     return {
         "id": note.id,
         "agent": note.scope.agent,

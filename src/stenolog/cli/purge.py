@@ -1,9 +1,9 @@
 """`steno purge`: sessions, or all there is of one person, gone for good."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from msgspec import Struct
@@ -19,6 +19,7 @@ from stenolog.cli.changing import (
 from stenolog.cli.completion import complete_key
 from stenolog.cli.copying import count
 from stenolog.cli.purge_traces import (
+    deleted_lives,
     forget_logged,
     forget_typed,
     forks_of,
@@ -41,7 +42,6 @@ from stenolog.sessions.places import namespaces_of, opened, opened_to_read
 from stenolog.sessions.retention_runs import in_log, place_in_log
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.state import not_reached
-from stenolog.stores.whole import WholeStore
 
 MAIN: Final = "main"
 """The agent of notes where none has a name."""
@@ -322,19 +322,9 @@ def _is_mark_of(store: Store, key: str, who: str) -> bool:
     try:
         metas = [store.info(key).meta]
     except StenologError:
-        metas = list(_deleted_metas(store, key))
+        metas = [life.meta for life in deleted_lives(store) if life.key == key]
     sessions = [meta.get("session") for meta in metas]
     return any(isinstance(session, str) and _is_of(session, who) for session in sessions)
-
-
-def _deleted_metas(store: Store, key: str) -> Iterator[Mapping[str, Any]]:
-    """The meta of each life of a key in the trash, as far as it can be read."""
-    if isinstance(store, WholeStore):
-        for mark in store.lives():
-            with suppress(StenologError):
-                if mark.key == key and mark.deleted:
-                    with store.read_life(mark) as reading:
-                        yield reading.life.meta
 
 
 def _is_of(key: str, who: str) -> bool:
@@ -351,14 +341,10 @@ def _purged(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
 
 def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
     try:
-        with _opened_to_purge(where, target.namespace) as store:
-            try:
-                done = store.purge(target.key, before=target.before)
-            except NoSuchSession:
-                # Somebody else was faster: in purging it too, or in deleting it meanwhile.
-                if not any(one.key == target.key for one in store.list_trash()):
-                    return _Gone(target=target)
-                done = store.purge(target.key, before=target.before)
+        with _opened(where, target.namespace, to_read=False) as store:
+            done = store.purge(target.key, before=target.before)
+    except NoSuchSession:
+        return _Gone(target=target)  # somebody else has purged it
     except StenologError as error:
         if alone:
             raise
@@ -367,22 +353,11 @@ def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
     return _Gone(target=target, messages=done.messages, not_reached=done.not_reached)
 
 
-@contextmanager
-def _opened_to_purge(where: Where, namespace: str | None) -> Iterator[Store]:
-    if namespace is None:
-        with open_to_change(where) as store:
-            yield store
-        return
-    with opened(where.workspace, namespace) as whole:
-        assert isinstance(whole, Store), "what is copied is a store"
-        yield whole
-
-
 def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
     """What a purge would come to, with the forks that it would name."""
     for namespace in dict.fromkeys(target.namespace for target in targets):
         here = [target for target in targets if target.namespace == namespace]
-        with _opened_to_read(where, namespace) as store:
+        with _opened(where, namespace) as store:
             forks = forks_of(store, {target.key for target in here})
         for one in here:
             told = not_reached(one.key, forks=forks.get(one.key, []))
@@ -391,12 +366,13 @@ def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
 
 
 @contextmanager
-def _opened_to_read(where: Where, namespace: str | None) -> Iterator[Store]:
+def _opened(where: Where, namespace: str | None, *, to_read: bool = True) -> Iterator[Store]:
+    """The store of a namespace; where none is named, of what the options say."""
     if namespace is None:
-        with open_to_read(where) as store:
+        with open_to_read(where) if to_read else open_to_change(where) as store:
             yield store
         return
-    with opened_to_read(where.workspace, namespace) as whole:
+    with (opened_to_read if to_read else opened)(where.workspace, namespace) as whole:
         assert isinstance(whole, Store), "what is copied is a store"
         yield whole
 
@@ -406,7 +382,7 @@ def _said(where: Where, targets: Sequence[_Target]) -> set[str]:
     said = set[str]()
     for target in targets:
         if not target.of_notes:
-            with suppress(StenologError), _opened_to_read(where, target.namespace) as store:
+            with suppress(StenologError), _opened(where, target.namespace) as store:
                 said.update(said_in(store, target.key, target.before))
     return said
 

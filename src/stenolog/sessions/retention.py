@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry
 from stenolog.records import SessionInfo, Trashed
@@ -213,16 +214,7 @@ def _of_trash(
         kept |= {one.key for one in meant if _is_spared(rule, tags_of(one))}
     for one in trash:
         if one.key.startswith(rule.prefix) and one.key not in kept:
-            yield Step(
-                action="purge",
-                rule=rule.name,
-                key=one.key,
-                uid=one.uid,
-                messages=one.count,
-                updated=one.deleted,
-                in_trash=True,
-                lives=lives_of(one.key, trash),
-            )
+            yield replace(_purge_of(rule, one), lives=lives_of(one.key, trash))
 
 
 def _is_spared(rule: Rule, tags: Collection[str] | None) -> bool:
@@ -236,16 +228,19 @@ def _of_unfinished(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[Step]:
         return
     for one in unfinished:
         if not one.key or one.key.startswith(rule.prefix):
-            yield Step(
-                action="purge",
-                rule=rule.name,
-                key=one.key,
-                uid=one.uid,
-                messages=one.count,
-                updated=one.deleted,
-                in_trash=True,
-                unfinished=True,
-            )
+            yield replace(_purge_of(rule, one), unfinished=True)
+
+
+def _purge_of(rule: Rule, one: Trashed) -> Step:
+    return Step(
+        action="purge",
+        rule=rule.name,
+        key=one.key,
+        uid=one.uid,
+        messages=one.count,
+        updated=one.deleted,
+        in_trash=True,
+    )
 
 
 def lives_of(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:

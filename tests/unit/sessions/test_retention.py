@@ -402,19 +402,24 @@ def test_what_is_said_while_it_is_being_deleted_brings_it_back(where: str) -> No
         assert store.list_trash() == []
 
 
+def _purge_of(gone: Trashed) -> Step:
+    """The step for a session in the trash that is the only one of its key."""
+    return Step(
+        action="purge",
+        rule="r",
+        key=gone.key,
+        uid=gone.uid,
+        messages=gone.count,
+        updated=gone.deleted,
+        in_trash=True,
+        lives=((gone.uid, gone.deleted),),
+    )
+
+
 def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
-        step = Step(
-            action="purge",
-            rule="r",
-            key="a",
-            uid=gone.uid,
-            messages=4,
-            updated=gone.deleted,
-            in_trash=True,
-            lives=((gone.uid, gone.deleted),),
-        )
+        step = _purge_of(gone)
         store.add_message("a", "user", "another life")
         assert carry_out(store, step)[0] == "skipped"
         assert len(store.list_trash()) == 1
@@ -426,16 +431,7 @@ def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where
 def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
-        step = Step(
-            action="purge",
-            rule="r",
-            key="a",
-            uid=gone.uid,
-            messages=4,
-            updated=gone.deleted,
-            in_trash=True,
-            lives=((gone.uid, gone.deleted),),
-        )
+        step = _purge_of(gone)
         store.add_message("a", "user", "another life, deleted just now")
         again = store.delete("a")
         assert carry_out(store, step)[0] == "skipped"
@@ -456,16 +452,7 @@ def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> 
 def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
-        step = Step(
-            action="purge",
-            rule="r",
-            key="a",
-            uid=gone.uid,
-            messages=4,
-            updated=gone.deleted,
-            in_trash=True,
-            lives=((gone.uid, gone.deleted),),
-        )
+        step = _purge_of(gone)
 
         def somebody_comes() -> None:
             store.add_message("a", "user", "I am back")
@@ -478,16 +465,7 @@ def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> Non
 def test_what_was_deleted_anew_at_the_last_moment_stays_in_the_trash(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
-        step = Step(
-            action="purge",
-            rule="r",
-            key="a",
-            uid=gone.uid,
-            messages=4,
-            updated=gone.deleted,
-            in_trash=True,
-            lives=((gone.uid, gone.deleted),),
-        )
+        step = _purge_of(gone)
 
         def brought_back() -> None:
             store.restore("a")
