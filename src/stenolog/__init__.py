@@ -23,6 +23,7 @@ from stenolog.errors import (
     SessionDeleted,
     SessionExists,
     StaleCheckpoint,
+    StaleHistory,
     StenologError,
     StoreBusy,
     StoreClosed,
@@ -30,7 +31,7 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
-from stenolog.stores.base import Lease, Store
+from stenolog.stores.base import Lease, SessionView, Store
 from stenolog.stores.opening import open_store
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from stenolog.agent.loop import AgentLoop
     from stenolog.agent.manner import Manner
     from stenolog.agent.registry import AgentRegistry
+    from stenolog.agent.scheduler import Left
     from stenolog.agent.spec import AgentSpec, Route
     from stenolog.agent.tools import Here, Tool, tool
-    from stenolog.agent.turns import Left
     from stenolog.catalog import Catalog, open_catalog
     from stenolog.context.arranging import Needs
     from stenolog.context.budget import Limits
@@ -62,14 +63,14 @@ if TYPE_CHECKING:
     from stenolog.providers.scripted import Scripted, ScriptedModel
     from stenolog.sessions.migration import Migrated, migrate_from_json
     from stenolog.sessions.opening import open_sessions
+    from stenolog.sessions.session_manager import SessionManager
     from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
     from stenolog.stores.async_store import AsyncStore
+    from stenolog.stores.following import Changed, follow_changes
     from stenolog.stores.in_memory import InMemoryStore
     from stenolog.stores.jsonl import JSONLStore
-    from stenolog.stores.legacy_json import SessionManager
     from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
-    from stenolog.stores.watching import Changed, follow_changes
     from stenolog.tokens import Calibration, Tokens
 
 __all__ = [
@@ -144,7 +145,9 @@ __all__ = [
     "SessionInfo",
     "SessionManager",
     "SessionStore",
+    "SessionView",
     "StaleCheckpoint",
+    "StaleHistory",
     "StenologError",
     "Store",
     "StoreBusy",
@@ -186,7 +189,7 @@ _LATER = {
     "Calibration": "stenolog.tokens",
     "CallPart": "stenolog.providers.base",
     "Catalog": "stenolog.catalog",
-    "Changed": "stenolog.stores.watching",
+    "Changed": "stenolog.stores.following",
     "ChatModel": "stenolog.providers.base",
     "Compaction": "stenolog.context.compaction",
     "Consolidated": "stenolog.memory.consolidation",
@@ -199,7 +202,7 @@ _LATER = {
     "Inbound": "stenolog.agent.events",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
-    "Left": "stenolog.agent.turns",
+    "Left": "stenolog.agent.scheduler",
     "Limits": "stenolog.context.budget",
     "LocalModel": "stenolog.providers.local",
     "Manner": "stenolog.agent.manner",
@@ -221,7 +224,7 @@ _LATER = {
     "Scripted": "stenolog.providers.scripted",
     "ScriptedModel": "stenolog.providers.scripted",
     "SessionHealth": "stenolog.sessions.session_store",
-    "SessionManager": "stenolog.stores.legacy_json",
+    "SessionManager": "stenolog.sessions.session_manager",
     "SessionStore": "stenolog.sessions.session_store",
     "Tokens": "stenolog.tokens",
     "Tool": "stenolog.agent.tools",
@@ -229,7 +232,7 @@ _LATER = {
     "Window": "stenolog.context.window",
     "build_window": "stenolog.context.window",
     "export_notes": "stenolog.memory.hand_edits",
-    "follow_changes": "stenolog.stores.watching",
+    "follow_changes": "stenolog.stores.following",
     "import_notes": "stenolog.memory.hand_edits",
     "migrate_from_json": "stenolog.sessions.migration",
     "open_catalog": "stenolog.catalog",

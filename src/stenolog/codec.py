@@ -48,7 +48,7 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
     if isinstance(message, Message):
         return message.to_json()
     if not isinstance(message, Mapping):
-        raise RefusedMessage("", f"a message is a mapping, not {type(message).__name__}")
+        raise RefusedMessage("", f"a message is a mapping, not {_kind_of(message)}")
     try:
         fields = dict(message)
     except Exception as error:
@@ -56,11 +56,17 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
     return encode_object(fields)
 
 
+def _kind_of(message: object) -> str:
+    """Name the type, with a hint for the pydantic objects that the OpenAI client returns."""
+    hint = "; pass message.model_dump(exclude_none=True)" if hasattr(message, "model_dump") else ""
+    return type(message).__name__ + hint
+
+
 def encode_object(fields: dict[str, Any]) -> bytes:
     """A JSON object as bytes that decode to the same object. Raises RefusedMessage."""
     try:
         payload = _encode(fields)
-        same = _is_all_text(fields) or _decode(payload) == fields
+        same = _is_all_text(fields) or _decode(payload) == fields  # guard: nan-refused
     except (TypeError, ValueError, RuntimeError, OverflowError, msgspec.MsgspecError):
         payload, same = b"", False
     if not same:
@@ -291,7 +297,7 @@ def control_line(
 
 def intact(line: bytes) -> bool:
     """Whether a line (without its newline) is exactly what was written."""
-    return line[-_TAIL:] == _TAIL_FORMAT % crc32(line[:-_TAIL])
+    return line[-_TAIL:] == _TAIL_FORMAT % crc32(line[:-_TAIL])  # guard: record-crc
 
 
 def count_intact(buffer: bytes) -> int | None:
@@ -370,6 +376,17 @@ def re_sign(line: bytes) -> bytes | None:
     except ValueError:
         return None
     return signed if record is not None else None
+
+
+def plain_message(line: bytes) -> bytes | None:
+    """Return the payload of a message that was added to a log as plain JSON; None if it is none."""
+    try:
+        fields = _decode(line)
+        if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
+            return None
+        return encode_object(fields)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RefusedMessage):
+        return None
 
 
 def _parse_escaped(line: bytes) -> Record | None:

@@ -5,12 +5,13 @@ StenologError
 │   ├── InvalidKey
 │   ├── RefusedMessage        it cannot be kept losslessly; names the field
 │   ├── NoSuchSession
-│   │   └── SessionDeleted        it was there while somebody followed it
+│   │   └── SessionDeleted        it is in the trash, or was deleted while it was followed
 │   ├── SessionExists         the key is taken; name another
 │   ├── NoSuchNote
 │   ├── NothingToUndo
 │   ├── OnceConflict          same token, other content
 │   ├── StaleCheckpoint       the floor is not where the caller saw it
+│   ├── StaleHistory          the session has messages that the caller has not seen
 │   ├── LeaseLost             somebody else has the turn now
 │   ├── ContextTooSmall       what must be sent does not fit; names the number to change
 │   ├── ModelRefused          the model's server will not take this request: key, name, content
@@ -66,10 +67,15 @@ class NoSuchSession(UsageError):
 
 
 class SessionDeleted(NoSuchSession):
-    """The session was deleted while it was being followed."""
+    """The session was deleted."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__(key, "the session was deleted")
+    def __init__(self, key: str, *, recreated: bool = False, advice: str = "") -> None:
+        reason = "the session was deleted"
+        if recreated:
+            reason += "; another one has its key now"
+        if advice:
+            reason += f"; {advice}"
+        super().__init__(key, reason)
 
 
 class SessionExists(UsageError):
@@ -114,6 +120,16 @@ class StaleCheckpoint(UsageError):
         self.expected = expected
         self.found = found
         super().__init__(f"{key!r}: expected floor {expected}, found {found}")
+
+
+class StaleHistory(UsageError):
+    """A message was appended since the caller looked; read again and decide again."""
+
+    def __init__(self, key: str, expected: int, found: int) -> None:
+        self.key = key
+        self.expected = expected
+        self.found = found
+        super().__init__(f"{key!r}: expected last seq {expected}, found {found}")
 
 
 class LeaseLost(UsageError):

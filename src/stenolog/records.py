@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
 _decode = msgspec.json.Decoder().decode
 
@@ -19,6 +19,19 @@ FORMAT: Final = 1
 
 Span = tuple[int, int]
 """A run of seqs, both ends included."""
+
+
+class _Role(Struct, gc=False):
+    role: Any = UNSET
+
+
+class _Content(Struct, gc=False):
+    content: Any = UNSET
+
+
+# The decoder skips all other fields, which takes a fraction of the time of decoding them.
+_decode_role = msgspec.json.Decoder(_Role).decode
+_decode_content = msgspec.json.Decoder(_Content).decode
 
 
 class Message(
@@ -62,13 +75,21 @@ class Message(
     @property
     def role(self) -> str:
         """The caller's `role`."""
-        role: str = self._field("role")
-        return role
+        try:
+            role: Any = _decode_role(self._body).role
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            role = UNSET
+        found: str = self._field("role") if role is UNSET else role
+        return found
 
     @property
     def content(self) -> Any:
         """The caller's `content`."""
-        return self._field("content")
+        try:
+            content = _decode_content(self._body).content
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            content = UNSET
+        return self._field("content") if content is UNSET else content
 
     def to_dict(self) -> dict[str, Any]:
         """The caller's object, as a fresh copy."""
@@ -299,6 +320,11 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     forked_from: str | None
     in_sight: tuple[Span, ...] = ()
     """The runs of seqs that `visible` counts, by seq: first and last of each."""
+    change: int = 0
+    """Number of the newest change to visibility, summary or meta; appends do not count.
+
+    It only grows while the uid stays the same.
+    """
 
 
 class Undone(Struct, frozen=True, kw_only=True):

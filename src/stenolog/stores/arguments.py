@@ -15,6 +15,21 @@ def check_whole(**numbers: int | None) -> None:
             raise UsageError(f"{name}={number!r}: a whole number is wanted")
 
 
+def check_required(**numbers: int) -> None:
+    """Raise UsageError unless each is a whole number."""
+    check_whole(**numbers)
+    for name, number in numbers.items():
+        if number is None:
+            raise UsageError(f"{name}=None: a whole number is wanted")
+
+
+def check_last(last: int | None) -> None:
+    """Raise UsageError unless `last` is None or a number of messages."""
+    check_whole(last=last)
+    if last is not None and last < 0:
+        raise UsageError(f"last={last}: how many messages, 0 or more")
+
+
 def check_store(store: object, taker: str) -> None:
     """Raise UsageError where whoever takes a Store was given the face of a loop, or anything else.
 
@@ -31,7 +46,8 @@ def check_store(store: object, taker: str) -> None:
 def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
     """The payloads of a list of messages. Raises RefusedMessage, UsageError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-        raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}")
+        hint = "; for one message use add_full_message" if isinstance(messages, Mapping) else ""
+        raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}{hint}")
     return [encode_message(message) for message in messages]
 
 

@@ -11,18 +11,18 @@ in the loop and then go together, so that a store which can do so syncs once for
 import asyncio
 import copy
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from time import monotonic
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
-from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy, StoreClosed
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
+from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
+from stenolog.records import Message
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
 from stenolog.stores.state import check_lease
@@ -36,8 +36,27 @@ WAIT_SECONDS: Final = 5.0
 """How long a lease is waited for, where neither the caller nor the store says."""
 LEASE_POLL_SECONDS: Final = 0.01
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
+
+
+def _awaited(
+    method: Callable[Concatenate[Store, P], T],
+    by: Callable[..., Coroutine[Any, Any, T]] | None = None,
+) -> Callable[Concatenate["AsyncStore", P], Coroutine[Any, Any, T]]:
+    """Return the AsyncStore method for this Store method, with its signature and docstring.
+
+    It runs the Store method on a thread, or is the function `by`.
+    """
+    name = method.__name__
+
+    async def call(self: "AsyncStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(partial(getattr(self._store, name), *args, **kwargs))
+
+    awaited = wraps(method)(by or call)
+    awaited.__qualname__, awaited.__module__ = f"AsyncStore.{name}", __name__
+    return awaited
 
 
 class AsyncStore:
@@ -47,6 +66,7 @@ class AsyncStore:
         check_store(store, "AsyncStore")
         self._store = store
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stenolog")
+        self._closing = threading.Event()
         self._closed = threading.Event()
         # A key stands here while a group of its appends is under way, with those that wait.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_Appending]]] = WeakKeyDictionary()
@@ -54,19 +74,17 @@ class AsyncStore:
     def __repr__(self) -> str:
         return f"AsyncStore({self._store!r})"
 
-    async def add_message(
+    async def _add_message(
         self, key: str, role: str, content: Any, *, once: str | None = None
     ) -> int:
-        """As Store.add_message."""
-        return await self.add_full_message(key, {"role": role, "content": content}, once=once)
+        return await self._add_full_message(key, {"role": role, "content": content}, once=once)
 
-    async def add_full_message(
+    async def _add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
-        """As Store.add_full_message."""
         return (await self._append(key, Append(messages=[message], once=once)))[0]
 
-    async def add_messages(
+    async def _add_messages(
         self,
         key: str,
         messages: Sequence[Message | Mapping[str, Any]],
@@ -74,92 +92,49 @@ class AsyncStore:
         once: str | None = None,
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
-        """As Store.add_messages."""
         return await self._append(key, Append(messages=messages, once=once, at=at))
 
-    async def get_history(
-        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
-    ) -> list[Message]:
-        """As Store.get_history."""
-        return await self._call(
-            partial(self._store.get_history, key, last=last, after=after, full=full)
-        )
-
-    async def get_summary(self, key: str) -> str:
-        """As Store.get_summary."""
-        return await self._call(partial(self._store.get_summary, key))
-
-    async def set_summary(self, key: str, text: str) -> None:
-        """As Store.set_summary."""
-        await self._call(partial(self._store.set_summary, key, text))
-
-    async def truncate_history(self, key: str, keep_last: int) -> None:
-        """As Store.truncate_history."""
-        await self._call(partial(self._store.truncate_history, key, keep_last))
-
-    async def clear(self, key: str) -> None:
-        """As Store.clear."""
-        await self._call(partial(self._store.clear, key))
-
-    async def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
-        """As Store.set_history."""
-        await self._call(partial(self._store.set_history, key, messages))
-
-    async def hide(self, key: str, first: int, last: int) -> None:
-        """As Store.hide."""
-        await self._call(partial(self._store.hide, key, first, last))
-
-    async def pop(self, key: str) -> Message | None:
-        """As Store.pop."""
-        return await self._call(partial(self._store.pop, key))
-
-    async def checkpoint(
-        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
-    ) -> None:
-        """As Store.checkpoint."""
-        await self._call(
-            partial(
-                self._store.checkpoint, key, summary=summary, upto=upto, expect_floor=expect_floor
-            )
-        )
-
-    async def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """As Store.undo."""
-        return await self._call(partial(self._store.undo, key, answered=answered))
-
-    async def compact(self, key: str) -> Compacted:
-        """As Store.compact."""
-        return await self._call(partial(self._store.compact, key))
-
-    async def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
-        """As Store.fork."""
-        await self._call(partial(self._store.fork, key, new_key, at=at))
-
-    async def delete(self, key: str) -> Trashed:
-        """As Store.delete."""
-        return await self._call(partial(self._store.delete, key))
-
-    async def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """As Store.restore."""
-        await self._call(partial(self._store.restore, key, uid=uid, as_key=as_key))
-
-    async def list_trash(self) -> list[Trashed]:
-        """As Store.list_trash."""
-        return await self._call(self._store.list_trash)
-
-    async def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """As Store.purge."""
-        return await self._call(partial(self._store.purge, key, before=before))
+    # Like Store: the same signatures and docstrings. A new Store method is one more line.
+    add_message = _awaited(Store.add_message, by=_add_message)
+    add_full_message = _awaited(Store.add_full_message, by=_add_full_message)
+    add_messages = _awaited(Store.add_messages, by=_add_messages)
+    get_history = _awaited(Store.get_history)
+    get_summary = _awaited(Store.get_summary)
+    set_summary = _awaited(Store.set_summary)
+    truncate_history = _awaited(Store.truncate_history)
+    clear = _awaited(Store.clear)
+    set_history = _awaited(Store.set_history)
+    hide = _awaited(Store.hide)
+    pop = _awaited(Store.pop)
+    checkpoint = _awaited(Store.checkpoint)
+    undo = _awaited(Store.undo)
+    compact = _awaited(Store.compact)
+    fork = _awaited(Store.fork)
+    delete = _awaited(Store.delete)
+    restore = _awaited(Store.restore)
+    list_trash = _awaited(Store.list_trash)
+    purge = _awaited(Store.purge)
+    stamps = _awaited(Store.stamps)
+    info = _awaited(Store.info)
+    view = _awaited(Store.view)
+    refresh = _awaited(Store.refresh)
+    list_sessions = _awaited(Store.list_sessions)
+    set_meta = _awaited(Store.set_meta)
+    health = _awaited(Store.health)
 
     async def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "AsyncLease":
-        """As Store.lease; cancelled while it waits, it is not held.
+        """Take the turn in this session: one holder at a time, in all processes.
 
-        Waiting takes no thread: or those who wait could keep the holder from ending its turn.
+        It guards turns, not appends: plain calls always work. Waits up to `wait` seconds for the
+        current holder [default: the store's busy_timeout]. A call that is cancelled while it waits
+        does not hold the lease. Raises NoSuchSession, also if the session is deleted meanwhile;
+        StoreBusy.
         """
         check_lease(ttl, wait)
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, PatientStore) else WAIT_SECONDS
+        # Waits in the loop: waiting threads could keep the holder from a thread to finish on.
         deadline = monotonic() + wait
         while True:
             try:
@@ -179,40 +154,36 @@ class AsyncStore:
             raise
         return taken[0]
 
-    async def stamps(self) -> dict[str, str]:
-        """As Store.stamps."""
-        return await self._call(self._store.stamps)
-
-    async def info(self, key: str) -> SessionInfo:
-        """As Store.info."""
-        return await self._call(partial(self._store.info, key))
-
-    async def list_sessions(
-        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
-    ) -> list[str]:
-        """As Store.list_sessions."""
-        return await self._call(
-            partial(self._store.list_sessions, prefix=prefix, limit=limit, after=after)
-        )
-
-    async def set_meta(self, key: str, /, **fields: Any) -> None:
-        """As Store.set_meta."""
-        await self._call(partial(self._store.set_meta, key, **fields))
-
     def follow(
-        self, key: str, *, after: int = 0, timeout: float | None = None
+        self,
+        key: str,
+        *,
+        after: int = 0,
+        uid: str | None = None,
+        timeout: float | None = None,
     ) -> AsyncGenerator[Message, None]:
-        """As Store.follow. Cancelling ends it at once: there is nothing to settle."""
-        return _Follower(self._store, key, after=after, timeout=timeout).messages()
+        """Yield each message past `after` once, by seq, as it arrives, from any process.
 
-    async def health(self) -> Health:
-        """As Store.health."""
-        return await self._call(self._store.health)
+        Ends when no message came for `timeout` seconds, or the store is closed; ends at once when
+        its task is cancelled. With `uid`, follows only that session (`SessionInfo.uid`): raises
+        SessionDeleted if the key has no session, or another one. Without it, waits for a session
+        that does not exist yet, then follows that one until it is deleted. Give `uid` together
+        with an `after` that you read earlier: a session that was created again counts its messages
+        from 1.
+        """
+        follower = _Follower(
+            self._store, key, after=after, uid=uid, timeout=timeout, closing=self._closing
+        )
+        return follower.messages()
 
     async def close(self) -> None:
-        """As Store.close, for the store and the threads."""
+        """Close the store and end the threads; a second call does nothing.
+
+        Later calls raise StoreClosed.
+        """
         if self._closed.is_set():
             return
+        self._closing.set()
         await self._call(self._store.close)
         self._closed.set()
         self._pool.shutdown(wait=False)
@@ -322,24 +293,28 @@ class AsyncLease:
 
     @property
     def epoch(self) -> int:
-        """As Lease.epoch."""
+        """Number that grows with each lease of the key: writes elsewhere can be fenced by it."""
         return self._lease.epoch
 
     async def lost(self) -> bool:
-        """As Lease.lost, which looks at the store and so must not keep the loop waiting."""
+        """Return whether it was released, has run out, was taken over, or its session was purged.
+
+        Awaited, unlike Lease.lost, because it reads from the store.
+        """
         try:
             return await self._calls._call(lambda: self._lease.lost)
         except StoreClosed:
             return True
 
     async def renew(self) -> None:
-        """As Lease.renew."""
+        """Extend the lease by another ttl from now. Raises LeaseLost."""
         await self._calls._call(self._lease.renew)
 
     async def release(self) -> None:
-        """As Lease.release; also where the store was closed, which has let go of it.
+        """Release the lease; a second call does nothing.
 
-        Cancelled, it is released all the same.
+        Does nothing either if the store was closed, which released it. A cancelled call still
+        releases.
         """
         with suppress(StoreClosed):
             await self._calls._call(self._lease.release, always=True)
@@ -400,10 +375,21 @@ class _Follower:
     It follows for half a second at a time: a store cannot be told that its reader went away.
     """
 
-    def __init__(self, store: Store, key: str, *, after: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        *,
+        after: int,
+        uid: str | None,
+        timeout: float | None,
+        closing: threading.Event,
+    ) -> None:
         self._store = store
+        self._closing = closing
         self._key = key
         self._after = after
+        self._uid = uid
         self._timeout = timeout
         self._found: asyncio.Queue[Message | BaseException | None] = asyncio.Queue()
         self._room = threading.Semaphore(AHEAD)
@@ -411,7 +397,9 @@ class _Follower:
 
     async def messages(self) -> AsyncGenerator[Message, None]:
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._run, args=[loop], name="stenolog-follow", daemon=True).start()
+        was_open = not self._closing.is_set()
+        run = partial(self._run, loop, was_open=was_open)
+        threading.Thread(target=run, name="stenolog-follow", daemon=True).start()
         try:
             while (found := await self._found.get()) is not None:
                 if isinstance(found, BaseException):
@@ -422,31 +410,45 @@ class _Follower:
             self._stopped = True
             self._room.release()
 
-    def _run(self, loop: Loop) -> None:
+    def _run(self, loop: Loop, *, was_open: bool) -> None:
         try:
             self._follow(loop)
+        except StoreClosed as error:
+            # Closed before the thread made its first call: the follower ends as if it came later.
+            self._put(loop, None if was_open and self._closing.is_set() else error)
         except Exception as error:  # noqa: BLE001 - it is raised where the messages are awaited
             self._put(loop, error)
         else:
             self._put(loop, None)
 
     def _follow(self, loop: Loop) -> None:
-        seen, uid = self._after, None
+        seen, uid = self._after, self._uid
         heard = monotonic()
-        arrivals = self._store.follow(self._key, after=seen, timeout=self._slice(heard))
+        begun = False
         while True:
-            for message in arrivals:
-                self._room.acquire()
-                self._put(loop, message)
-                if self._stopped:
-                    return
-                seen, heard = message.seq, monotonic()
-            if self._stopped or loop.is_closed() or self._slice(heard) <= 0:
-                return
             try:
-                uid = self._same_life(uid)
-                arrivals = self._store.follow(self._key, after=seen, timeout=self._slice(heard))
+                # The session may be deleted and created again between two rounds.
+                uid = uid or self._current_uid()
+                arrivals = self._store.follow(
+                    self._key, after=seen, uid=uid, timeout=self._slice(heard)
+                )
+                begun = True
+                for message in arrivals:
+                    if uid is None:
+                        break  # it exists now; its messages are read once its uid is known
+                    self._room.acquire()
+                    self._put(loop, message)
+                    if self._stopped:
+                        return
+                    seen, heard = message.seq, monotonic()
+                else:
+                    if self._slice(heard) <= 0:
+                        return
             except StoreClosed:
+                if begun:
+                    return
+                raise
+            if self._stopped or loop.is_closed():
                 return
 
     def _slice(self, heard: float) -> float:
@@ -454,15 +456,11 @@ class _Follower:
             return LOOK_UP_SECONDS
         return min(LOOK_UP_SECONDS, max(heard + self._timeout - monotonic(), 0))
 
-    def _same_life(self, uid: str | None) -> str | None:
-        """The session's uid. Between two rounds it may have been deleted, and made anew."""
+    def _current_uid(self) -> str | None:
         try:
-            found = self._store.info(self._key).uid
+            return self._store.info(self._key).uid
         except NoSuchSession:
-            found = None
-        if uid is not None and uid != found:
-            raise SessionDeleted(self._key)
-        return found
+            return None
 
     def _put(self, loop: Loop, found: Message | BaseException | None) -> None:
         _post(loop, partial(self._found.put_nowait, found))

@@ -1,17 +1,108 @@
 """What every store promises: the protocol, its promises by number, and the values it speaks in."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.errors import StenologError
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
 
 FORKED_AT: Final = "forked_at"
 """The field of a fork's meta: the seq up to which it was taken over from its source."""
+NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
+"""Fields of the meta that `fork` does not copy: which answers were sent or received, which requests
+were answered, how often a turn was resumed, and where a chat continues. All of it was done for the
+source, and the seqs in it mean other messages in the fork."""
+
+
+def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
+    """Return the meta of a fork that ends at the seq `upto`."""
+    kept = {name: value for name, value in meta.items() if name not in NOT_FORKED}
+    return {**kept, FORKED_AT: upto}
+
+
+def forked_at(info: SessionInfo) -> int:
+    """Return the seq up to which the messages of a fork were copied; 0 for any other session."""
+    found = info.meta.get(FORKED_AT) if info.forked_from is not None else None
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+class SessionView(Struct, frozen=True, kw_only=True):
+    """Info, summary and visible messages of a session at one moment.
+
+    Three numbers tell whether an earlier view still holds, apart from newly appended messages:
+
+    - `uid`: another one if the key was deleted and created again, or purged.
+    - `generation`: grows with every step that moves or destroys messages: `compact` and
+      `purge(before=)` on all engines, a copy written over the session on the database and file
+      engines, and on JSONL every replacement of the log file, for example after a failed sync.
+    - `change`: grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
+      `set_summary`, `set_meta` and `undo`. Calls that change nothing do not count.
+
+    Deleting and restoring a session under the same key may leave all three as they were: the
+    content is the same, too.
+    """
+
+    info: SessionInfo
+    messages: tuple[Message, ...]
+    """The visible messages by seq; of a tail, only the new ones."""
+    upto: int
+    """Seq up to which messages were read.
+
+    It is `info.last_seq`, except on JSONL while another process is in the middle of a write:
+    `info` counts the seqs of that write, but its messages cannot be read yet.
+    """
+    last: int | None = None
+    """The limit that the view was taken with."""
+    after: int | None = None
+    """For a tail: `upto` of the view that it continues. None for a full view."""
+
+    @property
+    def key(self) -> str:
+        """Key of the session."""
+        return self.info.key
+
+    @property
+    def uid(self) -> str:
+        """`SessionInfo.uid`."""
+        return self.info.uid
+
+    @property
+    def generation(self) -> int:
+        """`SessionInfo.generation`."""
+        return self.info.generation
+
+    @property
+    def change(self) -> int:
+        """`SessionInfo.change`."""
+        return self.info.change
+
+    @property
+    def summary(self) -> str:
+        """Summary of the messages below the floor; empty if there is none."""
+        return self.info.summary
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether it holds only the messages after an earlier view."""
+        return self.after is not None
+
+    def holds(self, uid: str, generation: int, change: int) -> bool:
+        """Return whether a session with these numbers only has appended messages since."""
+        return (uid, generation, change) == (self.uid, self.generation, self.change)
+
+    def merged(self, newer: "SessionView") -> "SessionView":
+        """Return the full view at the moment of `newer`, which `Store.refresh(self)` returned."""
+        if newer.after is None:
+            return newer
+        messages = self.messages + newer.messages
+        if self.last is not None:
+            messages = messages[max(len(messages) - self.last, 0) :]
+        return replace(newer, messages=messages, after=self.after)
 
 
 @runtime_checkable
@@ -38,7 +129,8 @@ class Store(Protocol):
     P12  Once: a token that the session already has is not stored again.
     P13  Readable for ever: every released format stays readable, a newer one is refused by name.
 
-    Unknown key: reads give `[]` and `""`; `info` raises NoSuchSession, `undo` NothingToUndo;
+    Unknown key: reads give `[]` and `""`; `info`, `view` and `refresh` raise NoSuchSession, `undo`
+    NothingToUndo;
     truncate, clear, hide, compact do nothing and create nothing; `pop` gives None; `delete`,
     fork, restore, purge and lease raise NoSuchSession; add, set_summary, set_history and set_meta
     create the session.
@@ -98,14 +190,25 @@ class Store(Protocol):
         """Hide all but the last visible ones: none or less hides all, enough changes nothing."""
         ...
 
-    def clear(self, key: str) -> None:
-        """Hide all messages and empty the summary, in one step that `undo` takes back."""
+    def clear(self, key: str, *, upto: int | None = None) -> None:
+        """Hide all messages and empty the summary, in one step that `undo` takes back.
+
+        `upto`: hide only messages up to this seq.
+        """
         ...
 
-    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+    def set_history(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        expect_last: int | None = None,
+    ) -> None:
         """Make exactly these messages visible; the summary stays.
 
         The common prefix stays as it is, the rest is hidden, only the new tail is appended.
+        `expect_last`: raise StaleHistory and change nothing if the last seq of the session is not
+        this one, because a message was appended since the caller looked. 0: no session.
         """
         ...
 
@@ -143,8 +246,9 @@ class Store(Protocol):
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Make a session of its own from what is in sight, up to the seq `at`, that included.
 
-        It has the same seqs, times, summary and meta, and `forked_from`, and in its meta the seq
-        `forked_at`; it shares nothing: no hidden messages, no undo steps, no tokens. Raises
+        The fork has the same messages byte for byte, seqs, times, summary and meta, without the
+        fields in NOT_FORKED. `forked_from` names its source, the field `forked_at` of its meta the
+        last seq. It has no hidden messages, no undo steps and no idempotency keys. Raises
         NoSuchSession; SessionExists; UsageError where `at` is beyond the end or below the floor,
         whose summary would tell of more.
         """
@@ -198,6 +302,23 @@ class Store(Protocol):
         """What is known of the session. Raises NoSuchSession."""
         ...
 
+    def view(self, key: str, last: int | None = None) -> SessionView:
+        """Return info, summary and visible messages of one moment. Raises NoSuchSession.
+
+        `last`: only so many messages, the newest.
+        """
+        ...
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Return what is new since a view was taken. Raises NoSuchSession.
+
+        If uid, generation and change number are those of `view`, the result is a tail: its info is
+        current and its messages are those appended since. Otherwise it is a full view with the
+        same `last`, maybe of another session with this key. `view.merged(result)` is the full
+        view in both cases.
+        """
+        ...
+
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
@@ -209,12 +330,20 @@ class Store(Protocol):
         ...
 
     def follow(
-        self, key: str, *, after: int = 0, timeout: float | None = None
+        self,
+        key: str,
+        *,
+        after: int = 0,
+        uid: str | None = None,
+        timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Each message past `after` once, by seq, as it arrives, from any process.
+        """Yield each message past `after` once, by seq, as it arrives, from any process.
 
-        Ends when nothing came for `timeout` seconds, or the store is closed. Waits for a session
-        that is not there yet. Raises SessionDeleted.
+        Ends when nothing came for `timeout` seconds, or the store is closed. With `uid`, follows
+        only that session (`SessionInfo.uid`): raises SessionDeleted if the key has no session, or
+        another one. Without it, waits for a session that does not exist yet, then follows that one
+        until it is deleted. Give `uid` together with an `after` that you read earlier: a session
+        that was created again counts its messages from 1.
         """
         ...
 
@@ -349,6 +478,20 @@ class PurgingStore(Protocol):
 
 
 @runtime_checkable
+class LeaseListStore(Protocol):
+    """A store that can tell which sessions are leased."""
+
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return those of the keys whose lease is held now, by any process."""
+        ...
+
+
+def leased_keys(store: Store, keys: Collection[str]) -> set[str]:
+    """Return those of the keys whose lease is held now; none if the store cannot tell."""
+    return store.leased(keys) if isinstance(store, LeaseListStore) else set()
+
+
+@runtime_checkable
 class MarkedStore(Protocol):
     """A store that tells all processes when something they keep beside it is out of date."""
 
@@ -359,3 +502,33 @@ class MarkedStore(Protocol):
     def change_mark(self, name: str) -> None:
         """Make it another one than it ever was, durably. Raises StoreUnavailable, ReadOnly."""
         ...
+
+
+def conversation_times(
+    created: datetime, updated: datetime, *, meta: Mapping[str, Any], last_seq: int
+) -> tuple[datetime, datetime]:
+    """Return when a conversation began and was last continued, from the times of the session.
+
+    An imported session has receipts in its meta, `imported`, with its times in the other program:
+    it began then, and was last continued then until a message is added here.
+    """
+    if "imported" not in meta:
+        return created, updated
+    times = list(_imported_times(meta["imported"]))
+    began = min([created, *(first for first, _, _ in times)])
+    still = [last for _, last, end in times if end == last_seq]
+    return began, max([began, *still]) if still else max(began, updated)
+
+
+def _imported_times(receipts: object) -> Iterator[tuple[datetime, datetime, object]]:
+    """Yield the two times of each receipt, and the last seq when it was made.
+
+    Any client may write meta, so values that are no receipts are skipped.
+    """
+    for one in receipts if isinstance(receipts, list) else ():
+        try:
+            first, last = (datetime.fromisoformat(one[name]) for name in ("created", "updated"))
+            if first.tzinfo is not None and last.tzinfo is not None:
+                yield first.astimezone(UTC), last.astimezone(UTC), one.get("last_seq")
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            continue

@@ -1,4 +1,4 @@
-"""What one caller wants appended, checked and encoded: the same for every database."""
+"""Appends of callers, checked and encoded; several of them may be written together."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.codec import check_once, check_times
+from stenolog.errors import StenologError
 from stenolog.records import Message
 from stenolog.stores.arguments import encoded
 
@@ -17,6 +18,7 @@ class Batch(Struct, frozen=True, gc=False):
     payloads: Sequence[bytes]
     once: str | None = None
     times: Sequence[str] | None = None
+    """When each was said, if that is not now."""
 
 
 def batch(
@@ -38,3 +40,12 @@ def token_bytes(once: str) -> bytes:
 def token_text(kept: bytes) -> str:
     """The token that is kept like this."""
     return kept.decode("utf-8", "surrogatepass")
+
+
+def twin(error: StenologError) -> StenologError:
+    """Return a copy of an error for one more caller: two threads must not raise the same object."""
+    own = type(error).__new__(type(error))
+    own.args = error.args
+    own.__dict__.update(error.__dict__)
+    own.__cause__ = error.__cause__
+    return own

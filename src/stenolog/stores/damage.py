@@ -31,13 +31,13 @@ class Damage:
                 "%s of session %s cannot be read: left out; `steno doctor` says more", seqs, uid
             )
 
-    def tell(self, what: str) -> None:
-        """Say once what was left out, that is more than a message."""
+    def tell(self, what: str, *, done: str = "left out") -> None:
+        """Report once that something other than a message is damaged, and what was done."""
         with self._mutex:
             known = what in self._told
             self._told.add(what)
         if not known:
-            reports.warning("%s cannot be read: left out; `steno doctor` says more", what)
+            reports.warning("%s cannot be read: %s; `steno doctor` says more", what, done)
 
     def of(self, uid: str) -> list[Span]:
         """The seqs of a life of a session that were met damaged or not at all."""

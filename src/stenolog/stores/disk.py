@@ -6,15 +6,86 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from stenolog.errors import StoreBusy
 
+if sys.platform != "win32":
+    import fcntl
+
 LOCK_POLL: Final = 0.0002
 READ_ONLY_DISK: Final = (
     "the disk is mounted read-only; mount it to be written to, or name a place elsewhere"
 )
+
+
+class Descriptor(int):
+    """An open file or folder: closed by `close`, or when the last reference to it is dropped.
+
+    A plain integer is lost, and its file stays open, if Ctrl-C strikes after the call that
+    returns it and before it is stored in a variable.
+    """
+
+    _closed = False
+
+    def close(self) -> None:
+        """Close it; a second call does nothing. An error is ignored: all data was synced."""
+        if self >= 0 and not self._closed:
+            self._closed = True
+            # The next call is the one that closes it: Ctrl-C cannot come between.
+            try:  # noqa: SIM105
+                os.close(self)
+            except OSError:
+                pass
+
+    def release(self) -> None:
+        """Release its flock, if it holds one, and close it.
+
+        Closing alone is not enough: a child forked meanwhile has the same open file.
+        """
+        try:
+            if self >= 0 and not self._closed:
+                release_lock(self)
+        except OSError:
+            pass  # the lock goes with the descriptor
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+CLOSED: Final = Descriptor(-1)
+
+
+def open_descriptor(
+    path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None
+) -> Descriptor:
+    """Open a file or a folder. Raises OSError."""
+    # The interpreter checks for signals after each call it makes itself, and not between these.
+    opened = map(partial(os.open, dir_fd=dir_fd), (path,), (flags,), (mode,))
+    (descriptor,) = map(Descriptor, opened)
+    return descriptor
+
+
+def duplicate(descriptor: int) -> Descriptor:
+    """Open the same file or folder once more. Raises OSError."""
+    (copy,) = map(Descriptor, map(os.dup, (descriptor,)))
+    return copy
+
+
+def read_all(descriptor: int, start: int, stop: int) -> bytes:
+    """Read these bytes of a file, fewer where it ends before. Raises OSError."""
+    parts = []
+    while start < stop:
+        part = os.pread(descriptor, stop - start, start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def write_all(descriptor: int, text: bytes) -> None:
@@ -27,11 +98,9 @@ def write_all(descriptor: int, text: bytes) -> None:
 def sync_file(descriptor: int) -> None:
     """Return only when what was written through any descriptor of this file is on the disk."""
     if sys.platform == "darwin":
-        import fcntl
-
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
-        os.fdatasync(descriptor)
+        os.fdatasync(descriptor)  # guard: fdatasync
 
 
 def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
@@ -40,7 +109,7 @@ def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
     Others may append meanwhile, and nobody who has it open is left with an old file. Raises
     OSError; FileNotFoundError where there is none.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     changed = offset = 0
     try:
         text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
@@ -55,14 +124,14 @@ def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
         if changed:
             sync_file(descriptor)
     finally:
-        os.close(descriptor)
+        descriptor.close()
     return changed
 
 
 def sync_folder(descriptor: int) -> None:
     """Return only when a folder's entries are on the disk. Raises OSError."""
     try:
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # guard: folder-fsync
         if sys.platform == "darwin":
             sync_file(descriptor)
     except OSError as error:
@@ -96,13 +165,13 @@ def refusal(path: Path) -> str | None:
 def sync_entries(path: Path) -> None:
     """Sync a folder by its path, where we may open it. Raises OSError."""
     try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
         return  # somebody else's folder, and they saw to what is in it
     try:
         sync_folder(folder)
     finally:
-        os.close(folder)
+        folder.close()
 
 
 def replace_file(folder: int, name: str, text: bytes) -> None:
@@ -114,24 +183,22 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
+    descriptor = open_descriptor(temporary, flags, dir_fd=folder)
     try:
         write_all(descriptor, text)
-        sync_file(descriptor)
+        sync_file(descriptor)  # guard: fallback-store-sync
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
     finally:
-        os.close(descriptor)
+        descriptor.close()
     os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
 
 
 def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = LOCK_POLL) -> None:
     """Take the flock of an open file, looking often: backing off starves. Raises StoreBusy."""
-    import fcntl
-
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -146,6 +213,4 @@ def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = L
 
 def release_lock(descriptor: int) -> None:
     """Let go of a flock by name: a child forked meanwhile has the descriptor, too, and keeps it."""
-    import fcntl
-
     fcntl.flock(descriptor, fcntl.LOCK_UN)

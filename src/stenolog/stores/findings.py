@@ -1,5 +1,6 @@
 """What the examination of a database tells, whatever the engine."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -20,6 +21,17 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The place in the database; empty for the database as a whole."""
     lost: tuple[Span, ...] = ()
     """Seqs of messages that cannot be read because of it."""
+    repairable: bool = False
+    """Whether `steno doctor --repair` repairs it."""
+
+
+class RepairResult(Struct, frozen=True, kw_only=True):
+    """What a repair did for one finding."""
+
+    finding: Finding
+    done: bool
+    words: str
+    """What was done, or why not."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -56,6 +68,33 @@ def unreadable(
                 advice=advice,
                 lost=tuple(lost),
             )
+
+
+def damaged_state(key: str, where: str) -> Finding:
+    """Return the finding for a session whose state cannot be read."""
+    return Finding(
+        kind="damaged state",
+        key=key,
+        where=where,
+        meaning="The state of the session (hidden messages, summary, meta) cannot be read. Its "
+        "messages can. The state is rebuilt from the recorded changes.",
+        advice="--repair stores the rebuilt state. To save the messages first: "
+        f"`steno export {shlex.quote(key)}`.",
+        repairable=True,
+    )
+
+
+def damaged_changes(key: str, where: str, numbers: Sequence[int]) -> Finding:
+    """Return the finding for changes that undo needs and that cannot be read."""
+    return Finding(
+        kind="damaged change",
+        key=key,
+        where=where,
+        meaning=f"Undo needs change {', '.join(map(str, numbers))}, which cannot be read. "
+        "No message is missing.",
+        advice="--repair removes the undo steps that cannot be undone any more.",
+        repairable=True,
+    )
 
 
 def past_the_end(key: str, where: str, count: int, last_seq: int, *, advice: str) -> Finding:

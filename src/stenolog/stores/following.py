@@ -1,13 +1,28 @@
-"""Following a session: each message once, by seq, as it arrives. The same on every engine."""
+"""Following a session: its messages as they arrive, and the changes of what is visible.
 
-import time
+`arrivals` polls for messages and is shared by the engines. `follow_changes` uses only calls that
+every store has, so it means the same on all of them: it compares `info()` between messages. A
+message is reported at once, a change within half a second.
+"""
+
 from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Final, Literal
 
-from stenolog.errors import SessionDeleted, StoreClosed
-from stenolog.records import Message
+from msgspec import Struct
+
+from stenolog.errors import NoSuchSession, SessionDeleted, StoreClosed
+from stenolog.records import Message, SessionInfo
+from stenolog.stores import spans
+from stenolog.stores.base import Store
+
+LOOK_SECONDS: Final = 0.5
 
 News = tuple[str, int, list[Message]]
 """The uid of a session, its last seq, and the messages that are new."""
+Kind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
+"""checkpoint: the oldest messages went out of sight. undo: messages came back. hide: others went.
+summary, meta: nothing but that changed."""
 
 
 def arrivals(
@@ -16,32 +31,117 @@ def arrivals(
     key: str,
     *,
     after: int,
+    uid: str | None,
     timeout: float | None,
     poll: float,
 ) -> Iterator[Message]:
-    """Ask again and again what came after a seq, until the store is closed or it took too long.
+    """Poll for messages after a seq until the store is closed, or nothing came for `timeout`.
 
-    `ask` answers None where there is no session; `wait` returns after so many seconds, or earlier.
+    `ask` returns None if there is no session. `wait` returns after so many seconds, or earlier.
+    `uid`: follow only this session; None: the first one that is found.
     """
-    uid: str | None = None
-    idle_since = time.monotonic()
+    idle_since = monotonic()
     while True:
         try:
             found = ask(after)
         except StoreClosed:
             return
         if uid is not None and (found is None or found[0] != uid):
-            raise SessionDeleted(key)
+            raise SessionDeleted(key, recreated=found is not None)  # guard: follow-one-session
         if found is not None:
             uid, end, messages = found
             yield from messages
             if end > after:
                 after = end
-                idle_since = time.monotonic()
+                idle_since = monotonic()
                 continue
         left = poll
         if timeout is not None:
-            left = min(poll, idle_since + timeout - time.monotonic())
+            left = min(poll, idle_since + timeout - monotonic())
             if left <= 0:
                 return
         wait(left)
+
+
+class Changed(Struct, frozen=True, kw_only=True):
+    """Something happened to a session that is no message."""
+
+    kind: Kind
+    info: SessionInfo
+    """What is known of the session since then."""
+
+
+def follow_changes(
+    store: Store,
+    key: str,
+    *,
+    after: int = 0,
+    uid: str | None = None,
+    timeout: float | None = None,
+) -> Iterator[Message | Changed]:
+    """As `store.follow`, and each change of floor, visibility, summary and meta as it is seen.
+
+    Changes that were made and undone between two looks are not reported. Raises SessionDeleted.
+    """
+    known = info_of(store, key)
+    if uid is not None and (known is None or known.uid != uid):
+        raise SessionDeleted(key, recreated=known is not None)
+    heard = looked = monotonic()
+    while True:
+        left = LOOK_SECONDS if timeout is None else min(LOOK_SECONDS, heard + timeout - monotonic())
+        if left <= 0:
+            return
+        if known is None:
+            # Wait for the session; its messages are read once its uid is known.
+            waited = next(store.follow(key, after=after, timeout=left), None)
+            try:
+                known = info_of(store, key)
+            except StoreClosed:
+                return
+            if waited is not None:
+                heard = monotonic()
+            continue
+        for message in store.follow(key, after=after, uid=known.uid, timeout=left):
+            yield message
+            after, heard = message.seq, monotonic()
+            if heard - looked > LOOK_SECONDS:
+                break  # where somebody talks all the time, it is looked, too
+        try:
+            found = info_of(store, key)
+        except StoreClosed:
+            return
+        looked = monotonic()
+        if found is None or found.uid != known.uid:
+            raise SessionDeleted(key, recreated=found is not None)
+        for change in changed_between(known, found):
+            heard = monotonic()
+            yield change
+        known = found
+
+
+def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list[Changed]:
+    """What has happened between two looks, messages aside; None: there was no session. Pure."""
+    if before is None or now is None or before.uid != now.uid:
+        return []
+    # What was said since is news of its own.
+    old, new = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
+    found: list[Kind] = []
+    if spans.minus(new, old):
+        found.append("undo")
+    elif now.floor > before.floor:
+        found.append("checkpoint")
+    elif spans.minus(old, new):
+        found.append("hide")
+    elif now.summary != before.summary:
+        found.append("summary")
+    if now.meta != before.meta:
+        found.append("meta")
+    return [Changed(kind=kind, info=now) for kind in found]
+
+
+def info_of(store: Store, key: str) -> SessionInfo | None:
+    """What is known of a session; None where there is none."""
+    try:
+        return store.info(key)
+    except NoSuchSession:
+        return None

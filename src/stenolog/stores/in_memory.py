@@ -7,10 +7,11 @@ the plainest way and shares nothing with them but the ground. Nothing outlives t
 import copy
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from math import inf
 from time import monotonic
@@ -33,14 +34,18 @@ from stenolog.records import (
     Undone,
 )
 from stenolog.stores import spans
-from stenolog.stores.base import FORKED_AT, Deleted
-from stenolog.stores.times import conversation_times
-from stenolog.stores.whole import Life, LifeMark, LifeWriter, Reading, token_of
+from stenolog.stores.arguments import check_required, check_whole, encoded
+from stenolog.stores.base import Deleted, SessionView, conversation_times, forked_meta
+from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, token_of
 
 BUSY_TIMEOUT: Final = 5.0
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_RANGES: Final = 1_000
 MAX_META_BYTES: Final = 64 * 1024
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time_ns() // 1000 / 1e6, UTC)
 
 
 class _Step(Struct, frozen=True):
@@ -55,7 +60,7 @@ class _Step(Struct, frozen=True):
 
 class _Session(Struct):
     uid: str = field(default_factory=lambda: os.urandom(8).hex())
-    created: datetime = field(default_factory=lambda: datetime.now(UTC))
+    created: datetime = field(default_factory=lambda: _now())
     updated: datetime | None = None
     messages: dict[int, Message] = {}
     last_seq: int = 0
@@ -90,7 +95,7 @@ class _Session(Struct):
         return sum(len(m.to_json()) for seq, m in self.messages.items() if seq > self.archived)
 
     def append(self, payloads: Sequence[bytes], times: Sequence[str] | None = None) -> list[int]:
-        self.updated = datetime.now(UTC)
+        self.updated = _now()
         times = times or [records.timestamp(self.updated)] * len(payloads)
         seqs = list(range(self.last_seq + 1, self.last_seq + 1 + len(payloads)))
         for seq, payload, at in zip(seqs, payloads, times, strict=True):
@@ -126,7 +131,7 @@ class _Session(Struct):
             raise errors.UsageError(
                 f"at={upto}: from {self.floor()} to {self.last_seq} is possible"
             )
-        now = datetime.now(UTC)
+        now = _now()
         return _Session(
             created=now,
             updated=now,
@@ -134,7 +139,7 @@ class _Session(Struct):
             last_seq=upto,
             hidden=set(range(1, self.floor() + 1)),
             summary=self.summary,
-            meta=codec.encode_object({**records.decode_object(self.meta), FORKED_AT: upto}),
+            meta=codec.encode_object(forked_meta(records.decode_object(self.meta), upto)),
             forked_from=key,
             number=self.number + 1,
         )
@@ -157,7 +162,7 @@ class _Session(Struct):
         self.lost = spans.clipped(self.lost, before, self.last_seq)
         self.void = spans.clipped(self.void, before, self.last_seq)
         self.generation += 1
-        self.updated = datetime.now(UTC)
+        self.updated = _now()
         return purged
 
 
@@ -194,7 +199,7 @@ class InMemoryStore:
     ) -> list[int]:
         """Append a batch; its seqs."""
         codec.check_once(once)
-        payloads = [codec.encode_message(message) for message in messages]
+        payloads = encoded(messages)
         times = None if at is None else codec.check_times(at, len(payloads))
         with self._writing(key) as session:
             if not payloads:
@@ -213,6 +218,7 @@ class InMemoryStore:
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """The visible messages by seq; with `full` every message, marked."""
+        check_whole(last=last, after=after)
         if last is not None and last < 0:
             raise errors.UsageError(f"last={last}: a number of messages is not negative")
         with self._using(key) as session:
@@ -233,21 +239,32 @@ class InMemoryStore:
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all but the last visible ones."""
+        check_required(keep_last=keep_last)
         with self._writing(key) as session:
             visible = session.visible()
             kept = visible[max(len(visible) - max(keep_last, 0), 0) :]
             session.change("truncate", hide=range(1, kept[0] if kept else session.last_seq + 1))
 
-    def clear(self, key: str) -> None:
+    def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
+        check_whole(upto=upto)
         with self._writing(key) as session:
-            everything = range(1, session.last_seq + 1)
-            session.change("clear", hide=everything, summary="")
+            last = session.last_seq if upto is None else min(upto, session.last_seq)
+            session.change("clear", hide=range(1, last + 1), summary="")
 
-    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+    def set_history(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        expect_last: int | None = None,
+    ) -> None:
         """Make exactly these messages visible; the summary stays."""
-        payloads = [codec.encode_message(message) for message in messages]
+        check_whole(expect_last=expect_last)
+        payloads = encoded(messages)
         with self._writing(key) as session:
+            if expect_last is not None and expect_last != session.last_seq:
+                raise errors.StaleHistory(key, expect_last, session.last_seq)
             visible = session.visible()
             same = 0
             for seq, payload in zip(visible, payloads, strict=False):
@@ -259,6 +276,7 @@ class InMemoryStore:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages with these seqs, both included."""
+        check_required(first=first, last=last)
         if first > last:
             raise errors.UsageError(f"hide {first} to {last}: the first comes after the last")
         with self._writing(key) as session:
@@ -276,6 +294,8 @@ class InMemoryStore:
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
         """Replace the summary and hide everything up to this seq, in one step."""
+        check_required(upto=upto)
+        check_whole(expect_floor=expect_floor)
         with self._writing(key) as session:
             if upto > session.last_seq:
                 raise errors.UsageError(f"upto={upto} is beyond the end, {session.last_seq}")
@@ -299,7 +319,7 @@ class InMemoryStore:
             if step.was is not None:
                 session.summary = step.was
             session.number += 1
-            session.updated = datetime.now(UTC)
+            session.updated = _now()
             return Undone(
                 op=step.op,
                 shown=len(step.newly),
@@ -319,6 +339,7 @@ class InMemoryStore:
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Make a session of its own from what is in sight, up to the seq `at`."""
         codec.check_key(new_key)
+        check_whole(at=at)
         with self._writing(key, known=True) as session:
             self._check_free(new_key)
             self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
@@ -327,9 +348,11 @@ class InMemoryStore:
         """Put the session into the trash."""
         with self._writing(key, known=True):
             session = self._sessions.pop(key)
-            trashed = Trashed(
-                key=key, uid=session.uid, deleted=datetime.now(UTC), count=len(session.messages)
-            )
+            # Later than all before, so that the last deleted is first even if the clock was set.
+            earlier = [found.deleted + timedelta(microseconds=1) for found, _ in self._trash]
+            deleted = max([_now(), *earlier])
+            count = len(session.messages)
+            trashed = Trashed(key=key, uid=session.uid, deleted=deleted, count=count)
             self._trash.insert(0, (trashed, session))
             return trashed
 
@@ -351,6 +374,7 @@ class InMemoryStore:
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete for good: all lives of the key, or what it said before this seq."""
+        check_whole(before=before)
         with self._writing(key) as live:
             trashed = [session for found, session in self._trash if found.key == key]
             if key not in self._sessions and (before is not None or not trashed):
@@ -403,6 +427,10 @@ class InMemoryStore:
     def finish_purge(self, uid: str) -> Purged:
         """Raise NoSuchSession: nothing comes between."""
         raise errors.NoSuchSession(uid, "no purge of it was interrupted")
+
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return those of the keys whose lease is held now."""
+        return {key for key, lease in self._leases.items() if key in keys and not lease.lost}
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
         """The turn in this session: one holder at a time."""
@@ -469,12 +497,30 @@ class InMemoryStore:
                 meta=meta,
                 forked_from=session.forked_from,
                 in_sight=tuple(spans.union((seq, seq) for seq in visible)),
+                change=session.number,
             )
+
+    def view(self, key: str, last: int | None = None) -> SessionView:
+        """Return info, summary and visible messages of one moment."""
+        with self._open():
+            info = self.info(key)
+            messages = self.get_history(key, last=last)
+            return SessionView(info=info, messages=tuple(messages), upto=info.last_seq, last=last)
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Return the messages since a view was taken, or a full view."""
+        with self._open():
+            new = self.view(view.key, view.last)
+            if (new.uid, new.generation, new.change) != (view.uid, view.generation, view.change):
+                return new
+            tail = tuple(message for message in new.messages if message.seq > view.upto)
+            return replace(new, messages=tail, after=view.upto)
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Keys in the order of their bytes, which is that of their characters."""
+        check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise errors.UsageError(f"limit={limit}: a number of sessions is not negative")
         with self._open():
@@ -491,17 +537,24 @@ class InMemoryStore:
             if meta != session.meta:
                 session.meta = meta
                 session.number += 1
-                session.updated = datetime.now(UTC)
+                session.updated = _now()
 
     def follow(
-        self, key: str, *, after: int = 0, timeout: float | None = None
+        self,
+        key: str,
+        *,
+        after: int = 0,
+        uid: str | None = None,
+        timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Each message past `after` once, by seq, as it arrives."""
+        """Yield each message past `after` once, by seq, as it arrives."""
+        check_required(after=after)
         with self._using(key):
-            return self._arrivals(key, after, timeout)
+            return self._arrivals(key, after, uid, timeout)
 
-    def _arrivals(self, key: str, seen: int, timeout: float | None) -> Iterator[Message]:
-        uid = None
+    def _arrivals(
+        self, key: str, seen: int, uid: str | None, timeout: float | None
+    ) -> Iterator[Message]:
         while True:
             deadline = inf if timeout is None else monotonic() + timeout
             with self._changed:
@@ -509,7 +562,7 @@ class InMemoryStore:
                 while not self._closed.is_set() and not new:
                     session = self._sessions.get(key)
                     if uid is not None and (session is None or session.uid != uid):
-                        raise errors.SessionDeleted(key)
+                        raise errors.SessionDeleted(key, recreated=session is not None)
                     if session is not None:
                         uid = session.uid
                         new = [session.read(seq) for seq in session.messages if seq > seen]
@@ -522,7 +575,7 @@ class InMemoryStore:
             yield from new
             seen = new[-1].seq
 
-    # --- carried whole -----------------------------------------------------------------------
+    # --- snapshots ---------------------------------------------------------------------------
 
     def lives(self) -> list[LifeMark]:
         """Every life: those in the trash, then the living ones."""
@@ -532,26 +585,29 @@ class InMemoryStore:
             return sorted(deleted, key=_key_of) + sorted(living, key=_key_of)
 
     @contextmanager
-    def hold_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
-        """The life as it is now, while nobody else does anything."""
+    def hold_life(self, mark: LifeMark) -> Iterator[Reading]:
+        """Read one life while no other call changes it."""
         with self._open():
-            found = self._life(mark.uid)
-            if found is None:
-                raise errors.NoSuchSession(mark.key, "it was purged")
-            key, session, trashed = found
-            yield Reading(
-                life=_life(key, session, trashed),
-                messages=iter(_carried(session, after)),
-                stamp=_mark(key, session, trashed).stamp,
-                untouched=session.copied == session.version,
-            )
+            yield self._reading(mark, 0)
 
     @contextmanager
     def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
-        """The same as of now, and nobody waits."""
-        with self.hold_life(mark, after=after) as reading:
-            pass
+        """Read one life as of now."""
+        with self._open():
+            reading = self._reading(mark, after)
         yield reading
+
+    def _reading(self, mark: LifeMark, after: int) -> Reading:
+        found = self._life(mark.uid)
+        if found is None:
+            raise errors.NoSuchSession(mark.key, "it was purged")
+        key, session, trashed = found
+        return Reading(
+            life=_life(key, session, trashed),
+            messages=iter(_carried(session, after)),
+            stamp=_mark(key, session, trashed).stamp,
+            untouched=session.copied == session.version,
+        )
 
     @contextmanager
     def writing_lives(self) -> Iterator[LifeWriter]:
@@ -686,10 +742,8 @@ class _LifeWriter:
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store
 
-    def write(
-        self, life: Life, messages: Iterable[Message], *, after: int = 0, instead_of: str = ""
-    ) -> None:
-        """Make this life stand exactly so."""
+    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+        """Write this life with all of its messages."""
         store = self._store
         old = store._life(life.uid)
         if old is None and instead_of:
@@ -701,8 +755,7 @@ class _LifeWriter:
         other = store._sessions.get(life.key)
         if life.deleted is None and other is not None and other.uid != life.uid:
             raise errors.SessionExists(life.key)
-        kept = [] if old is None else [m for m in _carried(old[1], 0) if m.seq <= after]
-        session = _session(life, [*kept, *messages])
+        session = _session(life, list(messages))
         session.version = session.copied = 0 if old is None else old[1].version + 1
         if old is not None and old[2] is None:
             del store._sessions[old[0]]

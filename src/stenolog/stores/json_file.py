@@ -3,7 +3,7 @@
 The five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`, `updated`) and
 one of ours, `stenolog`, which the reference ignores: the seq of the first message in `messages`, a
 token and a time for each of them, and the messages that are hidden. All of it is pure: the time
-and new tokens are given. stores/legacy_json.py reads and writes the files.
+and new tokens are given. sessions/session_manager.py reads and writes the files.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from stenolog.codec import check_once, encode_object
-from stenolog.errors import OnceConflict, RefusedMessage, StaleCheckpoint, UsageError
+from stenolog.errors import OnceConflict, RefusedMessage, StaleCheckpoint, StaleHistory, UsageError
 from stenolog.records import timestamp
 from stenolog.stores.names import escaped
 
@@ -256,8 +256,14 @@ def truncated(session: Kept, keep_last: int) -> Kept:
     return hiding(session, visible[: max(len(visible) - max(keep_last, 0), 0)])
 
 
-def replaced(session: Kept, payloads: Sequence[bytes], said: Said) -> Kept:
-    """The session with exactly these messages in sight; what they begin with alike stays."""
+def replaced(session: Kept, payloads: Sequence[bytes], said: Said, expect_last: int | None) -> Kept:
+    """The session with exactly these messages visible; a common prefix stays.
+
+    Raises StaleHistory.
+    """
+    last = len(session.messages)
+    if expect_last is not None and expect_last != last:
+        raise StaleHistory(session.key or "", expect_last, last)
     visible = session.visible()
     same = 0
     for seq, payload in zip(visible, payloads, strict=False):

@@ -5,7 +5,7 @@ from typing import Final
 
 _LONGEST: Final = 200
 _KEPT_OF_LONG: Final = 120
-_ESCAPED: Final = re.compile(rb"[^a-z0-9_.-]|^\.")
+_ESCAPED: Final = re.compile(rb"[^a-z0-9_.-]|^\.")  # guard: key-escaped
 _SAFE: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
 
 

@@ -4,6 +4,7 @@ An engine is imported when it is asked for: nobody waits for the others.
 """
 
 import os
+import re
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -16,6 +17,8 @@ _DATABASE: Final = b"SQLite format 3\0"
 """How a file begins that SQLite made."""
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3")
 _EXAMPLES: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
+
+_CONNECTION_STRING: Final = re.compile(r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=")
 
 Engine = Literal["jsonl", "sqlite", "memory", "postgresql"]
 
@@ -88,6 +91,12 @@ def address(where: str | os.PathLike[str]) -> Address:
 
 def _check_new_folder(where: str, scheme: str, rest: str) -> None:
     """Raise UsageError where something else than a folder was most likely meant."""
+    if _CONNECTION_STRING.search(where):
+        # Not repeated: there may be a password in it.
+        raise UsageError(
+            "this is a connection string of libpq; write it as a URL: "
+            "postgresql://USER@HOST/DATABASE"
+        )
     if scheme and _is_scheme(scheme, rest):
         # A misspelt engine would become a folder, and the sessions seem gone.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
@@ -161,7 +170,7 @@ def _open_sqlite(found: Address, *, namespace: str, read_only: bool) -> Store:
     )
 
 
-_POSTGRES: Final = ("schema", "connections", "busy_timeout")
+_POSTGRES: Final = ("schema", "connections", "busy_timeout", "answer_timeout")
 """What PostgresStore takes; everything else behind the question mark is the driver's."""
 
 
@@ -179,12 +188,12 @@ def _open_postgres(found: Address, *, namespace: str, read_only: bool) -> Store:
             ours[name] = unquote(value)
         elif name == "connections" and _is_number(value) and int(value) > 0:
             ours[name] = int(value)
-        elif name == "busy_timeout" and _is_number(value):
+        elif name in ("busy_timeout", "answer_timeout") and _is_number(value):
             ours[name] = float(value)
         elif name in _POSTGRES:
             raise UsageError(
-                f"postgresql: {part!r} is not accepted; schema=NAME, connections=NUMBER and "
-                "busy_timeout=SECONDS are"
+                f"postgresql: {part!r} is not accepted; schema=NAME, connections=NUMBER, "
+                "busy_timeout=SECONDS and answer_timeout=SECONDS are"
             )
         else:
             others.append(part)

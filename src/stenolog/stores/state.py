@@ -5,14 +5,14 @@ out, or None where it would change nothing. No file is touched here.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from stenolog.codec import encode_object
-from stenolog.errors import NothingToUndo, RefusedMessage, StaleCheckpoint, UsageError
+from stenolog.errors import NothingToUndo, RefusedMessage, StaleCheckpoint, StaleHistory, UsageError
 from stenolog.records import (
     FORMAT,
     Change,
@@ -27,7 +27,7 @@ from stenolog.records import (
     VoidRecord,
 )
 from stenolog.stores import spans
-from stenolog.stores.base import FORKED_AT
+from stenolog.stores.base import forked_meta
 
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_SPANS: Final = 1_000
@@ -52,6 +52,7 @@ def apply_change(state: State, change: Change) -> None:
         state.meta = change.meta
     if change.undoes is not None:
         # By number, so that an undo which is met twice takes nothing more away.
+        # guard: undo-once
         state.undo = [entry for entry in state.undo if entry.number < change.undoes]
     if change.op in _UNDOABLE and not known:
         state.undo = [*state.undo, _entry(change)][-UNDO_DEPTH:]
@@ -79,6 +80,22 @@ def fold(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State
         case VoidRecord():
             apply_void(state, record.body)
     return state
+
+
+def replay(state: State, changes: Iterable[Change]) -> None:
+    """Bring a blank state to where these changes lead, given in the order of their numbers.
+
+    Changes that a purge or a copy left may not tell the floor. What they hid stays hidden: a step
+    that can still be undone has not been undone.
+    """
+    hidden: dict[int, list[Span]] = {}
+    for change in changes:
+        apply_change(state, change)
+        if change.undoes is not None:
+            hidden = {number: seqs for number, seqs in hidden.items() if number < change.undoes}
+        if change.op in _UNDOABLE:
+            hidden[change.number] = change.newly
+    state.floor, state.hidden = _settled(spans.union(_all_hidden(state), *hidden.values()))
 
 
 def entry_of(change: Change) -> Undo:
@@ -176,12 +193,20 @@ def decide_hide(
 
 
 def decide_replace(
-    state: State, end: int, before: Sequence[Message], payloads: Sequence[bytes]
+    state: State,
+    end: int,
+    before: Sequence[Message],
+    payloads: Sequence[bytes],
+    *,
+    expect_last: int | None = None,
 ) -> tuple[Change | None, Sequence[bytes]]:
-    """Make exactly these payloads visible, given what is in sight; and which of them are new.
+    """Make exactly these payloads visible; return the change and the payloads to append.
 
-    The common beginning stays as it is, the rest goes out of sight, the new tail is appended.
+    `before` are the visible messages. The common prefix stays as it is, the rest is hidden.
+    Raises StaleHistory if the last seq is not the expected one.
     """
+    if expect_last is not None and expect_last != end:  # guard: replace-unseen-message
+        raise StaleHistory(state.key, expect_last, end)
     same = 0
     for old, new in zip(before, payloads, strict=False):
         if old.to_json() != new:
@@ -223,7 +248,7 @@ def decide_checkpoint(
         raise UsageError(f"{key!r}: checkpoint up to seq {upto}, but the last one is {end}")
     if expect_floor is not None and expect_floor != state.floor:
         raise StaleCheckpoint(key, expect_floor, state.floor)
-    return decide_hide(
+    return decide_hide(  # guard: checkpoint-by-seq
         state, end, [(1, upto)] if upto > state.floor else [], op=op, summary=summary
     )
 
@@ -296,7 +321,7 @@ def decide_fork(
     forked.floor = state.floor
     # Numbers of changes are not reused, and one without any would be no session when empty.
     forked.number = state.number + 1
-    forked.summary, forked.meta = state.summary, {**state.meta, FORKED_AT: upto}
+    forked.summary, forked.meta = state.summary, forked_meta(state.meta, upto)
     forked.purged = left_out(taken, upto)
     forked.forked_from = state.key
     return Fork(forked, taken, upto + 1)
@@ -326,12 +351,14 @@ def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], 
     purged.void_bytes = 0
     purged.undo = []
     for entry in state.undo:
+        # guard: purge-ends-undo
         purged.undo = [] if _reaches(look_up(entry), upto) else [*purged.undo, entry]
     return purged
 
 
 def _reaches(entry: Undo, upto: int) -> bool:
     touched = entry.newly if entry.added is None else [*entry.newly, entry.added]
+    # guard: purge-drops-old-summaries
     return bool(entry.was) or any(first <= upto for first, _ in touched)
 
 
@@ -379,17 +406,32 @@ def archived_upto(state: State) -> int:
     return state.archive.last if state.archive is not None else 0
 
 
-def only(entry: Undo) -> Change:
-    """A change that holds what taking it back needs, and no more."""
+def only(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
+    """Return a change with what undoing it needs, and the hidden messages as they are now."""
     return Change(
         op=entry.op,
         number=entry.number,
-        floor=0,
-        hidden=[],
+        floor=floor,
+        hidden=list(hidden),
         newly=entry.newly,
         added=entry.added,
         was=entry.was,
     )
+
+
+def recorded(state: State, steps: Sequence[Undo]) -> list[Change]:
+    """Return changes that lead to this state, for a session whose own changes are not there.
+
+    `steps` are its undo steps with all they need. Nothing is recorded of a state without changes.
+    """
+    changes = [only(step, floor=state.floor, hidden=state.hidden) for step in steps]
+    if state.number > max((change.number for change in changes), default=0):
+        changes.append(
+            Change(op="state", number=state.number, floor=state.floor, hidden=state.hidden)
+        )
+    if changes:
+        changes[-1] = msgspec.structs.replace(changes[-1], summary=state.summary, meta=state.meta)
+    return changes
 
 
 def undone(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:

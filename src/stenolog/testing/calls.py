@@ -75,8 +75,12 @@ def picture(store: Store, key: str) -> Picture | None:
         info = store.info(key)
     except NoSuchSession:
         return None
+    view = store.view(key)
+    assert (view.uid, view.change, view.summary) == (info.uid, info.change, info.summary)
+    assert (view.info.floor, view.info.meta) == (info.floor, info.meta)
+    assert view.messages == tuple(store.get_history(key))
     return Picture(
-        visible=[(m.seq, m.to_json()) for m in store.get_history(key)],
+        visible=[(m.seq, m.to_json()) for m in view.messages],
         everything=[(m.seq, m.to_json(), m.hidden) for m in store.get_history(key, full=True)],
         summary=store.get_summary(key),
         meta=info.meta,

@@ -134,11 +134,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- changing what is in sight -----------------------------------------------------------
 
-    @rule(key=keys, keep=st.integers(0, 6), new=st.lists(small_messages(), max_size=3))
-    def set_history(self, key: str, keep: int, new: list[dict[str, Any]]) -> None:
-        """Another history, which begins like the present one."""
+    @rule(
+        key=keys,
+        keep=st.integers(0, 6),
+        new=st.lists(small_messages(), max_size=3),
+        unseen=st.sampled_from([None, None, 0, 1]),
+    )
+    def set_history(
+        self, key: str, keep: int, new: list[dict[str, Any]], unseen: int | None
+    ) -> None:
+        """Another history with the same beginning. `unseen`: messages the caller has not seen."""
         kept = self._model.get_history(key)[:keep]
-        self._both(key, Call("set_history", ([*kept, *new],)))
+        options = {} if unseen is None else {"expect_last": max(self._end(key) - unseen, 0)}
+        self._both(key, Call("set_history", ([*kept, *new],), options))
 
     @rule(key=keys, text=summaries())
     def set_summary(self, key: str, text: str) -> None:
@@ -150,10 +158,11 @@ class StoreMachine(RuleBasedStateMachine):
         """All but the last ones out of sight."""
         self._both(key, Call("truncate_history", (keep_last,)))
 
-    @rule(key=keys)
-    def clear(self, key: str) -> None:
-        """All out of sight."""
-        self._both(key, Call("clear"))
+    @rule(key=keys, back=st.none() | places)
+    def clear(self, key: str, back: int | None) -> None:
+        """Hide everything, or everything up to a seq counted back from the end."""
+        options = {} if back is None else {"upto": self._end(key) - back}
+        self._both(key, Call("clear", (), options))
 
     @rule(key=keys, first=places, length=st.integers(-1, 5), from_end=st.booleans())
     def hide(self, key: str, first: int, length: int, *, from_end: bool) -> None:

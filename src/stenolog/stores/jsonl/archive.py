@@ -8,14 +8,15 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore
 from stenolog.records import Archive, Change, ChangeRecord, Message, State, StateRecord
-from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.disk import open_descriptor, read_all, sync_file, sync_folder, write_all
 from stenolog.stores.jsonl.directory import Directory, create_anew, explained
 from stenolog.stores.jsonl.scan import Bad, gather
 
@@ -92,15 +93,18 @@ def _load(directory: Directory, uid: str, name: str) -> bytes | None:
         return None
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(name, flags, dir_fd=folder)
+        descriptor = open_descriptor(name, flags, dir_fd=folder)
     except FileNotFoundError:
         return None
     finally:
-        os.close(folder)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        folder.close()
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.ENXIO, "not a regular file", name)
-        return file.read()
+        return read_all(descriptor, 0, found.st_size)
+    finally:
+        descriptor.close()
 
 
 def unpack(packed: bytes) -> tuple[bytes, bool]:
@@ -116,17 +120,22 @@ def unpack(packed: bytes) -> tuple[bytes, bool]:
     return b"".join(parts), stream.eof
 
 
-def write(folder: int, name: str, text: bytes) -> None:
-    """Put an archive into its folder, durably, before anything else relies on it."""
-    packer = zlib.compressobj(6, wbits=_GZIP)
+def write(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) -> None:
+    """Put an archive of these lines into its folder, durably. Raises OSError, as `blocks` does."""
+    packer = zlib.compressobj(level, wbits=_GZIP)
     temporary = f".{name}.new"
     descriptor = create_anew(folder, temporary)
     try:
-        for start in range(0, len(text), _BLOCK):
-            write_all(descriptor, packer.compress(text[start : start + _BLOCK]))
+        for block in blocks:
+            for start in range(0, len(block), _BLOCK):
+                write_all(descriptor, packer.compress(block[start : start + _BLOCK]))
         write_all(descriptor, packer.flush())
         sync_file(descriptor)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
     finally:
-        os.close(descriptor)
-    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        descriptor.close()
     sync_folder(folder)

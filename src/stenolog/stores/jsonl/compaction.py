@@ -6,6 +6,8 @@ to, and the log as it was.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -14,6 +16,7 @@ from stenolog.records import Archive, Compacted, Message
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.open_logs import flock
 from stenolog.stores.jsonl.rewrite import Replayed, composed, replay, states_in, swap
 from stenolog.stores.jsonl.scan import lines_of, part_of
 from stenolog.stores.state import copy
@@ -55,8 +58,8 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
 
 def prepare(log: Log, folder: int) -> Prepared | None:
     """Make the archive, in its folder; None where there is nothing to move. Raises OSError."""
-    log.check_known()
     with log.mutex:
+        log.check_known()
         state, size = copy(log.known_state()), log.end
         first = log.first_live()
     if state.floor < first:
@@ -69,10 +72,11 @@ def prepare(log: Log, folder: int) -> Prepared | None:
     # Hidden by a change, which was not written before all that it hides was synced.
     as_of_cut = replay(text[:cut], state, proven=True)
     moved = text[:cut]
+    # guard: archive-chain-twice
     if not any(found.body.archive == state.archive for found in states_in(moved)):
         # The states that name the archive before this one are damaged; the chain must hold.
         moved = control_line("state", first, state.created, as_of_cut.head) + moved
-    archive.write(folder, named.name, moved)
+    archive.write(folder, named.name, [moved])
     return Prepared(state.uid, state.generation, cut, named, as_of_cut, count)
 
 
@@ -81,16 +85,19 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
 
     The caller holds the append lock and drops the log afterwards.
     """
-    log.check_known()
     with log.mutex:
-        end, next_seq, tail, size = copy(log.known_state()), log.next_seq, log.tail, log.size
+        log.check_known()
+        end = log.state_if_any()
+        if end is None:
+            return NOTHING
         tokens = log.tokens_upto(prepared.named.last)
+        next_seq, tail, size = log.next_seq, log.tail, log.size
     moved = (end.uid, end.generation) != (prepared.uid, prepared.generation)
-    if moved or end.floor < prepared.named.last:
+    if moved or end.floor < prepared.named.last:  # guard: floor-checked-before-rename
         return NOTHING
     head = copy(prepared.as_of_cut.state)
     head.archive = end.archive = prepared.named
-    head.tokens = end.tokens = tokens
+    head.tokens = end.tokens = tokens  # guard: compaction-keeps-tokens
     head.generation = end.generation
     text = composed(
         head,
@@ -105,9 +112,19 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
     return Compacted(archived=prepared.count, bytes_before=size, bytes_after=len(text))
 
 
-def archive_folder(directory: Directory, uid: str) -> int:
-    """A descriptor of the folder of a session's archives. Raises OSError."""
+@contextmanager
+def locked_archives(directory: Directory, uid: str, deadline: float) -> Iterator[int | None]:
+    """Hold the lock of the folder of a session's archives; it is made if there is none.
+
+    None if a purge removed the folder meanwhile. Raises OSError, StoreBusy.
+    """
     folder = directory.subfolder(archive.FOLDER, uid, create=True)
     if folder is None:
-        raise FileNotFoundError(os.fspath(directory.path / archive.FOLDER / uid))
-    return folder
+        yield None
+        return
+    try:
+        flock(folder, deadline, f"the archive folder of the session {uid}")
+        # A purge removes the folder while it holds this lock.
+        yield folder if os.fstat(folder).st_nlink else None
+    finally:
+        folder.release()

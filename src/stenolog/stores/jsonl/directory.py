@@ -15,8 +15,12 @@ from typing import Final
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores import reports
 from stenolog.stores.disk import (
+    CLOSED,
     READ_ONLY_DISK,
+    Descriptor,
+    duplicate,
     make_private,
+    open_descriptor,
     sync_entries,
     sync_folder,
 )
@@ -28,7 +32,7 @@ TRASH: Final = "trash"
 LOW_DISK: Final = 64 * 1024 * 1024
 """Less room than this is a problem before it is an error."""
 
-_BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # guard: no-symlinks
 
 
 def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
@@ -67,12 +71,12 @@ class Directory:
         folder = os.O_RDONLY | os.O_DIRECTORY | _BASE
         try:
             try:
-                self.descriptor = os.open(path, folder)
+                self.descriptor = open_descriptor(path, folder)
             except FileNotFoundError:
                 if read_only:
                     raise
                 make_private(path)
-                self.descriptor = os.open(path, folder)
+                self.descriptor = open_descriptor(path, folder)
         except FileNotFoundError as error:
             raise StoreUnavailable(f"opening {path}: there is no such folder") from error
         except OSError as error:
@@ -105,7 +109,7 @@ class Directory:
             "relied on; use a local disk, or PostgreSQL for many machines"
         ]
 
-    def open(self, name: str, *, create: bool = False) -> int | None:
+    def open(self, name: str, *, create: bool = False) -> Descriptor | None:
         """A descriptor of a log, to be read and, where allowed, appended to; None: not there."""
         flags = _BASE | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
         try:
@@ -116,20 +120,26 @@ class Directory:
             return None
         except OSError as error:
             raise explained(error, f"opening {self.path / name}") from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
+        try:
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        except OSError as error:
+            descriptor.close()
+            raise explained(error, f"opening {self.path / name}") from error
+        if not regular:
+            descriptor.close()
             raise DamagedStore(f"opening {self.path / name}: it is not a regular file")
         return descriptor
 
-    def _open(self, name: str, flags: int) -> int:
+    def _open(self, name: str, flags: int) -> Descriptor:
         try:
-            return os.open(name, flags, 0o600, dir_fd=self.descriptor)
+            # guard: log-mode
+            return open_descriptor(name, flags, 0o600, dir_fd=self.descriptor)
         except OSError as error:
             forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             if not forbidden or flags & os.O_CREAT or not flags & os.O_RDWR:
                 raise
         # It may still be read; an append will say that it cannot.
-        return os.open(name, _BASE | os.O_RDONLY, dir_fd=self.descriptor)
+        return open_descriptor(name, _BASE | os.O_RDONLY, dir_fd=self.descriptor)
 
     def stat(self, name: str) -> os.stat_result | None:
         """What the name stands for now; None where it is not there."""
@@ -155,12 +165,13 @@ class Directory:
         """Everything that is here, unsorted."""
         try:
             # Its own descriptor: two threads that list through one would get half of it each.
-            folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=self.descriptor)
+            flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
+            folder = open_descriptor(".", flags, dir_fd=self.descriptor)
             try:
                 with os.scandir(folder) as entries:
                     return [entry.name for entry in entries]
             finally:
-                os.close(folder)
+                folder.close()
         except OSError as error:
             raise explained(error, f"listing {self.path}") from error
 
@@ -191,30 +202,33 @@ class Directory:
             try:
                 sync_folder(trash)
             finally:
-                os.close(trash)
+                trash.close()
             self.sync()
 
-    def subfolder(self, *names: str, create: bool) -> int | None:
-        """A descriptor of a folder below; None where it is not there. Raises OSError."""
-        above = os.dup(self.descriptor)
+    def subfolder(self, *names: str, create: bool) -> Descriptor | None:
+        """Open a folder below; None if there is none. Raises OSError.
+
+        With `create` it is made first; None then means that another process removed it again.
+        """
+        above = duplicate(self.descriptor)
         try:
             for name in names:
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=above)
-                    # Also one that was there: who made it may have died before syncing this.
+                    # Also if it was there: its creator may have died before syncing this.
                     sync_folder(above)
                 try:
-                    below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _BASE, dir_fd=above)
+                    flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
+                    below = open_descriptor(name, flags, dir_fd=above)
                 except FileNotFoundError:
                     return None
-                done, above = above, below
-                os.close(done)
-            found, above = above, -1
+                above.close()
+                above = below
+            found, above = above, CLOSED
             return found
         finally:
-            if above >= 0:
-                os.close(above)
+            above.close()
 
     def free_bytes(self) -> int:
         """Room left for us. Raises OSError."""
@@ -223,14 +237,13 @@ class Directory:
 
     def close(self) -> None:
         """Let go of the folder."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        descriptor, self.descriptor = self.descriptor, CLOSED
+        descriptor.close()
 
 
-def create_anew(folder: int, name: str) -> int:
+def create_anew(folder: int, name: str) -> Descriptor:
     """A descriptor of a new file that only its owner may read, whatever stood there before."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(name, flags, 0o600, dir_fd=folder)
+    return open_descriptor(name, flags, dir_fd=folder)

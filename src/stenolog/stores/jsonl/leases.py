@@ -13,9 +13,10 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -24,7 +25,14 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore, LeaseLost, StoreBusy
 from stenolog.records import timestamp
-from stenolog.stores.disk import sync_file, sync_folder
+from stenolog.stores.disk import (
+    CLOSED,
+    Descriptor,
+    open_descriptor,
+    sync_file,
+    sync_folder,
+    wait_for_lock,
+)
 from stenolog.stores.jsonl import names
 from stenolog.stores.jsonl.directory import Directory, explained
 
@@ -33,12 +41,17 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "locks"
 SUFFIX: Final = ".lock"
+HIGHEST: Final = "highest-epoch"
+"""File with the highest epoch of all lock files that were deleted."""
 
 _POLL: Final = 0.005
 _GLANCE: Final = 0.25
 """For so long somebody may be looking whether the turn is taken, which takes no time at all."""
 _LINE: Final = 512
 """How long the line is, filled up with spaces: it is replaced in place, within one sector."""
+_RECORD: Final = 5.0
+"""Seconds to wait for another process that records the epoch of a deleted lock file."""
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -73,18 +86,27 @@ def lock_name(key: str) -> str:
 class JSONLLease:
     """A turn in one session, until it is released or its process ends."""
 
+    _descriptor = CLOSED
+
     def __init__(
-        self, directory: Directory, store: "JSONLStore", key: str, descriptor: int, *, ttl: float
+        self,
+        directory: Directory,
+        store: "JSONLStore",
+        key: str,
+        descriptor: Descriptor,
+        *,
+        ttl: float,
     ) -> None:
+        # Before the descriptor: Ctrl-C may leave an unfinished object to the finalizer.
+        self._mutex = threading.Lock()
+        self._descriptor = descriptor
         self.key = key
         self._store = store
         self._process = os.getpid()
         self._directory = directory
-        self._descriptor = descriptor
         self._file = _identity(os.fstat(descriptor))
         self._path = _path(key)
         self._ttl = ttl
-        self._mutex = threading.Lock()
         self._since = datetime.now(UTC)
         self.epoch = 0
 
@@ -117,11 +139,15 @@ class JSONLLease:
             raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
 
     def begin(self) -> None:
-        """Count it, and say who has it. Raises OSError."""
+        """Set the epoch and write the holder to the lock file. Raises OSError."""
         before = read_holder(self._descriptor)
-        # Where it was purged, or cannot be read, it must be higher than any that was counted: by
-        # the clock, which no count overtakes.
-        self.epoch = time.time_ns() // 1000 if before is None else before.epoch + 1
+        if before is not None:
+            self.epoch = before.epoch + 1
+        else:
+            # New, purged or damaged: higher than any epoch before. The clock alone does not
+            # ensure that, because it may have been set back.
+            clock = time.time_ns() // 1000
+            self.epoch = max(clock, _highest_ended(self._directory) + 1)  # guard: epoch-grows
         self._write()
 
     @property
@@ -153,21 +179,18 @@ class JSONLLease:
     def release(self) -> None:
         """Let the next one in."""
         with self._mutex:
-            descriptor, self._descriptor = self._descriptor, -1
-            if descriptor >= 0:
-                # By name, because a child forked meanwhile has the same descriptor.
-                with suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-                os.close(descriptor)
+            descriptor, self._descriptor = self._descriptor, CLOSED
+            descriptor.release()
 
-    __del__ = release
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            self.release()
 
     def forget(self) -> None:
         """In a forked child: the turn is the parent's, so its lock stays as it is."""
         self._mutex = threading.Lock()
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        descriptor, self._descriptor = self._descriptor, CLOSED
+        descriptor.close()
 
     def _is_held(self) -> bool:
         """Whether it was not released, and its file still has its name. Raises OSError."""
@@ -198,6 +221,42 @@ class JSONLLease:
         self.release()
 
 
+def leased(folder: Path, keys: Collection[str]) -> set[str]:
+    """Return those of the keys whose lease is held now; `folder` is that of the logs."""
+    try:
+        locks = open_descriptor(
+            folder / FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except OSError:
+        return set()  # no session was ever leased here
+    try:
+        with os.scandir(locks) as entries:
+            present = {entry.name for entry in entries}
+        return {
+            key for key in keys if (name := lock_name(key)) in present and _is_locked(locks, name)
+        }
+    finally:
+        locks.close()
+
+
+def _is_locked(folder: int, name: str) -> bool:
+    """Return whether a lock file is locked; it cannot be locked during the check."""
+    try:
+        descriptor = open_descriptor(name, _READ, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return False
+    finally:
+        descriptor.close()
+
+
 def take(
     directory: Directory,
     store: "JSONLStore",
@@ -214,14 +273,12 @@ def take(
     try:
         while True:
             descriptor = _open(directory, key)
-            try:
-                if _locked(directory, descriptor, key, deadline, pause):
-                    lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
-                    descriptor = -1
-                    return _begun(lease)
-            finally:
-                if descriptor >= 0:
-                    os.close(descriptor)
+            if _locked(directory, descriptor, key, deadline, pause):
+                lease = _begun(JSONLLease(directory, store, key, descriptor, ttl=ttl))
+                # A purge that deleted the file before this check may not have seen the epoch.
+                if not lease.lost:  # guard: lease-begun-in-a-deleted-file
+                    return lease
+                lease.release()
     except OSError as error:
         raise explained(error, f"taking the turn in {key!r}") from error
 
@@ -235,24 +292,23 @@ def _begun(lease: JSONLLease) -> JSONLLease:
     return lease
 
 
-def _open(directory: Directory, key: str) -> int:
+def _open(directory: Directory, key: str) -> Descriptor:
     folder = directory.subfolder(FOLDER, create=False)
     if folder is None:
         folder = directory.subfolder(FOLDER, create=True)
     if folder is None:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     try:
-        descriptor = os.open(lock_name(key), _FLAGS, 0o600, dir_fd=folder)
+        descriptor = open_descriptor(lock_name(key), _FLAGS, dir_fd=folder)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            os.close(descriptor)
             raise DamagedStore(f"{directory.path / FOLDER / lock_name(key)}: it is not a file")
         if not found.st_size:
             # The count must not begin again after a power cut.
             sync_folder(folder)
         return descriptor
     finally:
-        os.close(folder)
+        folder.close()
 
 
 def _locked(
@@ -265,7 +321,7 @@ def _locked(
     """Whether it is locked; False where it was deleted meanwhile. Raises StoreBusy, OSError."""
     patience = max(deadline, time.monotonic() + _GLANCE)
     path, file = _path(key), _identity(os.fstat(descriptor))
-    while not _flocked(descriptor, fcntl.LOCK_EX):
+    while not _flocked(descriptor, fcntl.LOCK_EX):  # guard: lease-exclusive
         if _found(directory, path) != file:
             return False
         now = time.monotonic()
@@ -295,6 +351,51 @@ def _is_shared(descriptor: int) -> bool:
     return shared
 
 
+def _highest_ended(directory: Directory) -> int:
+    """Return the highest epoch of all deleted lock files; 0 if none is known.
+
+    Raises OSError, StoreBusy.
+    """
+    path = f"{FOLDER}/{HIGHEST}"
+    try:
+        descriptor = open_descriptor(path, _READ, dir_fd=directory.descriptor)
+    except FileNotFoundError:
+        return 0
+    with _locked_record(descriptor):
+        return _read_number(descriptor)
+
+
+def _record_ended(folder: Descriptor, epoch: int) -> None:
+    """Record the epoch of a lock file that is about to be deleted, durably.
+
+    Raises OSError, StoreBusy.
+    """
+    descriptor = open_descriptor(HIGHEST, _FLAGS, dir_fd=folder)
+    with _locked_record(descriptor):
+        if _read_number(descriptor) < epoch:
+            # In place and within one sector, like the line of a lock file.
+            os.pwrite(descriptor, b"%020d\n" % epoch, 0)
+            sync_file(descriptor)
+            sync_folder(folder)
+
+
+@contextmanager
+def _locked_record(descriptor: Descriptor) -> Iterator[None]:
+    """Hold the lock of the record of epochs, and close it. Raises OSError, StoreBusy."""
+    try:
+        wait_for_lock(descriptor, seconds=_RECORD, what=f"the file {FOLDER}/{HIGHEST}")
+        yield
+    finally:
+        descriptor.release()
+
+
+def _read_number(descriptor: Descriptor) -> int:
+    try:
+        return int(os.pread(descriptor, _LINE, 0))
+    except ValueError:
+        return 0  # new, or damaged
+
+
 def _path(key: str) -> str:
     return f"{FOLDER}/{lock_name(key)}"
 
@@ -308,21 +409,34 @@ def _found(directory: Directory, path: str) -> tuple[int, int] | None:
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_ino, found.st_dev
+    return found.st_ino, found.st_dev  # guard: lease-file-identity
 
 
 def end(directory: Directory, key: str) -> None:
-    """Delete the lock file of a session that is to be no more; who holds it has lost the turn.
+    """Delete the lock file of a session that is purged; the holder has lost its lease then.
 
-    Raises OSError.
+    The epoch is recorded first, without the key, and again if another lease began until then: the
+    lock of the file cannot be waited for, because a holder keeps it during its turn.
+    Raises OSError, StoreBusy.
     """
     folder = directory.subfolder(FOLDER, create=False)
     if folder is None:
         return
     try:
-        os.unlink(lock_name(key), dir_fd=folder)
-        sync_folder(folder)
+        name = lock_name(key)
+        descriptor = open_descriptor(name, _READ, dir_fd=folder)
+        try:
+            holder = read_holder(descriptor)
+            if holder is not None:
+                _record_ended(folder, holder.epoch)
+            os.unlink(name, dir_fd=folder)
+            sync_folder(folder)
+            last = read_holder(descriptor)  # no lease begins in a file without a name
+            if last is not None and last != holder:  # guard: epoch-read-after-deletion
+                _record_ended(folder, last.epoch)
+        finally:
+            descriptor.close()
     except FileNotFoundError:
         pass
     finally:
-        os.close(folder)
+        folder.close()

@@ -55,7 +55,7 @@ def _key_inside(directory: Directory, name: str) -> str | None:
     except OSError:
         return None
     finally:
-        os.close(descriptor)
+        descriptor.close()
 
 
 def _read_key(descriptor: int, name: str) -> str | None:

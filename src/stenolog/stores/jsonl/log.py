@@ -1,11 +1,17 @@
 """One session's live log as this process knows it: a descriptor, the state, the newest messages.
 
-A Log never changes its descriptor. When the path names another file (somebody compacted), or
-after any error, it is thrown away and the file is read anew: so nothing computed for one file is
-ever used for another, and no descriptor is closed under a thread that still uses it.
+A Log never changes its descriptor. If the path names another file (after a compaction), or after
+any error, the Log is dropped and the file is read again. So nothing computed for one file is ever
+used for another, and no descriptor is closed while another thread uses it.
 
-`mutex` guards what is in memory and is held for reading only, never while waiting for another
-process or for the disk to sync. All methods expect it to be held.
+`mutex` guards every field that is not fixed at construction, for reading and for writing. It is
+held while the file is read, never while waiting for another process or for a sync. All methods
+expect the caller to hold it, except where they say otherwise.
+
+Several threads may share a Log, and any of them may be interrupted or fail while it updates the
+fields. `phase` says whether the fields can be trusted; every update sets it to UPDATING first and
+to NEW or READY last, so an update that did not finish leaves a Log that must be loaded again. No
+cleanup code is involved: Ctrl-C may interrupt that, too.
 """
 
 import fcntl
@@ -13,8 +19,10 @@ import os
 import re
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from copy import deepcopy
 from datetime import datetime
+from enum import Enum, auto
 from operator import attrgetter
 from typing import Final
 
@@ -33,10 +41,13 @@ from stenolog.records import (
     State,
     StateRecord,
     Token,
+    Undo,
     UnknownRecord,
     VoidRecord,
 )
 from stenolog.stores import reports, spans
+from stenolog.stores.base import conversation_times
+from stenolog.stores.disk import CLOSED, Descriptor, read_all
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.scan import (
@@ -55,11 +66,11 @@ from stenolog.stores.state import (
     apply_void,
     blank,
     copy,
+    entry_of,
     fold,
     missing,
     visible,
 )
-from stenolog.stores.times import conversation_times
 
 STATE_EVERY_LINES: Final = 256
 """After so many lines at the most a state is due."""
@@ -68,6 +79,22 @@ _FIRST_CHUNK: Final = 64 * 1024
 _LARGEST_CHUNK: Final = 8 * 1024 * 1024
 _UID: Final = re.compile(r"[0-9a-f]{1,64}")  # it names a folder
 _seq_of = attrgetter("seq")
+
+
+class Phase(Enum):
+    """How far the fields of a Log can be trusted."""
+
+    NOT_LOADED = auto()
+    """The file was not read yet."""
+    UPDATING = auto()
+    """The fields are being changed. Seen by a thread that holds the mutex: a change failed."""
+    NEW = auto()
+    """Completely loaded. The file is empty, or holds parts of a first write that never finished."""
+    READY = auto()
+    """Completely loaded. The log has a state."""
+
+
+_LOADED: Final = (Phase.NEW, Phase.READY)
 
 
 class Found(Struct, frozen=True):
@@ -83,9 +110,9 @@ class Found(Struct, frozen=True):
 
 
 class Log:
-    """The live log of one session. `state` is None while the file holds no record."""
+    """The live log of one session."""
 
-    def __init__(self, directory: Directory, name: str, key: str, descriptor: int) -> None:
+    def __init__(self, directory: Directory, name: str, key: str, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.directory = directory
         self.name = name
@@ -96,7 +123,11 @@ class Log:
         self.device = identity.st_dev
         self.writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
 
+        self.phase = Phase.NOT_LOADED
         self.state: State | None = None
+        """Set in the phase READY, and only there to be relied on."""
+        self.has_state_record = False
+        """Whether an intact state was read or written; False if the state had to be rebuilt."""
         self.next_seq = 1
         self.updated = ""
         self.unknown: str | None = None
@@ -133,16 +164,13 @@ class Log:
 
     def close(self) -> None:
         """Let go of the file. Otherwise this happens when nobody uses the log any more."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    __del__ = close
+        descriptor, self.descriptor = self.descriptor, CLOSED
+        descriptor.close()
 
     def is_foreign(self) -> bool:
-        """Whether another program wrote this file."""
+        """Return whether another program wrote this file."""
         try:
-            self.load(os.fstat(self.descriptor).st_size)
+            self.load(self.file_size())
         except ForeignLog:
             return True
         except DamagedStore:
@@ -151,27 +179,56 @@ class Log:
 
     # --- keeping up with the file ------------------------------------------------------------
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the fields describe the file as of `size`."""
+        return self.phase in _LOADED
+
+    def ensure_loaded(self) -> None:
+        """Load the log if that was not done, or if the last update did not finish.
+
+        Raises as `load`.
+        """
+        if self.phase not in _LOADED:
+            self.load(self.file_size())
+
+    def file_size(self) -> int:
+        """Return the size of the file now. The mutex is not needed."""
+        return os.fstat(self.descriptor).st_size
+
     def refresh(self) -> bool:
-        """Take in what others wrote. False: the path names another file, or none, by now."""
+        """Read what others appended. Return False if the path names another file, or none."""
         found = self.directory.stat(self.name)
         if found is None or not self.is_at(found):
             return False
-        if found.st_size != self.size:
-            self.catch_up(found.st_size)
+        self.catch_up(found.st_size)
         return True
 
     def catch_up(self, size: int) -> None:
-        """Take in the file up to this size."""
-        if size < self.size or self.state is None or self.tail is not None:
-            # Cut from outside, new, or a tail that what follows may have settled: from the start.
+        """Read the file up to this size, as far as that was not done. Raises as `load`."""
+        if self.phase in _LOADED and size == self.size:
+            return
+        if self.phase is not Phase.READY or size < self.size or self.tail is not None:
+            # Not usable, cut from outside, or with a tail that the next bytes may complete.
             self.load(size)
             return
+        self.phase = Phase.UPDATING
         self._consume(self.read(self.end, size))
         self.size = size
+        self.phase = Phase.READY
 
     def load(self, size: int) -> None:
-        """Find the last state and take in what follows it. Raises ForeignLog, NewerFormat."""
+        """Find the last state and read what follows it. Raises ForeignLog, NewerFormat, OSError.
+
+        If it raises, the log stays in the phase UPDATING, and the next user loads it again.
+        """
+        self.phase = Phase.UPDATING  # guard: unfinished-load
+        self._load(size)
+        self.phase = Phase.NEW if self.state is None else Phase.READY
+
+    def _load(self, size: int) -> None:
         self.state = None
+        self.has_state_record = False
         self.messages, self._in_sight = [], None
         self._tokens.unlearn()
         self.tail, self.terminated, self.unknown = None, True, None
@@ -189,14 +246,14 @@ class Log:
         self._consume(buffer)
         self.state_bytes = buffer.find(b"\n") + 1
         self.bytes_since_state = len(buffer) - self.state_bytes
-        if not _UID.fullmatch(self.known_state().uid):
+        state = self._known_state()
+        if not _UID.fullmatch(state.uid):
             raise DamagedStore(
                 f"{self.directory.path / self.name}: the uid of the session is not one of ours"
             )
-        if self.known_state().key != self.key:
+        if state.key != self.key:
             raise DamagedStore(
-                f"{self.directory.path / self.name} holds another session "
-                f"({self.known_state().key!r}), "
+                f"{self.directory.path / self.name} holds another session ({state.key!r}), "
                 f"not {self.key!r}; was it renamed by hand?"
             )
 
@@ -293,13 +350,14 @@ class Log:
     def _take_control(self, record: Record, following: int, length: int) -> None:
         match record:
             case StateRecord():
-                if record.body.format > FORMAT:
+                if record.body.format > FORMAT:  # guard: newer-format-refused
                     raise self._newer(f"format {record.body.format}")
                 self.state = fold(self.state or record.body, record)
+                self.has_state_record = True
                 self._carry(record)
                 self.lines_since_state, self.bytes_since_state = following, length
             case ChangeRecord() | VoidRecord():
-                self.state = fold(self.known_state(), record)
+                self.state = fold(self._known_state(), record)
             case UnknownRecord() if record.kind.startswith("state"):
                 raise self._newer(record.kind)
             case UnknownRecord() if not record.optional:
@@ -314,37 +372,61 @@ class Log:
             self.state.tokens = []
 
     def known_state(self) -> State:
-        """The state of a log that has one. Raises DamagedStore."""
+        """Return the state. Raises DamagedStore where the log has none, and as `load`."""
+        self.ensure_loaded()
+        return self._known_state()
+
+    def state_if_any(self) -> State | None:
+        """Return a copy of the state, or None if the file is new. Raises as `load`."""
+        self.ensure_loaded()
+        return copy(self._known_state()) if self.phase is Phase.READY else None
+
+    def _known_state(self) -> State:
         if self.state is None:
             raise DamagedStore(f"{self.directory.path / self.name}: no state stands first")
         return self.state
 
     @property
     def exists(self) -> bool:
-        """Whether there is a session: a creator that was killed may have left less than one."""
+        """Whether there is a session. A creator that was killed may have left less than one.
+
+        Raises as `load`.
+        """
+        self.ensure_loaded()
         state = self.state
         return state is not None and (
             self.next_seq > 1 or state.number > 0 or state.generation > 1 or bool(state.lost)
         )
 
     def grew(self, before: int, records: list[Record] | None, length: int) -> None:
-        """Take in what this process has itself put at the end and synced.
+        """Record what this process appended and synced.
 
-        Without records it is read back, and also where a reader of this process has taken some
-        of it in already.
+        It is read from the file if `records` is None, or if a reader of this process has already
+        read a part of it.
         """
         self.synced = before + length
-        if records is None or self.end != before or self.size != before:
-            if self.size < self.synced:
-                self.catch_up(self.synced)
+        if self.phase not in _LOADED:
+            return  # a reader failed meanwhile; the next user loads the log
+        if records is None or not before == self.end == self.size or self.tail is not None:
+            if self.tail is not None:
+                # A reader may have seen a part of the write.
+                self.load(max(self.size, self.synced))
+            else:
+                self.catch_up(max(self.size, self.synced))
             return
+        self.phase = Phase.UPDATING
         self._take(records, length)
         self.end = self.size = self.synced
         if not self.warm:
-            self.forget()
+            self._drop_messages()
+        self.phase = Phase.READY
 
     def passed(self, seq: int, at: str, size: int, length: int) -> None:
-        """One message more, which this process has written and does not keep in memory."""
+        """Record one message that this process appended and does not keep in memory.
+
+        The log must be in the phase READY.
+        """
+        self.phase = Phase.UPDATING
         self.end = self.size = self.synced = self.start = size
         self.next_seq = self.covers = seq + 1
         self.updated = at
@@ -352,9 +434,11 @@ class Log:
         self.bytes_since_state += length
         if self.messages:
             self.messages = []
+        self.phase = Phase.READY
 
     def check_known(self) -> None:
         """Raise ReadOnly where the log holds what only a newer version understands."""
+        self.ensure_loaded()
         if self.unknown is not None:
             raise ReadOnly(
                 f"{self.key!r}: the log holds a record of the kind {self.unknown!r}, which this "
@@ -373,14 +457,7 @@ class Log:
 
     def read(self, start: int, stop: int) -> bytes:
         """Bytes of the live file, whatever is in memory."""
-        parts = []
-        while start < stop:
-            part = os.pread(self.descriptor, stop - start, start)
-            if not part:
-                break
-            parts.append(part)
-            start += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return read_all(self.descriptor, start, stop)
 
     # --- damage ------------------------------------------------------------------------------
 
@@ -418,6 +495,7 @@ class Log:
 
     def in_sight(self, *, last: int | None, after: int | None) -> "Found":
         """The visible messages past `after`, of these the last, as far as the live log has them."""
+        self.ensure_loaded()
         self.warm = True
         if last is None and after is None and self._in_sight is not None:
             return Found(self._in_sight.copy())
@@ -433,6 +511,7 @@ class Log:
 
     def everything(self, *, after: int) -> "Found":
         """Every message past `after` that the live log has, hidden ones marked."""
+        self.ensure_loaded()
         self.warm = True
         self._reach(after + 1)
         found = self._marked(self._slice(after + 1, self.next_seq))
@@ -529,8 +608,9 @@ class Log:
 
     def _prepend(self, buffer: bytes, start: int) -> None:
         """Take in a stretch that ends where the messages in memory begin."""
-        gone = missing(self.known_state())
+        gone, first_live = missing(self.known_state()), self.first_live()
         records, bad = gather(buffer, offset=start)
+        self.phase = Phase.UPDATING
         self._note(bad)
         self.start = start
         messages = [record for record in records if type(record) is Message]
@@ -542,7 +622,7 @@ class Log:
         if records:
             first = min(record.seq for record in records) if bad else records[0].seq
         if start == 0:
-            first = min(first, self.first_live())
+            first = min(first, first_live)
         # Without damage they are known to follow each other: the ends tell the rest.
         regular = not bad and not gone and len(messages) == self.covers - first
         if not regular or (messages and messages[0].seq != first):
@@ -552,6 +632,7 @@ class Log:
             self._lose(spans.minus([(first, self.covers - 1)], held))
         self.covers = min(self.covers, first)
         self.messages = messages + self.messages
+        self.phase = Phase.READY
 
     def first_live(self) -> int:
         """The first seq that is not in an archive."""
@@ -564,11 +645,17 @@ class Log:
         return (self.end - self.start if self.messages else 0) + self._tokens.weight
 
     def forget(self) -> None:
-        """Let go of the messages and tokens in memory; the file has them."""
-        self.messages, self._in_sight = [], None
+        """Drop the messages and tokens in memory; the file has them."""
+        before, self.phase = self.phase, Phase.UPDATING
+        self._drop_messages()
         self._tokens.unlearn()
-        self.start, self.covers = self.end, self.next_seq
         self.warm = False
+        self.phase = before
+
+    def _drop_messages(self) -> None:
+        """Drop the messages in memory, but not the tokens: reading those again is expensive."""
+        self.messages, self._in_sight = [], None
+        self.start, self.covers = self.end, self.next_seq
 
     # --- tokens ------------------------------------------------------------------------------
 
@@ -583,9 +670,42 @@ class Log:
         return self._tokens.upto(seq)
 
     def _learn_tokens(self) -> None:
+        self.ensure_loaded()
         if not self._tokens.learnt:
             self._reach(max(self.first_live(), self.next_seq - REMEMBERED))
             self._tokens.learn(self.messages)
+            if not self.warm:
+                self.phase = Phase.UPDATING
+                self._drop_messages()
+                self.phase = Phase.READY
+
+    # --- undo --------------------------------------------------------------------------------
+
+    def undo_step(self, step: Undo) -> Undo:
+        """Return an undo step with the parts that the state leaves out. Raises DamagedStore."""
+        if not step.elsewhere:
+            return step
+        found = self.undo_steps({step.number}).get(step.number)
+        if found is None:
+            raise DamagedStore(
+                f"{self.key!r}: change {step.number} is damaged and cannot be undone; "
+                "run `steno doctor`"
+            )
+        return found
+
+    def undo_steps(self, numbers: Collection[int]) -> dict[int, Undo]:
+        """Return the undo steps of changes by number, as far as the log or an archive has them."""
+        state = self.known_state()
+        records, _ = gather(self.read(0, self.end), offset=0)
+        changes = [record.body for record in records if isinstance(record, ChangeRecord)]
+        # Of several changes with the same number the first counts.
+        found = {c.number: entry_of(c) for c in reversed(changes) if c.number in numbers}
+        archives = archive.chain(self.directory, state, 1)
+        while len(found) < len(numbers) and (opened := next(archives, None)) is not None:
+            for change in opened.changes:
+                if change.number in numbers:
+                    found.setdefault(change.number, entry_of(change))
+        return found
 
     # --- what is known of it -----------------------------------------------------------------
 
@@ -627,6 +747,8 @@ class Log:
             meta=deepcopy(state.meta),
             forked_from=state.forked_from,
             in_sight=tuple(sight),
+            # Not of the unfinished write at the end: its change does not hold yet.
+            change=self.known_state().number,  # guard: view-change-of-unfinished-write
         )
 
 

@@ -6,11 +6,10 @@ The order of locks: archive folder (as in a compaction) → gate → flock of th
 a file in the trash → mutex.
 """
 
-import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -23,49 +22,44 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import Purged, Span, State, Trashed, Undo
-from stenolog.stores import spans
+from stenolog.records import Purged, Span, Trashed, Undo
+from stenolog.stores import catalog_file, spans
 from stenolog.stores.base import Deleted
+from stenolog.stores.catalog_file import delete_catalog
 from stenolog.stores.disk import sync_folder
 from stenolog.stores.jsonl import archive, leases, names, remains, trash, writer
-from stenolog.stores.jsonl.directory import Directory, explained
-from stenolog.stores.jsonl.lives import failure, locked
+from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.jsonl.lifecycle import exists, failure, locked
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.table import Logs, flock
-from stenolog.stores.jsonl.turns import Turns, clear_away
-from stenolog.stores.state import not_reached, present
+from stenolog.stores.jsonl.open_logs import Logs, flock
+from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
+from stenolog.stores.state import copy, not_reached, present
 
 ASIDE: Final = "aside"
 """Where `steno doctor` puts what it moves out of the way."""
 
-CATALOG: Final = "catalog.db"
-"""The index beside the logs, which is made anew whenever it is missing."""
-
 _ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
-
-LookUp = Callable[[Log, State, Undo], Undo]
 
 
 class Purging:
     """The purges of one store."""
 
-    def __init__(self, logs: Logs, turns: Turns, *, busy_timeout: float, look_up: LookUp) -> None:
+    def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
         self._logs = logs
-        self._turns = turns
+        self._queue = queue
         self._directory = logs.directory
         self._busy_timeout = busy_timeout
-        self._look_up = look_up
 
     # --- everything --------------------------------------------------------------------------
 
     def purge(self, key: str) -> Purged:
         """As Store.purge, of all that there is."""
-        self._turns.alone(key, lambda: self._hide(key))
+        self._queue.alone(key, lambda: self._hide(key))
         with _under_way(key):
             hidden = trash.keys(self._directory, purged=True)
             purged = [entry for entry, found in hidden if found == key]
             # Whoever hid them may have been killed, and nothing of what may come back is deleted.
-            trash.settle(self._directory)
+            trash.settle(self._directory)  # guard: purge-settles-trash
         if not purged:
             raise NoSuchSession(key)
         return self._destroyed(key, purged, alone=True)
@@ -118,9 +112,10 @@ class Purging:
     def _hide(self, key: str) -> None:
         """Out of sight, each life in one step: from then on they only have to be cleared away."""
         with self._standing_still(key) as log, _reading(key):
-            live = log if log is not None and log.exists else None
+            live = log if log is not None and exists(log) else None
             if live is not None:
-                live.check_known()
+                with live.mutex:
+                    live.check_known()
             every = trash.keys(self._directory)
             deleted = [entry for entry, found in every if found == key]
             with _under_way(key) if deleted else _reading(key):
@@ -128,11 +123,11 @@ class Purging:
                     self._hide_deleted(entry)
                 # Not before all that may fail: who is in a turn goes on where nothing came of it.
                 # And not after the log went: what he writes would begin the session again.
-                if live is not None or log is None or log.size == 0:
+                if live is not None or log is None or log.file_size() == 0:
                     leases.end(self._directory, key)
             if live is not None:
                 with _under_way(key):
-                    trash.put(live, writer.now(), purged=True)
+                    trash.put(live, writer.now(), purged=True)  # guard: purged-not-restorable
                     _unlink(self._directory.descriptor, f".{live.name}.new")
 
     def _is_vacant(self, key: str) -> bool:
@@ -143,11 +138,11 @@ class Purging:
 
         def work() -> None:
             with self._standing_still(key) as log:
-                vacant.append(log is None or log.size == 0)
+                vacant.append(log is None or log.file_size() == 0)
                 if vacant[0]:
                     leases.end(self._directory, key)
 
-        self._turns.alone(key, work)
+        self._queue.alone(key, work)
         return vacant[0]
 
     def _size(self, key: str) -> int:
@@ -198,7 +193,7 @@ class Purging:
             copies = re.compile(rf"{of_key}{entry.uid}[.-].*")
             with trash.opened_folder(self._directory, ASIDE) as aside:
                 _unlink(aside, *filter(copies.fullmatch, trash.names_in(aside)))
-            drop_index(self._directory, self._deadline())
+            self._delete_catalog()
             with trash.opened_folder(self._directory, trash.FOLDER) as folder:
                 unfinished = f".{entry.name.removesuffix(trash.PURGED)}.new"
                 _unlink(folder, unfinished, entry.name)
@@ -210,7 +205,7 @@ class Purging:
         """As Store.purge, of the messages below this seq."""
         gone, summary = self._purge_before(key, before)
         with _under_way(key):
-            drop_index(self._directory, self._deadline())
+            self._delete_catalog()
             deleted = sum(found == key for _, found in trash.keys(self._directory))
             forks, unread = self._forks(key)
             told = not_reached(key, forks=forks, summary=summary, trashed=deleted)
@@ -224,7 +219,7 @@ class Purging:
 
     def _purge_before(self, key: str, before: int) -> tuple[list[Span], str]:
         for _ in self._attempts(key):
-            state = self._logs.read(key, lambda log: log.known_state())
+            state = self._logs.read(key, lambda log: copy(log.known_state()))
             if state is None:
                 break
             if before <= 1:
@@ -240,7 +235,7 @@ class Purging:
         self, key: str, uid: str, folder: int | None, before: int
     ) -> tuple[list[Span], str] | None:
         """None where the session was replaced meanwhile. The archives stand still."""
-        state = self._logs.read(key, lambda log: log.known_state())
+        state = self._logs.read(key, lambda log: copy(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
         prepared = remains.prepare(self._directory, folder, state, before)
@@ -248,33 +243,34 @@ class Purging:
 
         def work() -> None:
             log = locked(self._logs, key)
-            if log.known_state().uid != uid:
+            with log.mutex:
+                state = copy(log.known_state())
+            if state.uid != uid:
                 return
             try:
                 gone = remains.finish(
                     log, prepared, before, lambda entry: self._whole(log, entry), writer.now()
                 )
                 if gone is not None:
-                    done.append((gone, log.known_state().summary))
+                    done.append((gone, state.summary))
             except OSError as error:
                 raise failure(error, log, f"purging {key!r}") from error
             finally:
                 self._logs.discard(log)
 
-        self._turns.alone(key, work)
+        self._queue.alone(key, work)
         if not done:
             return None
         # Only now: until the log was replaced, it named the old ones.
         with _under_way(key):
-            remains.sweep(folder, prepared.names)
+            remains.sweep(folder, prepared.names)  # guard: purge-sweeps-archives
         return done[0]
 
     def _whole(self, log: Log, entry: Undo) -> Undo:
         """An undo entry with all that belongs to it; one that is damaged is not kept."""
-        if not entry.elsewhere:
-            return entry
         try:
-            return self._look_up(log, log.known_state(), entry)
+            with log.mutex:
+                return log.undo_step(entry)
         except DamagedStore:
             return Undo(number=entry.number, op=entry.op, newly=[(1, 1)])
 
@@ -329,6 +325,11 @@ class Purging:
             if time.monotonic() > deadline:
                 raise StoreBusy(f"{key!r} is replaced all the time; try again")
 
+    def _delete_catalog(self) -> None:
+        """Delete the catalog, which quotes what is purged. Raises OSError, StoreBusy."""
+        path = self._directory.path / catalog_file.NAME
+        delete_catalog(self._directory.descriptor, path, seconds=self._busy_timeout)
+
     @contextmanager
     def _archives(self, uid: str, *, create: bool) -> Iterator[int | None]:
         """The folder of a session's archives while nobody else changes what is in it."""
@@ -340,9 +341,7 @@ class Purging:
             flock(folder, self._deadline(), f"the folder of the archives of {uid}")
             yield folder
         finally:
-            with suppress(OSError):
-                fcntl.flock(folder, fcntl.LOCK_UN)
-            os.close(folder)
+            folder.release()
 
 
 @contextmanager
@@ -379,23 +378,3 @@ def _unlink(folder: int | None, *files: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
     sync_folder(folder)
-
-
-def drop_index(directory: Directory, deadline: float) -> None:
-    """Delete the index beside the logs, which quotes what is purged; it is made anew by itself.
-
-    Raises OSError, StoreBusy.
-    """
-    if directory.stat(CATALOG) is None and directory.stat(f"{CATALOG}-journal") is None:
-        return
-    descriptor = directory.open(f"{CATALOG}.lock", create=True)
-    if descriptor is None:
-        return
-    try:
-        flock(descriptor, deadline, f"the index {directory.path / CATALOG}")
-        # The journal last: without its file it means nothing, but a file without it may be torn.
-        _unlink(directory.descriptor, CATALOG, f"{CATALOG}-journal")
-    finally:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)

@@ -14,7 +14,6 @@ from stenolog.codec import control_line, message_line, parse_line, salvage
 from stenolog.errors import DamagedStore
 from stenolog.records import (
     Archive,
-    Change,
     Message,
     Span,
     State,
@@ -28,7 +27,7 @@ from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.rewrite import composed, states_in, swap
 from stenolog.stores.jsonl.scan import gather, lines_of, part_of
-from stenolog.stores.state import blank, decide_purge, missing, present
+from stenolog.stores.state import blank, decide_purge, missing, only, present
 
 
 class Prepared(Struct, frozen=True):
@@ -60,7 +59,7 @@ def prepare(directory: Directory, folder: int, state: State, before: int) -> Pre
         new = _renamed(named, state, before)
         if new is not None:
             first = control_line("state", new.first, state.created, head)
-            archive.write(folder, new.name, first + kept(text, before, missing(state)))
+            archive.write(folder, new.name, [first, kept(text, before, missing(state))])
             made.append(new)
         named = below
     return Prepared(
@@ -101,8 +100,8 @@ def finish(
     None where the archives are not those that were prepared. The caller holds the append lock and
     drops the log afterwards. Raises OSError.
     """
-    log.check_known()
     with log.mutex:
+        log.check_known()
         state, end = log.settled()
         consumed = log.end
         tokens = log.tokens_upto(prepared.newest.last) if prepared.newest is not None else []
@@ -110,7 +109,7 @@ def finish(
         return None
     after = decide_purge(state, end, before, look_up)
     after.archive = prepared.newest
-    after.tokens = [token for token in tokens if token.first >= before]
+    after.tokens = [token for token in tokens if token.first >= before]  # guard: purge-drops-tokens
     first = 1 + (prepared.newest.last if prepared.newest is not None else min(before - 1, end))
     lines = _changes(after, first, look_up, at)
     lines += kept(log.read(0, consumed), before, missing(after))
@@ -123,16 +122,7 @@ def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -
     lines = []
     for entry in state.undo:
         if entry.elsewhere:
-            whole = look_up(entry)
-            change = Change(
-                op=whole.op,
-                number=whole.number,
-                floor=state.floor,
-                hidden=state.hidden,
-                newly=whole.newly,
-                added=whole.added,
-                was=whole.was,
-            )
+            change = only(look_up(entry), floor=state.floor, hidden=state.hidden)
             lines.append(control_line("change", seq, at, change, joined=True))
     return b"".join(lines)
 
@@ -154,6 +144,7 @@ def kept(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
                 lines.append(batch.line(one))
             elif isinstance(one, UnknownRecord) and one is record and lines:
                 lines.append(line)
+        # guard: purge-drops-void-bytes
         if not found and lines and offset in damaged and line.endswith(b"\n"):
             lines.append(line)
         offset += len(line)
@@ -205,4 +196,4 @@ def remove_archives(directory: Directory, folder: int, uid: str) -> None:
             os.rmdir(uid, dir_fd=above)
             sync_folder(above)
         finally:
-            os.close(above)
+            above.close()

@@ -78,7 +78,7 @@ def states_in(text: bytes) -> Iterator[StateRecord]:
 
 def without_states(text: bytes) -> bytes:
     """The same lines, byte for byte, less the state records."""
-    if _STATE not in text:
+    if _STATE not in text:  # guard: compaction-drops-old-states
         return text
     return b"".join(
         line
@@ -88,12 +88,14 @@ def without_states(text: bytes) -> bytes:
 
 
 def renew(log: Log, upto: int, at: str) -> None:
-    """Put all that stands before this offset into a fresh file. Raises OSError."""
+    """Copy all bytes before this offset to a new file. Raises OSError, and as `Log.load`."""
+    with log.mutex:
+        known = log.state_if_any()
     text = log.read(0, upto)
-    if log.state is None or not gather(text, offset=0)[0]:
+    if known is None or not gather(text, offset=0)[0]:
         swap(log, text)
         return
-    found = replay(text, log.known_state())
+    found = replay(text, known)
     whole = composed(
         found.head,
         found.state,
@@ -155,6 +157,4 @@ def swap(log: Log, text: bytes) -> None:
             os.unlink(temporary, dir_fd=folder)
         raise
     finally:
-        # By name, because a child forked meanwhile has the same descriptor, and would keep it.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        descriptor.release()

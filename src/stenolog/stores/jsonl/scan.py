@@ -79,7 +79,7 @@ class Tail(Struct, frozen=True):
 def void_line(tail: Tail, at: str) -> bytes:
     """The record that sets a tail aside, on a line of its own."""
     line = control_line("void", tail.next_seq, at, tail.as_void())
-    return line if tail.ends_line else b"\n" + line
+    return line if tail.ends_line else b"\n" + line  # guard: void-record
 
 
 class Scan(Struct, frozen=True):
@@ -160,6 +160,7 @@ def part_of(record: Record) -> Span | None:
 
 def is_joined(record: Record) -> bool:
     """Whether it fails to prove that what stands before it was synced."""
+    # guard: batch-line-is-no-proof
     return record._joined if isinstance(record, Message) else record.joined
 
 
@@ -245,6 +246,7 @@ def _pieces(buffer: bytes) -> tuple[list[_Piece], int]:
         text = buffer[start:newline] if newline >= 0 else buffer[start:]
         if text:
             record = parse_line(text)
+            # guard: salvage-glued-records
             found = [record] if record is not None else salvage(text)
             if newline < 0 and not found:
                 return pieces, start
@@ -304,7 +306,7 @@ class _Batches:
             self.dropped += batch
             self.unproven += [record for _, record in batch]
         else:
-            self.open_from = batch[0][0]
+            self.open_from = batch[0][0]  # guard: open-batch-hidden
 
     def _continues(self, record: Record, part: Span | None) -> bool:
         before = self._open[-1][1]
@@ -378,7 +380,7 @@ def _tail(
         if opened[0].seq > expected:
             lost = spans.union(lost, [(expected, opened[0].seq - 1)])
         changes += [r.body.number for r in opened if isinstance(r, ChangeRecord)]
-        next_seq = max([next_seq, *(last + 1 for _, last in seqs)])
+        next_seq = max([next_seq, *(last + 1 for _, last in seqs)])  # guard: seq-never-reused
     count = _messages_in([piece.bad for piece in pieces if not piece.records])
     if count:
         lost = spans.union(lost, [(next_seq, next_seq + count - 1)])
@@ -420,7 +422,7 @@ def lines_of(text: bytes) -> list[bytes]:
 def looks_torn(buffer: bytes) -> bool:
     """Whether a file without any intact record can be the beginning of one of ours."""
     start = b'{"kind":"state",'
-    text = buffer.strip(b"\n")
+    text = buffer.strip(b"\n")  # guard: foreign-log-refused
     # A block that never reached the disk reads as NUL; what follows it may be any part of a line.
     return text[:1] in (b"", b"\0") or text.startswith(start) or start.startswith(text)
 

@@ -4,7 +4,6 @@ The order of locks: gate (this process) → flock (all processes) → mutex (mem
 """
 
 import copy
-import fcntl
 import os
 import threading
 import time
@@ -18,68 +17,88 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from stenolog.codec import check_key, check_once, check_times, encode_message, encode_object
+from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import (
     DamagedStore,
     LeaseLost,
     NoSuchSession,
-    NothingToUndo,
     ReadOnly,
     StenologError,
+    StoreBusy,
     StoreClosed,
     UsageError,
 )
 from stenolog.records import (
-    Change,
-    ChangeRecord,
     Compacted,
     Health,
     Message,
     Purged,
     SessionInfo,
     Span,
-    State,
     Trashed,
     Undo,
     Undone,
 )
+from stenolog.stores import catalog_file, operations
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_whole, encoded
-from stenolog.stores.base import Append, Deleted
-from stenolog.stores.disk import refusal
+from stenolog.stores.arguments import check_last, check_required, check_whole
+from stenolog.stores.base import Append, Deleted, SessionView
+from stenolog.stores.batches import Batch
+from stenolog.stores.batches import batch as batch_of
+from stenolog.stores.disk import (
+    open_descriptor,
+    refusal,
+    sync_file,
+    sync_folder,
+    write_all,
+)
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.jsonl import (
-    archive,
     compaction,
     leases,
     listing,
-    marks,
+    snapshots,
     trash,
-    whole,
     writer,
 )
-from stenolog.stores.jsonl.copies import Copies
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
-from stenolog.stores.jsonl.follow import POLL, news
 from stenolog.stores.jsonl.leases import JSONLLease
+from stenolog.stores.jsonl.lifecycle import Lifecycle, exists
 from stenolog.stores.jsonl.listing import keys
-from stenolog.stores.jsonl.lives import Lives
 from stenolog.stores.jsonl.log import Found, Log
+from stenolog.stores.jsonl.open_logs import Logs, T
 from stenolog.stores.jsonl.purging import Purging
-from stenolog.stores.jsonl.scan import gather
-from stenolog.stores.jsonl.table import Logs, T, flock
-from stenolog.stores.jsonl.turns import Check, Turns, clear_away
-from stenolog.stores.jsonl.uses import Uses
-from stenolog.stores.jsonl.writer import Batch, Outcome
-from stenolog.stores.whole import LifeMark, LifeWriter, Reading
+from stenolog.stores.jsonl.snapshot_writer import SnapshotWriter
+from stenolog.stores.jsonl.write_queue import Check, WriteQueue, clear_away
+from stenolog.stores.jsonl.writer import Outcome
+from stenolog.stores.locks import InUseCounter
+from stenolog.stores.snapshots import LifeMark, LifeWriter, Reading
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT: Final = 5.0
+_FOLLOW_POLL: Final = 0.02
+"""Seconds between two looks at a followed log."""
 
 _stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
 
-Decide = Callable[[Log, State, int], Change | None]
-"""Turns a log, its state and its last seq into the change to be made."""
+
+class _OpenSession:
+    """A session whose log is locked, as an operation sees it; None: there is no log."""
+
+    def __init__(self, key: str, log: Log | None) -> None:
+        """Read the state. The caller holds the mutex of the log."""
+        self._log = log if log is not None and log.state_if_any() is not None else None
+        self.state, self.last_seq = states.blank(key, "", 1, ""), 0
+        if self._log is not None:
+            self.state, self.last_seq = self._log.settled()
+
+    def visible(self, *, last: int | None = None) -> list[Message]:
+        """Return the visible messages, or the last ones of them."""
+        return [] if self._log is None else self._log.history(last=last, after=None)
+
+    def complete(self, step: Undo) -> Undo:
+        """Return an undo step with the parts that the state leaves out."""
+        return step if self._log is None else self._log.undo_step(step)
 
 
 class JSONLStore:
@@ -114,23 +133,20 @@ class JSONLStore:
     def _begin(self) -> None:
         """Locks and tables as a process begins with them, a forked child included."""
         self._leasing = threading.Lock()
-        self._uses = Uses(self._release)
+        self._in_use = InUseCounter(self._release)
         self._logs = Logs(
             self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
         )
-        self._turns = Turns(self._logs, busy_timeout=self._busy_timeout)
-        self._lives = Lives(self._logs, self._turns, busy_timeout=self._busy_timeout)
-        self._memory = whole.Memory()
-        self._copies = Copies(
+        self._queue = WriteQueue(self._logs, busy_timeout=self._busy_timeout)
+        self._lifecycle = Lifecycle(self._logs, self._queue, busy_timeout=self._busy_timeout)
+        self._memory = snapshots.Memory()
+        self._snapshot_writer = SnapshotWriter(
             self._logs,
-            self._turns,
-            self._lives,
+            self._lifecycle,
             self._memory,
             busy_timeout=self._busy_timeout,
         )
-        self._purging = Purging(
-            self._logs, self._turns, busy_timeout=self._busy_timeout, look_up=_looked_up
-        )
+        self._purging = Purging(self._logs, self._queue, busy_timeout=self._busy_timeout)
 
     def __repr__(self) -> str:
         return f"JSONLStore({str(self.folder.parent)!r}, namespace={self.folder.name!r})"
@@ -139,6 +155,10 @@ class JSONLStore:
     def folder(self) -> Path:
         """Where the logs are, and the index beside them."""
         return self._directory.path
+
+    def catalog_file(self) -> Path:
+        """Return the path of the catalog."""
+        return self.folder / catalog_file.NAME
 
     @property
     def read_only(self) -> bool:
@@ -172,15 +192,13 @@ class JSONLStore:
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
-        payloads = encoded(messages)
-        times = None if at is None else check_times(at, len(payloads))
-        if not payloads:
-            with self._uses:
-                check_once(once)
+        batch = batch_of(messages, once, at)
+        if not batch.payloads:
+            with self._in_use.entry:
                 self._check_turn(key)
             return []
-        first = self._append_batch(key, Batch(payloads, once, times))
-        return list(range(first, first + len(payloads)))
+        first = self._append_batch(key, batch)
+        return list(range(first, first + len(batch.payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """The appends of several callers in one write; for each its seqs, or what went wrong."""
@@ -188,17 +206,15 @@ class JSONLStore:
         group: list[tuple[int, Batch]] = []
         for index, one in enumerate(appends):
             try:
-                check_once(one.once)
-                payloads = encoded(one.messages)
-                times = None if one.at is None else check_times(one.at, len(payloads))
+                batch = batch_of(one.messages, one.once, one.at)
             except StenologError as error:
                 results[index] = error
             else:
-                if payloads:
-                    group.append((index, Batch(payloads, one.once, times)))
-        with self._uses:
+                if batch.payloads:
+                    group.append((index, batch))
+        with self._in_use.entry:
             self._check_turn(key)
-            found = self._turns.append_group(key, [batch for _, batch in group], self._fence)
+            found = self._queue.append_group(key, [batch for _, batch in group], self._fence)
         for (index, batch), first in zip(group, found, strict=True):
             if isinstance(first, StenologError):
                 results[index] = first
@@ -209,189 +225,160 @@ class JSONLStore:
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
         """One message: at once where nobody is in the way, else like any batch."""
         if once is None and type(key) is str and not self._read_only:
-            with self._uses:
-                seq = self._turns.append_at_once(key, payload, self._fence)
+            with self._in_use.entry:
+                seq = self._queue.append_at_once(key, payload, self._fence)
             if seq:
                 return seq
         return self._append_batch(key, Batch((payload,), once))
 
     def _append_batch(self, key: str, batch: Batch) -> int:
-        with self._uses:
+        with self._in_use.entry:
             self._check(key, batch.once)
-            return self._turns.append(key, batch, self._fence)
+            return self._queue.append(key, batch, self._fence)
 
     # --- changing what is in sight -----------------------------------------------------------
 
     def set_summary(self, key: str, text: str) -> None:
         """Replace the summary and nothing else."""
-        states.check_summary(text)
-        self._change(
-            key, lambda _, state, __: states.decide_summary(state, text), create=bool(text)
-        )
+        self._change(key, operations.set_summary(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last visible ones."""
-        check_whole(keep_last=keep_last)
-        self._change(key, lambda _, state, end: states.decide_truncate(state, end, keep_last))
+        """Hide all but the last visible messages."""
+        self._change(key, operations.truncate(keep_last))
 
-    def clear(self, key: str) -> None:
+    def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
-        self._change(
-            key,
-            lambda _, state, end: states.decide_checkpoint(
-                state, end, key=key, summary="", upto=end, expect_floor=None, op="clear"
-            ),
-        )
+        self._change(key, operations.clear(upto))
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages with these seqs."""
-        check_whole(first=first, last=last)
-        if first > last:
-            raise UsageError(f"hide from {first} to {last}: the first comes after the last")
-        self._change(key, lambda _, state, end: states.decide_hide(state, end, [(first, last)]))
+        self._change(key, operations.hide(first, last))
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
         """Replace the summary and hide everything up to this seq."""
-        states.check_summary(summary)
-        check_whole(upto=upto, expect_floor=expect_floor)
-
-        def decide(_: Log | None, state: State, end: int) -> Change | None:
-            return states.decide_checkpoint(
-                state, end, key=key, summary=summary, upto=upto, expect_floor=expect_floor
-            )
-
-        self._check_lease(None)
-        # A call that must fail on an empty session does so before a file is made for it.
-        log = self._logs.opened(key)
-        if (log is None or not log.exists) and self._read(key, lambda _: True) is None:
-            decide(None, _empty(key), 0)
-        self._change(key, decide, create=bool(summary))
+        decide = operations.checkpoint(summary=summary, upto=upto, expect_floor=expect_floor)
+        self._change(key, decide)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of the session's own data; None removes one."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        encode_object(given)
-        self._change(
-            key, lambda _, state, __: states.decide_meta(state, fields), create=bool(given)
-        )
+        self._change(key, operations.set_meta(fields))
 
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it."""
-        popped: list[Message] = []
+        return self._change(key, operations.pop)
 
-        def decide(log: Log, state: State, end: int) -> Change | None:
-            popped[:] = log.history(last=1, after=None)
-            return states.decide_hide(state, end, [(m.seq, m.seq) for m in popped])
-
-        self._change(key, decide)
-        return popped[0] if popped else None
-
-    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+    def set_history(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        expect_last: int | None = None,
+    ) -> None:
         """Make exactly these messages visible."""
-        payloads = encoded(messages)
-        added: list[bytes] = []
-
-        def decide(log: Log, state: State, end: int) -> Change | None:
-            before = log.history(last=None, after=None) if log.state is not None else []
-            change, added[:] = states.decide_replace(state, end, before, payloads)
-            return change
-
-        self._change(key, decide, create=bool(payloads), payloads=added)
+        self._change(key, operations.set_history(messages, expect_last=expect_last))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Take back the newest operation on what is in sight."""
-        undone: list[Undone] = []
+        """Take back the newest operation that can be undone."""
+        return self._change(key, operations.undo(answered))
 
-        def decide(log: Log, state: State, _: int) -> Change:
-            entry = states.newest_undo(state, key)
-            if entry.elsewhere:
-                entry = _looked_up(log, state, entry)
-            change = states.decide_undo(state, entry, answered)
-            undone[:] = [states.undone(state, entry, change, answered)]
-            return change
-
-        self._change(key, decide)
-        if not undone:
-            raise NothingToUndo(f"{key!r}: there is no such session")
-        return undone[0]
-
-    def _change(
-        self, key: str, decide: Decide, *, create: bool = False, payloads: Sequence[bytes] = ()
-    ) -> None:
-        """Decide under the lock, and carry it out in one write."""
+    def _change(self, key: str, decide: operations.Decide[T]) -> T:
+        """Decide under the lock, and store the change in one write."""
+        results: list[T] = []
 
         def work() -> None:
-            log = self._logs.lock(key, create=create)
+            log = self._logs.lock(key, create=False)
             self._check_lease(log)
             if log is None:
-                # There is nothing to do only if who deleted it has done so for good.
-                trash.settle(self._directory)
-                return
-            if log.state is None and not create:
-                return
+                # Decide before a file is created: most operations do not create a session.
+                decision = self._decide_without_log(key, decide)
+                if decision.change is None:
+                    results.append(decision.result)
+                    return
+                log = self._logs.lock(key, create=True)
+                self._check_lease(log)
+            if log is None:
+                raise NoSuchSession(key)
             with log.mutex:
-                state, end = log.settled() if log.state is not None else (_empty(key), 0)
-                decided = decide(log, state, end)
-            # A change carries the result of all that came before, so that must be on the disk:
-            # another process may have died before it synced what it wrote. And one that changes
-            # nothing is done only when what did it before is there to stay.
-            writer.sync(log)
-            if decided is not None:
-                stored, outcome = writer.change(log, decided, payloads)
-                self._turns.settle(log, outcome)
+                decision = decide(_OpenSession(key, log))
+            # A change carries the result of all earlier records, so those must be on the disk:
+            # another process may have died before it synced what it wrote. An operation that
+            # changes nothing is complete only when the records that it relies on are durable.
+            writer.sync(log)  # guard: change-syncs-ground
+            if decision.change is not None:
+                stored, outcome = writer.change(log, decision.change, decision.payloads)
+                self._queue.settle(log, outcome)
                 if not stored:
                     raise outcome.failure(f"writing {key!r}")
+            results.append(decision.result)
 
-        with self._uses:
+        with self._in_use.entry:
             self._check(key, None)
-            self._turns.alone(key, work)
+            self._queue.alone(key, work)
+        return results[0]
+
+    def _decide_without_log(self, key: str, decide: operations.Decide[T]) -> operations.Decision[T]:
+        """Decide on a session that does not exist."""
+        decision = None
+        try:
+            decision = decide(_OpenSession(key, None))
+        finally:
+            if decision is None or decision.change is None:
+                # The answer relies on the deletion of the session, which must be durable.
+                trash.settle(self._directory)
+        return decision
 
     # --- compaction --------------------------------------------------------------------------
 
     def compact(self, key: str) -> Compacted:
         """Move what lies below the floor into an archive."""
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
             return self._compact(key)
 
     def _compact(self, key: str) -> Compacted:
-        # The uid is taken where the log stands still: a reader beside may be loading it anew.
-        found = self._read(key, lambda log: (log, log.known_state().uid))
-        if found is None:
-            return compaction.NOTHING
+        def look(log: Log) -> tuple[Log, str]:
+            return log, log.known_state().uid
+
+        deadline = time.monotonic() + self._busy_timeout
         try:
-            uid = found[1]
-            folder = compaction.archive_folder(self._directory, uid)
-            try:
-                flock(folder, time.monotonic() + self._busy_timeout, f"the archive of {key!r}")
-                # Whoever held it before may have replaced the file.
-                found = self._read(key, lambda log: (log, log.known_state().uid))
-                if found is None or found[1] != uid:
-                    return compaction.NOTHING
-                prepared = compaction.prepare(found[0], folder)
-                return self._finish(key, prepared) if prepared is not None else compaction.NOTHING
-            finally:
-                fcntl.flock(folder, fcntl.LOCK_UN)
-                os.close(folder)
+            while (found := self._read(key, look)) is not None:
+                uid = found[1]
+                with compaction.locked_archives(self._directory, uid, deadline) as folder:
+                    # The previous holder of the lock may have replaced or removed the log.
+                    found = self._read(key, look)
+                    if found is None or found[1] != uid:
+                        break
+                    if folder is not None:
+                        prepared = compaction.prepare(found[0], folder)
+                        # Not kept: its descriptor has the lock if that could not be released.
+                        found = None
+                        return (
+                            compaction.NOTHING if prepared is None else self._finish(key, prepared)
+                        )
+                if time.monotonic() > deadline:
+                    raise StoreBusy(
+                        f"{key!r}: its archive folder is removed all the time; try again"
+                    )
         except OSError as error:
             raise Outcome(0, error).failure(f"archiving {key!r}") from error
+        return compaction.NOTHING
 
     def _finish(self, key: str, prepared: compaction.Prepared) -> Compacted:
         done = [compaction.NOTHING]
 
         def work() -> None:
             log = self._logs.lock(key, create=False)
-            if log is not None and log.state is not None:
+            if log is not None:
                 try:
                     done[0] = compaction.finish(log, prepared, writer.now())
                 finally:
                     self._logs.discard(log)
 
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
-            self._turns.alone(key, work)
+            self._queue.alone(key, work)
         return done[0]
 
     # --- beginning and ending ----------------------------------------------------------------
@@ -400,33 +387,33 @@ class JSONLStore:
         """Make a session of its own from what is in sight, up to the seq `at`."""
         check_key(new_key)
         check_whole(at=at)
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
-            self._lives.fork(key, new_key, at)
+            self._lifecycle.fork(key, new_key, at)
 
     def delete(self, key: str) -> Trashed:
         """Put the session into the trash."""
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
-            return self._lives.delete(key)
+            return self._lifecycle.delete(key)
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Bring back the last deleted session of this key, or the one of this uid."""
         if as_key is not None:
             check_key(as_key)
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
-            self._lives.restore(key, uid, as_key)
+            self._lifecycle.restore(key, uid, as_key)
 
     def list_trash(self) -> list[Trashed]:
         """The deleted sessions, the last deleted first."""
-        with self._uses:
+        with self._in_use.entry:
             return trash.listed(self._directory)
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete for good: the session, or its messages below a seq."""
         check_whole(before=before)
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
             meta = self._meta(key)
             if before is None:
@@ -437,18 +424,18 @@ class JSONLStore:
 
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
         """Delete these sessions of a key for good, all of them in the trash, and nothing else."""
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
             return self._purging.purge_trash(key, lives)
 
     def unfinished_purges(self) -> list[Trashed]:
         """What interrupted purges left."""
-        with self._uses:
+        with self._in_use.entry:
             return self._purging.unfinished()
 
     def finish_purge(self, uid: str) -> Purged:
         """End the interrupted purge of the session with this uid."""
-        with self._uses:
+        with self._in_use.entry:
             self._check_writable()
             return self._purging.finish(uid)
 
@@ -458,11 +445,15 @@ class JSONLStore:
         except DamagedStore:
             return {}
 
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return those of the keys whose lease is held now, by any process."""
+        return leases.leased(self.folder, keys)
+
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
         """The turn in this session: one holder at a time, in all processes."""
         states.check_lease(ttl, wait)
         deadline = time.monotonic() + (self._busy_timeout if wait is None else wait)
-        with self._uses:
+        with self._in_use.entry:
             self._check_turn(key)
             if self._logs.read(key, lambda _: True) is None:
                 raise NoSuchSession(key)
@@ -470,7 +461,7 @@ class JSONLStore:
                 self._directory, self, key, ttl=ttl, deadline=deadline, pause=self._pause
             )
             try:
-                self._turns.alone(key, lambda: self._check_there(key))
+                self._queue.alone(key, lambda: self._check_there(key))
             except NoSuchSession:
                 lease.give_back()
                 raise
@@ -490,7 +481,7 @@ class JSONLStore:
         With the lock of the log, because a purge ends the turn first, and then takes the log away.
         """
         log = self._logs.lock(key, create=False)
-        if log is None or not log.exists:
+        if log is None or not exists(log):
             raise NoSuchSession(key)
 
     def behind(self, lease: JSONLLease) -> "JSONLStore":
@@ -516,19 +507,32 @@ class JSONLStore:
 
     def stamps(self) -> dict[str, str]:
         """For each session a mark that is another one after every change, made anywhere."""
-        with self._uses:
+        with self._in_use.entry:
             return listing.stamps(self._directory)
 
     def mark(self, name: str) -> str:
         """The mark of this name; empty where it was never changed."""
-        with self._uses:
-            return marks.current(self._directory, name)
+        with self._in_use.entry:
+            found = self._directory.stat(f".{name}")
+        return "" if found is None else f"{found.st_ino}:{found.st_size}"
 
     def change_mark(self, name: str) -> None:
         """Make it another one."""
         self._check_writable()
-        with self._uses:
-            marks.change(self._directory, name)
+        # One more line, and no new file: two processes that do it at once do not collide.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = self._directory.descriptor
+        with self._in_use.entry:
+            try:
+                descriptor = open_descriptor(f".{name}", flags, dir_fd=folder)
+                try:
+                    write_all(descriptor, f"{writer.now()} {name}\n".encode())
+                    sync_file(descriptor)
+                finally:
+                    descriptor.close()
+                sync_folder(folder)
+            except OSError as error:
+                raise explained(error, f"writing {self.folder / f'.{name}'}") from error
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -541,16 +545,15 @@ class JSONLStore:
         full: bool = False,
     ) -> list[Message]:
         """The visible messages by seq, or with `full` every one."""
-        check_whole(last=last, after=after)
-        if last is not None and last < 0:
-            raise UsageError(f"last={last}: how many messages, 0 or more")
+        check_last(last)
+        check_whole(after=after)
 
         def look(log: Log) -> tuple[None, Found]:
             if full:
                 return None, log.everything(after=max(0, after or 0))
             return None, log.in_sight(last=last, after=after)
 
-        with self._uses:
+        with self._in_use.entry:
             check_key(key)
             seen = self._logs.gathered(key, look)
         messages = seen[1] if seen is not None else []
@@ -567,6 +570,33 @@ class JSONLStore:
             raise NoSuchSession(key)
         return found
 
+    def view(self, key: str, last: int | None = None) -> SessionView:
+        """Return info, summary and visible messages of one moment."""
+        return self._view(key, last, None)
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Return the messages since a view was taken, or a full view."""
+        return self._view(view.key, view.last, view)
+
+    def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
+        check_last(last)
+
+        def look(log: Log) -> tuple[tuple[SessionInfo, int, int | None], Found]:
+            state = log.known_state()
+            unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
+            after = old.upto if old is not None and unchanged else None
+            found = log.in_sight(last=last, after=after)
+            # guard: view-reads-on-after-complete-writes
+            return (log.info(), log.next_seq - 1, after), found
+
+        with self._in_use.entry:
+            check_key(key)
+            seen = self._logs.gathered(key, look)
+        if seen is None:
+            raise NoSuchSession(key)
+        (info, upto, after), messages = seen
+        return SessionView(info=info, messages=tuple(messages), upto=upto, last=last, after=after)
+
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
@@ -574,15 +604,20 @@ class JSONLStore:
         check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
-        with self._uses:
+        with self._in_use.entry:
             return keys(self._directory, prefix=prefix, limit=limit, after=after)
 
     def follow(
-        self, key: str, *, after: int = 0, timeout: float | None = None
+        self,
+        key: str,
+        *,
+        after: int = 0,
+        uid: str | None = None,
+        timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Each message past `after` once, by seq, as it arrives."""
+        """Yield each message past `after` once, by seq, as it arrives."""
         check_key(key)
-        check_whole(after=after)
+        check_required(after=after)
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
         return arrivals(
@@ -590,51 +625,74 @@ class JSONLStore:
             self._closed.wait,
             key,
             after=max(0, after),
+            uid=uid,
             timeout=timeout,
-            poll=POLL,
+            poll=_FOLLOW_POLL,
         )
 
     def _news(self, key: str, after: int) -> News | None:
-        with self._uses:
-            return news(self._logs, key, after)
+        """Return the messages after a seq; None if there is no session.
 
-    # --- carried whole -----------------------------------------------------------------------
+        They are synced before a follower acts on them: otherwise a power cut could take messages
+        back and give their seqs to others.
+        """
+
+        def look(log: Log) -> tuple[tuple[Log, str, int], Found]:
+            found = log.everything(after=after) if log.next_seq > after + 1 else Found([])
+            return (log, log.known_state().uid, log.next_seq - 1), found
+
+        with self._in_use.entry:
+            seen = self._logs.gathered(key, look)
+            if seen is None:
+                return None
+            (log, uid, end), messages = seen
+            if messages:
+                try:
+                    writer.sync(log)  # guard: follow-syncs-first
+                except OSError as error:
+                    self._logs.discard(log)
+                    raise explained(error, f"syncing the log of {key!r}") from error
+            return uid, end, messages
+
+    # --- snapshots ---------------------------------------------------------------------------
 
     def lives(self) -> list[LifeMark]:
         """Every life in this folder, the deleted ones first."""
-        with self._uses:
-            return whole.lives(self._directory, self._memory)
+        with self._in_use.entry:
+            return snapshots.lives(self._directory, self._memory)
 
     @contextmanager
     def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
-        """A look at one life."""
-        with self._uses, self._reading(mark, after, hold=False) as reading:
+        """Read one life as of one moment."""
+        with self._in_use.entry, self._reading(mark, after, hold=False) as reading:
             yield reading
 
     @contextmanager
-    def hold_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
-        """The same with the lock of its log, which all writers wait for."""
-        with self._uses, self._reading(mark, after, hold=not self._read_only) as reading:
+    def hold_life(self, mark: LifeMark) -> Iterator[Reading]:
+        """Read one life while the lock of its log keeps all writers waiting."""
+        with self._in_use.entry, self._reading(mark, 0, hold=not self._read_only) as reading:
             yield reading
 
     def _reading(
         self, mark: LifeMark, after: int, *, hold: bool
     ) -> AbstractContextManager[Reading]:
         until = time.monotonic() + self._busy_timeout
-        return whole.read(self._directory, mark, self._memory, after=after, until=until, hold=hold)
+        return snapshots.read(
+            self._directory, mark, self._memory, after=after, until=until, hold=hold
+        )
 
     @contextmanager
     def writing_lives(self) -> Iterator[LifeWriter]:
         """Write several, each to a file of its own."""
         self._check_writable()
-        with self._uses, self._copies.writing() as writing:
+        with self._in_use.entry, self._snapshot_writer.writing() as writing:
             yield writing
 
     # --- health and end ----------------------------------------------------------------------
 
     def health(self) -> Health:
         """Whether writes can be expected to work."""
-        with self._uses:
+        with self._in_use.entry:
             return self._health()
 
     def _health(self) -> Health:
@@ -646,7 +704,7 @@ class JSONLStore:
         try:
             problems += self._directory.network()
             cannot = None if self._read_only else refusal(self._directory.path)
-            wrong += [] if cannot is None else [cannot]
+            wrong += [] if cannot is None else [cannot]  # guard: health-read-only-disk
             free: int | None = self._directory.free_bytes()
         except OSError as error:
             free = None
@@ -656,15 +714,20 @@ class JSONLStore:
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
     def close(self) -> None:
-        """Let go of every file; a second call does nothing."""
-        if not self._closed.is_set():
+        """Let go of every file. A second call does nothing, or completes an interrupted one."""
+        try:
             self._closed.set()
             _stores.discard(self)
             with self._leasing:
                 held = list(self._leases)
             for lease in held:
                 lease.release()
-            self._uses.end()
+        finally:
+            # Twice, because Ctrl-C may strike within the first.
+            try:
+                self._in_use.end()
+            finally:
+                self._in_use.end()
 
     def _release(self) -> None:
         self._logs.close()
@@ -684,7 +747,7 @@ class JSONLStore:
 
     def _read(self, key: str, look: Callable[[Log], T]) -> T | None:
         check_key(key)
-        with self._uses:
+        with self._in_use.entry:
             return self._logs.read(key, look)
 
     def _check(self, key: str, once: str | None) -> None:
@@ -717,27 +780,6 @@ class JSONLStore:
         # A thread of the parent may have held what is inside of it.
         self._closed = threading.Event()
         self._begin()
-
-
-def _empty(key: str) -> State:
-    """A session before its first record."""
-    return states.blank(key, "", 1, "")
-
-
-def _looked_up(log: Log, state: State, entry: Undo) -> Undo:
-    """An undo entry too long for the state: its change has it, in the log or in an archive."""
-    records, _ = gather(log.read(0, log.end), offset=0)
-    changes = [record.body for record in records if isinstance(record, ChangeRecord)]
-    for change in changes:
-        if change.number == entry.number:
-            return states.entry_of(change)
-    for opened in archive.chain(log.directory, state, 1):
-        for change in opened.changes:
-            if change.number == entry.number:
-                return states.entry_of(change)
-    raise DamagedStore(
-        f"{log.key!r}: what change {entry.number} did is damaged and cannot be taken back"
-    )
 
 
 def _after_fork() -> None:

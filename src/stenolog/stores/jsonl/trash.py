@@ -13,19 +13,27 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore
 from stenolog.records import DeletedAs, State, Trashed
-from stenolog.stores.disk import sync_file, sync_folder, write_all
-from stenolog.stores.jsonl import names
+from stenolog.stores.damage import Damage
+from stenolog.stores.disk import (
+    CLOSED,
+    Descriptor,
+    open_descriptor,
+    sync_file,
+    sync_folder,
+    write_all,
+)
+from stenolog.stores.jsonl import names, writer
 from stenolog.stores.jsonl.directory import TRASH, Directory, create_anew, explained
 from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.open_logs import flock
 from stenolog.stores.jsonl.rewrite import composed, replay, states_in, swap
-from stenolog.stores.jsonl.table import flock
 
 FOLDER: Final = TRASH
 
@@ -36,6 +44,10 @@ _NAME: Final = re.compile(r"([0-9a-f]{1,64})\.(\d{8}T\d{6}\.\d{6}Z)\.jsonl(\.pur
 _STAMP: Final = "%Y%m%dT%H%M%S.%fZ"
 _HEAD: Final = 64 * 1024
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+_reported = Damage()
+"""Damaged files that this process has reported."""
 
 
 class Entry(Struct, frozen=True):
@@ -53,7 +65,7 @@ def entry_of(name: str) -> Entry | None:
     if found is None:
         return None
     try:
-        deleted = datetime.strptime(found[2], _STAMP).replace(tzinfo=UTC)
+        deleted = _moment(found[2])
     except ValueError:
         return None
     return Entry(name, found[1], deleted, purged=found[3] is not None)
@@ -75,21 +87,48 @@ def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
 
 
 def put(log: Log, at: str, *, purged: bool = False) -> Entry:
-    """Rename a log into the trash, durably. The caller holds its lock. Raises OSError."""
-    directory, uid = log.directory, log.known_state().uid
-    stamp = at.replace("-", "").replace(":", "")
-    name = f"{uid}.{stamp}{names.SUFFIX}{PURGED if purged else ''}"
+    """Rename a log into the trash, durably. The caller holds its lock. Raises OSError, NotStored.
+
+    The name of a file in the trash does not tell the key, so a log whose states are all damaged
+    gets a new one first.
+    """
+    with log.mutex:
+        log.ensure_loaded()
+        has_state = log.has_state_record
+    if not has_state:
+        _, outcome = writer.append(log, [])
+        if outcome.error is not None:
+            raise outcome.failure(f"writing the state of {log.key!r}")
+    with log.mutex:
+        directory, uid = log.directory, log.known_state().uid
     folder = directory.subfolder(FOLDER, create=True)
     if folder is None:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     try:
+        deleted = _deletion_time(folder, at)
+        name = f"{uid}.{deleted.strftime(_STAMP)}{names.SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
         # Where it went to first: so it is somewhere, also where a rename is not one step.
         sync_folder(folder)
         directory.sync()
     finally:
-        os.close(folder)
-    return Entry(name, uid, datetime.fromisoformat(at), purged)
+        folder.close()
+    return Entry(name, uid, deleted, purged)
+
+
+def _deletion_time(folder: int, at: str) -> datetime:
+    """Return this time, or a later one than all in the trash: the clock may have been set back."""
+    deleted = datetime.fromisoformat(at)
+    stamps = [found[2] for name in names_in(folder) if (found := _NAME.fullmatch(name)) is not None]
+    newest = max(stamps, default="")
+    if newest >= deleted.strftime(_STAMP):
+        with suppress(ValueError, OverflowError):  # a name that another program made
+            return _moment(newest) + timedelta(microseconds=1)
+    return deleted
+
+
+def _moment(stamp: str) -> datetime:
+    return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
 
 
 def hide(directory: Directory, entry: Entry) -> Entry:
@@ -121,24 +160,26 @@ def opened(
                 log = _loaded(directory, entry, given)
         finally:
             if descriptor is not None:
-                os.close(descriptor)
+                descriptor.close()
     try:
         yield log
     finally:
         if log is not None:
             if until is not None:
-                # By name, because a child forked meanwhile has the same descriptor.
-                fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+                log.descriptor.release()
             log.close()
 
 
 def listed(directory: Directory) -> list[Trashed]:
-    """The deleted sessions; doctor tells of files that are none. Raises StoreUnavailable."""
+    """List the deleted sessions; report damaged files. Raises StoreUnavailable."""
     found = []
     for entry in entries(directory):
-        with suppress(DamagedStore), opened(directory, entry) as log:
-            if log is not None:
-                found.append(told(log, entry))
+        try:
+            with opened(directory, entry) as log:
+                if log is not None:
+                    found.append(told(log, entry))
+        except DamagedStore:
+            _reported.tell(f"the deleted session {directory.path / FOLDER / entry.name}")
     return found
 
 
@@ -152,11 +193,20 @@ def told(log: Log, entry: Entry) -> Trashed:
 def keys(directory: Directory, *, purged: bool = False) -> Iterator[tuple[Entry, str]]:
     """The key of each deleted session, the last deleted first. Raises StoreUnavailable."""
     for entry in entries(directory, purged=purged):
-        state = None
-        with suppress(DamagedStore), opened_folder(directory, FOLDER) as folder:
-            state = head_at(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
+        if (key := key_at(directory, entry)) is not None:
+            yield entry, key
+
+
+def key_at(directory: Directory, entry: Entry) -> str | None:
+    """Return the key of a deleted session, or None if no state in its file is intact.
+
+    Raises StoreUnavailable.
+    """
+    with suppress(DamagedStore), opened_folder(directory, FOLDER) as folder:
+        state = head_at(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
         if state is not None:
-            yield entry, _deleted_key(state, entry)
+            return _deleted_key(state, entry)
+    return None
 
 
 def nameless(directory: Directory) -> Iterator[Entry]:
@@ -193,7 +243,7 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
     if folder is None:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     temporary = f".{entry.name}.new"
-    descriptor = -1
+    descriptor = CLOSED
     try:
         descriptor = create_anew(folder, temporary)
         write_all(descriptor, text)
@@ -202,7 +252,7 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         # Or the second rename might last and the first not: then it were in two places.
-        sync_folder(folder)
+        sync_folder(folder)  # guard: restore-sync-between-renames
         os.rename(entry.name, live.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync()
         sync_folder(folder)
@@ -214,24 +264,24 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
             os.unlink(temporary, dir_fd=folder)
         raise
     finally:
-        if descriptor >= 0:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-        os.close(folder)
+        descriptor.release()
+        folder.close()
 
 
 def _renewed(log: Log, key: str, was: DeletedAs | None, *, generations: int = 1) -> bytes:
     """The same log in a later generation, under this key."""
-    text = log.read(0, log.size)
-    found = replay(text, log.known_state())
+    with log.mutex:
+        known, updated = log.known_state(), log.updated
+    text = log.read(0, log.file_size())
+    found = replay(text, known)
     found.head.key = found.state.key = key
-    found.head.deleted_as = found.state.deleted_as = was
+    found.head.deleted_as = found.state.deleted_as = was  # guard: cut-restore-keeps-key
     found.state.generation += generations - 1  # `composed` adds one
     return composed(
         found.head,
         found.state,
         text,
-        log.updated or found.state.created,
+        updated or found.state.created,
         first_seq=found.first_seq,
         next_seq=found.next_seq,
         tail=found.tail,
@@ -248,6 +298,13 @@ def head_state(descriptor: int) -> State | None:
     return None
 
 
+def _intact_head(descriptor: int, path: str) -> State:
+    head = head_state(descriptor)
+    if head is None:
+        raise DamagedStore(f"{path}: no state in it is intact")
+    return head
+
+
 def head_at(directory: Directory, folder: int | None, name: str, path: str) -> State | None:
     """The same of a file in a folder; None also where it is not there.
 
@@ -261,7 +318,7 @@ def head_at(directory: Directory, folder: int | None, name: str, path: str) -> S
     except OSError as error:
         raise explained(error, f"reading {directory.path / path}") from error
     finally:
-        os.close(descriptor)
+        descriptor.close()
 
 
 def settle(directory: Directory) -> None:
@@ -290,7 +347,7 @@ def opened_folder(directory: Directory, *below: str) -> Iterator[int | None]:
         yield folder
     finally:
         if folder is not None:
-            os.close(folder)
+            folder.close()
 
 
 def names_in(folder: int | None) -> list[str]:
@@ -301,18 +358,18 @@ def names_in(folder: int | None) -> list[str]:
         return [entry.name for entry in found]
 
 
-def _open(directory: Directory, folder: int | None, name: str, path: str) -> int | None:
+def _open(directory: Directory, folder: int | None, name: str, path: str) -> Descriptor | None:
     if folder is None:
         return None
     doing = f"opening {directory.path / path}"
     try:
-        descriptor = os.open(name, _READ, dir_fd=folder)
+        descriptor = open_descriptor(name, _READ, dir_fd=folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise explained(error, doing) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+        descriptor.close()
         raise DamagedStore(f"{doing}: it is not a regular file")
     return descriptor
 
@@ -325,16 +382,17 @@ def _is_at(folder: int | None, name: str, descriptor: int) -> bool:
     return os.path.samestat(found, os.fstat(descriptor))
 
 
-def _loaded(directory: Directory, entry: Entry, descriptor: int) -> Log:
+def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
     """The log behind a descriptor, which is its own from now on."""
     name = f"{FOLDER}/{entry.name}"
     log = Log(directory, name, "", descriptor)
     try:
-        head = head_state(descriptor)
-        log.key = "" if head is None else head.key
-        log.load(os.fstat(descriptor).st_size)
-        same = log.known_state().uid == entry.uid
-        log.key = log.key if head is None else _deleted_key(head, entry)
+        head = _intact_head(descriptor, os.fspath(directory.path / name))
+        log.key = head.key
+        with log.mutex:
+            log.load(log.file_size())
+            same = log.known_state().uid == entry.uid
+        log.key = _deleted_key(head, entry)
     except OSError as error:
         log.close()
         raise explained(error, f"reading {directory.path / name}") from error

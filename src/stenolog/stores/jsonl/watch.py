@@ -13,6 +13,8 @@ import sys
 import threading
 from typing import Final
 
+from stenolog.stores.disk import CLOSED, Descriptor
+
 _MODIFY, _ATTRIB = 0x2, 0x4
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _UNMOUNT, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
@@ -33,7 +35,7 @@ class Watch:
 
     def __init__(self, folder: int) -> None:
         """Begin; `folder` is a descriptor of it. Raises OSError where that is not possible."""
-        self._events = -1
+        self._events = CLOSED
         if sys.platform != "linux":
             raise OSError("only Linux tells")
         # Slow to import, and only for who looks again and again.
@@ -44,7 +46,9 @@ class Watch:
         if libc.fstatfs(folder, about) < 0 or about[0] not in _WATCHABLE:
             raise OSError("this file system may not tell all")
         self._process = os.getpid()
-        self._events = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        # As in `open_descriptor`: Ctrl-C cannot come between the call and the assignment.
+        begun = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
+        (self._events,) = map(Descriptor, begun)
         if self._events < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         path = f"/proc/self/fd/{folder}".encode()
@@ -77,11 +81,8 @@ class Watch:
 
     def close(self) -> None:
         """Let go of it; otherwise that happens when nobody refers to it."""
-        events, self._events = self._events, -1
-        if events >= 0:
-            os.close(events)
-
-    __del__ = close
+        events, self._events = self._events, CLOSED
+        events.close()
 
 
 def _take(told: bytes, names: set[str]) -> bool:

@@ -5,15 +5,15 @@ Everything here runs with the log's lock held and with what others wrote taken i
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from time import time_ns
 from typing import Final
 
 from msgspec import Raw, Struct
 
 from stenolog.codec import control_line, message_line
-from stenolog.errors import MaybeStored, NotStored
+from stenolog.errors import MaybeStored, NotStored, StenologError
 from stenolog.records import (
     Change,
     ChangeRecord,
@@ -23,12 +23,13 @@ from stenolog.records import (
     timestamp,
 )
 from stenolog.stores import reports
+from stenolog.stores.batches import Batch
 from stenolog.stores.disk import sync_file, write_all
 from stenolog.stores.jsonl.directory import explained
-from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log
+from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log, Phase
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.scan import Tail, void_line
-from stenolog.stores.state import apply_void, blank
+from stenolog.stores.state import apply_void, blank, copy
 
 STATE_EVERY_BYTES: Final = 1024 * 1024
 """After so many bytes a state is due, unless it would be much of what is written."""
@@ -39,7 +40,7 @@ _second = (0, "")  # when the second that was spelled out last began, and how it
 def now() -> str:
     """The present moment, as it is written."""
     global _second
-    micros = time_ns() // 1000
+    micros = time.time_ns() // 1000
     began, text = _second
     micros -= began
     if not 0 <= micros < 1_000_000:
@@ -70,14 +71,18 @@ class Opening(Struct, frozen=True, gc=False):
 
 
 def begin(log: Log, at: str) -> Opening:
-    """What has to stand before the next record. Raises ReadOnly, OSError."""
+    """Return what has to be written before the next record.
+
+    The caller holds the lock of the log. Raises ReadOnly, OSError, and as `Log.load`.
+    """
     with log.mutex:
-        offset, seq, tail, state = log.size, log.next_seq, log.tail, log.state
+        log.check_known()
+        new = log.phase is Phase.NEW
+        offset, seq, tail = log.size, log.next_seq, log.tail
         joined = log.synced < log.end
         terminated = log.terminated
-        due = state is not None and _state_is_due(log)
-    log.check_known()
-    if tail is not None:
+        due = copy(log.known_state()) if not new and _state_is_due(log) else None
+    if tail is not None:  # guard: torn-tail-set-aside
         # The void proves all that stands before it, so that must be on the disk first.
         sync(log)
         reports.warning(
@@ -86,34 +91,37 @@ def begin(log: Log, at: str) -> Opening:
             log.directory.path / log.name,
             tail.bytes,
         )
-        text = void_line(tail, at) + (_first_states(log.key, at, tail) if state is None else b"")
+        text = void_line(tail, at) + (_first_states(log.key, at, tail) if new else b"")
         return Opening(offset, text, tail.next_seq, joined=True)
-    if state is None:
+    if new:
         return Opening(offset, _first_states(log.key, at), 1, joined=True)
     if not terminated:
         return Opening(offset, b"\n", seq, joined=True)
-    if not due:
+    if due is None:
         return Opening(offset, b"", seq, joined, ())
     if joined:
         sync(log)
-    text = control_line("state", seq, at, state)
-    log.state_bytes = len(text)
-    return Opening(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=state)])
+    text = control_line("state", seq, at, due)
+    with log.mutex:
+        log.state_bytes = len(text)
+    return Opening(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=due)])
 
 
 def sync(log: Log) -> None:
-    """Have all that others wrote on the disk. Raises OSError, and then the log is suspect.
+    """Sync what others wrote. Raises OSError, and then the log is suspect.
 
-    A sync that failed is not tried again, because it would say yes to what it has lost.
+    A sync that failed is not tried again: it would succeed although data was lost.
     """
     with log.mutex:
-        end = log.end
-    if log.synced >= end and log.tail is None:
-        return
+        # A log that is not loaded may have any end; syncing once more does no harm.
+        end = log.end if log.is_loaded else -1
+        if log.is_loaded and log.synced >= end and log.tail is None:
+            return
     try:
         sync_file(log.descriptor)
     except OSError:
-        log.suspect = True
+        with log.mutex:
+            log.suspect = True
         raise
     with log.mutex:
         log.synced = max(log.synced, end)
@@ -137,8 +145,12 @@ def _state_is_due(log: Log) -> bool:
     )
 
 
-class Outcome(Struct, frozen=True, gc=False):
-    """What became of a write."""
+class Outcome(Struct, frozen=True):
+    """What became of a write.
+
+    Tracked by the garbage collector: the traceback of the error refers to frames that refer to the
+    outcome, and to the log with its descriptor.
+    """
 
     stored: int
     """How many of its bytes are in the log for good."""
@@ -181,7 +193,7 @@ def put(log: Log, before: int, text: bytes) -> Outcome:
     except BaseException as caught:  # noqa: BLE001  settled below, then raised by the caller
         error = caught
     stored = len(text)
-    while True:
+    while True:  # guard: acknowledge-after-sync
         try:
             if error is not None:
                 stored = min(len(text), os.fstat(log.descriptor).st_size - before)
@@ -189,7 +201,7 @@ def put(log: Log, before: int, text: bytes) -> Outcome:
                     return Outcome(0, error)
             sync_file(log.descriptor)
         except OSError as failed:
-            return _rescue(log, before, error or failed)
+            return _rescue(log, before, error or failed)  # guard: failed-sync-not-retried
         except BaseException as interruption:  # noqa: BLE001
             error = interruption
         else:
@@ -201,22 +213,15 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
 
     What the old file holds on the disk nobody can say, and syncing it again would lie.
     """
-    log.suspect = True
+    with log.mutex:
+        log.suspect = True  # guard: failed-sync-marks-log
     try:
         renew(log, before, now())
-    except OSError:
+    except (OSError, StenologError):
         return Outcome(0, error, unknown=True)
-    log.suspect = False
+    with log.mutex:
+        log.suspect = False
     return Outcome(0, error)
-
-
-class Batch(Struct, frozen=True, gc=False):
-    """Messages of one caller, which count together or not at all."""
-
-    payloads: Sequence[bytes]
-    once: str | None = None
-    times: Sequence[str] | None = None
-    """When each was said, where that is not now."""
 
 
 def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:

@@ -7,38 +7,36 @@ for somebody else's next attempt.
 import select
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
 
 import psycopg
 from msgspec import Struct
-from psycopg import generators
+from psycopg import waiting
 from psycopg.adapt import AdaptersMap
-from psycopg.pq import ExecStatus, Format
 from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
-from stenolog.errors import DamagedStore, NotStored, StoreBusy, StoreClosed, UsageError
-from stenolog.stores.postgres.failures import Before, is_temporary
-from stenolog.stores.postgres.rows import Clash
+from stenolog.errors import StoreBusy, StoreClosed, UsageError
+from stenolog.stores.postgres.failures import is_temporary
+from stenolog.stores.postgres.transactions import Peer, Slot, Transaction
+from stenolog.stores.sql.dialect import Row
 
-Row = tuple[Any, ...]
-Connection = psycopg.Connection[Row]
+T = TypeVar("T")
 
-_OPEN: Final = psycopg.pq.ConnStatus.OK
-_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
-COMMAND_OK: Final = ExecStatus.COMMAND_OK
-TUPLES_OK: Final = ExecStatus.TUPLES_OK
-_MANY: Final = 100
-_FOR_ONE: Final = ("token_pkey", "session_live", "session_uid", "lease_namespace_key_key")
-"""What one of two who come at once can have: the other one asks again."""
 _FRESH: Final = 0.2
 """A connection that was not used for so many seconds is looked at before it is used again."""
 
 _RETRY: Final = 0.05
+_LOOK_AGAIN: Final = 0.05
+"""Seconds until a caller that waits for a connection looks again, even without a wake-up."""
+_MAINTENANCE: Final = 10
+"""How many times longer the server may take to vacuum or to migrate tables."""
 _DEFAULTS: Final = {
     "application_name": "stenolog",
     "connect_timeout": "5",
@@ -53,6 +51,10 @@ _ABOUT: Final = (
     "current_setting('server_encoding'), current_setting('server_version_num')::int8"
 )
 _OLDEST: Final = 140000
+_UNREADABLE: Final = (
+    "postgresql: the URL cannot be read; in user and password write %40 for @, %2F for / and "
+    "%25 for %"
+)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -63,15 +65,57 @@ class Settings(Struct, frozen=True, kw_only=True):
     read_only: bool = False
     busy_timeout: float = 5.0
     connections: int = 16
+    answer_timeout: float = 30.0
 
 
-class Peer(Struct, frozen=True):
-    """What was found at the other end of a connection."""
+class NoAnswer(psycopg.OperationalError):
+    """The server accepted a statement and sent nothing for too long."""
 
-    pooled: bool
-    """A pooler stands between: each transaction may meet another process of the server."""
-    weak: bool
-    """Commits there are not synced unless that is asked for."""
+
+class Connection(psycopg.Connection[Row]):
+    """A connection that is closed when the server does not answer."""
+
+    answer_timeout = Settings(conninfo="").answer_timeout
+    """Seconds without any data from the server after which a statement fails."""
+
+    def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
+        """Run an exchange with the server. Raises NoAnswer."""
+        try:
+            # With no keyword of our own: psycopg 3.2 has no `timeout` here.
+            return super().wait(_limited(gen, self.answer_timeout), *options, **named)
+        except NoAnswer:
+            # The answer may still arrive, and the next caller must not take it for its own.
+            self.pgconn.finish()
+            raise
+
+    @contextmanager
+    def maintenance(self) -> Iterator[None]:
+        """Give the server more time, for statements that rewrite tables."""
+        usual = self.answer_timeout
+        self.answer_timeout = usual * _MAINTENANCE
+        try:
+            yield
+        finally:
+            self.answer_timeout = usual
+
+
+def _limited(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """Pass `gen` through; raise NoAnswer when nothing was ready for so many seconds."""
+    deadline = time.monotonic() + seconds
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            # Data that has arrived counts, even if the process was stopped meanwhile.
+            wanted = gen.send(ready)
+            if ready != waiting.READY_NONE:
+                deadline = time.monotonic() + seconds
+            elif time.monotonic() > deadline:
+                # guard: postgres-silent-server
+                raise NoAnswer(f"the server did not answer a statement within {seconds:g} s")
+    except StopIteration as done:
+        found: T = done.value
+        return found
 
 
 def adapters() -> AdaptersMap:
@@ -84,125 +128,12 @@ def adapters() -> AdaptersMap:
     return found
 
 
-class Transaction:
-    """What can be done on a connection: in a transaction, or each statement as one by itself.
-
-    It is kept with its connection and its cursor: to make a cursor takes as long as half a round
-    trip. Not for two threads at once.
-    """
-
-    __slots__ = ("_cursor", "_ready", "connection", "peer", "since", "sql")
-
-    def __init__(self, connection: Connection, sql: Mapping[str, bytes], peer: Peer) -> None:
-        self.connection = connection
-        """The driver's own, for what only that can do."""
-        self.peer = peer
-        """What is at the other end."""
-        self.sql = sql
-        """The statements by name."""
-        self.since = 0.0
-        """When it was last given back."""
-        self._cursor = connection.cursor(binary=True)
-        self._ready: set[str] = set()
-
-    def run(self, name: str, *values: Any) -> list[Row]:
-        """Carry out the statement of this name; its rows. Raises Clash."""
-        cursor = self._cursor
-        try:
-            cursor.execute(self.sql[name], values)
-        except psycopg.errors.UniqueViolation as error:
-            raise _clash(error) from error
-        found = cursor.fetchall() if cursor.description is not None else []
-        if len(found) > _MANY:
-            # It would keep what it fetched until it is used again.
-            self._cursor = self.connection.cursor(binary=True)
-        return found
-
-    def run_ready(self, name: str, types: Sequence[int], values: Sequence[bytes]) -> bytes | None:
-        """Carry out the statement of this name with values as they are sent; the one it gives.
-
-        Past the cursor, which takes as long as half a round trip: for what is done all the time.
-        Raises Before where it could not even be prepared.
-        """
-        if name in self._ready:
-            try:
-                return self._send(name, values)
-            except psycopg.errors.InvalidSqlStatementName:
-                # After a rollback the driver throws away all that was prepared.
-                self._ready.clear()
-        try:
-            self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
-            self._result(COMMAND_OK)
-        except psycopg.Error as error:
-            raise Before(error) from error
-        self._ready.add(name)
-        return self._send(name, values)
-
-    def _send(self, name: str, values: Sequence[bytes]) -> bytes | None:
-        formats = [Format.BINARY] * len(values)
-        pgconn = self.connection.pgconn
-        pgconn.send_query_prepared(name.encode(), values, formats, Format.BINARY)
-        result = self._result(TUPLES_OK)
-        found: bytes | None = result.get_value(0, 0) if result.ntuples else None
-        return found
-
-    def _result(self, expected: ExecStatus) -> Any:
-        # A server that ends the connection may answer first, and then say so.
-        results = self.connection.wait(generators.execute(self.connection.pgconn))
-        for result in results:
-            if result.status != expected:
-                raise psycopg.errors.error_from_result(result, "utf-8")
-        return results[0]
-
-    def copy_in(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Store many rows by the statement of this name. Raises Clash."""
-        try:
-            with self.connection.cursor() as cursor, cursor.copy(self.sql[name]) as copying:
-                for row in rows:
-                    copying.write_row(row)
-        except psycopg.errors.UniqueViolation as error:
-            raise _clash(error) from error
-
-    def commit(self) -> None:
-        """End a transaction so that it counts. Raises NotStored after an error in it."""
-        cursor = self._cursor.execute(b"COMMIT")
-        if cursor.statusmessage != "COMMIT":
-            raise NotStored("an error within the transaction was passed over: nothing was stored")
-
-    def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
-        """Carry out one statement, with values for its places; its rows, if it has any."""
-        cursor = self._cursor
-        cursor.execute(_bytes(sql), values)
-        return cursor.fetchall() if cursor.description is not None else ()
-
-    def executemany(self, sql: bytes | str, rows: Iterable[Sequence[Any]]) -> None:
-        """Carry out one statement for each row of values."""
-        with self.connection.cursor() as cursor:
-            cursor.executemany(_bytes(sql), list(rows))
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether the next one can use it: it is open, and nothing is under way."""
-        connection = self.connection.pgconn
-        return connection.status == _OPEN and connection.transaction_status == _IDLE
-
-
-def _clash(error: psycopg.errors.UniqueViolation) -> Exception:
-    """What it means that something stands there already."""
-    if error.diag.constraint_name in _FOR_ONE:
-        return Clash()
-    return DamagedStore(
-        f"the tables are not as they should be ({' '.join(str(error).split())}); "
-        "`steno doctor` says what is wrong"
-    )
-
-
-def _bytes(sql: bytes | str) -> bytes:
-    return sql if isinstance(sql, bytes) else sql.encode()
-
-
 class Connections:
-    """Taken and given back; `close` lets go of those that nobody uses, and of each that comes."""
+    """Pool of connections; `close` closes the idle ones, and the others when they come back.
+
+    An interrupt (Ctrl-C) may strike between any two steps here. So nothing is counted up and
+    down, and no lock is taken whose methods are written in Python: such a lock can stay locked.
+    """
 
     def __init__(self, settings: Settings, sql: Mapping[str, bytes]) -> None:
         self._settings = settings
@@ -210,82 +141,96 @@ class Connections:
         self._adapters = adapters()
         self._defaults = defaults_for(settings.conninfo, read_only=settings.read_only)
         self._idle: deque[Transaction] = deque()
-        self._freed = threading.Condition()
-        self._taken = 0
-        """How many there are, be they idle or not."""
-        self._waiting = 0
+        self._mutex = threading.Lock()
+        self._slots: list[weakref.ref[Slot]] = []
+        self._waiting: deque[None] = deque()
+        """One entry for each caller that waits; an interrupted one may leave its entry behind."""
+        self._freed: SimpleQueue[None] = SimpleQueue()
         self._closed = False
         self.peer = Peer(pooled=False, weak=False)
         """As of the connection that was made last."""
 
     def take(self, deadline: float) -> Transaction:
-        """One that nobody else uses. Raises StoreBusy, StoreClosed, psycopg.Error."""
+        """Return a connection that no other caller uses.
+
+        Raises StoreBusy, StoreClosed, psycopg.Error.
+        """
         while True:
             if self._closed:
                 raise StoreClosed("the store is closed")
             try:
-                # Of a deque that is one step, and needs no lock.
+                # Atomic on a deque, so that no lock is needed.
                 kept = self._idle.pop()
             except IndexError:
-                if self._may_connect(deadline):
-                    return self._another(deadline)
+                slot = self._new_slot()
+                if slot is not None:
+                    return self._another(slot, deadline)
+                self._wait(deadline)
                 continue
             if time.monotonic() - kept.since < _FRESH or not _has_news(kept.connection):
                 return kept
-            # What an unused connection has to say is that it ends.
+            # An unused connection has data only if the server ends it.
             self._drop(kept)
 
     def give_back(self, kept: Transaction) -> None:
-        """It can be used by the next one, unless it is broken."""
+        """Keep a connection for the next caller, unless it is broken."""
         if not kept.is_usable:
             self._drop(kept)
             return
         kept.since = time.monotonic()
         self._idle.append(kept)
-        if self._waiting or self._closed:
-            with self._freed:
-                self._freed.notify()
-            if self._closed:
-                self._let_go()
+        self._wake()
+        if self._closed:
+            self._let_go()
 
-    def _may_connect(self, deadline: float) -> bool:
-        """Whether there may be one more; otherwise one was given back. Raises StoreBusy."""
-        with self._freed:
-            if self._taken < self._settings.connections:
-                self._taken += 1
-                return True
-            self._waiting += 1
-            try:
-                # Whoever gives one back from now on sees that somebody waits.
-                while not self._idle and self._taken >= self._settings.connections:
-                    left = deadline - time.monotonic()
-                    if self._closed:
-                        return False
-                    if left <= 0:
-                        raise StoreBusy(
-                            f"all {self._settings.connections} connections were in use for too "
-                            "long; ?connections=NUMBER allows for more"
-                        )
-                    self._freed.wait(left)
-            finally:
-                self._waiting -= 1
-        return False
+    def _new_slot(self) -> Slot | None:
+        """Return a slot for one more connection; None where there are as many as allowed."""
+        with self._mutex:
+            used = [slot for slot in self._slots if (held := slot()) is not None and not held.free]
+            self._slots = used
+            if len(used) >= self._settings.connections:
+                return None
+            slot = Slot()
+            used.append(weakref.ref(slot))
+            return slot
 
-    def _another(self, deadline: float) -> Transaction:
+    def _wait(self, deadline: float) -> None:
+        """Wait until a connection may be free. Raises StoreBusy."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise StoreBusy(
+                f"all {self._settings.connections} connections were in use for too "
+                "long; ?connections=NUMBER allows for more"
+            )
+        self._waiting.append(None)
         try:
-            return self.connect(deadline)
+            self._freed.get(timeout=min(left, _LOOK_AGAIN))
+        except Empty:
+            pass
+        finally:
+            with suppress(IndexError):
+                self._waiting.pop()
+
+    def _wake(self) -> None:
+        if self._waiting and self._freed.qsize() < len(self._waiting):
+            self._freed.put(None)
+
+    def _another(self, slot: Slot, deadline: float) -> Transaction:
+        try:
+            made = self.connect(deadline)
         except BaseException:
-            self._one_less()
+            # At once: the error may keep this frame alive.
+            slot.free = True
+            self._wake()
             raise
+        made.slot = slot
+        return made
 
     def _drop(self, kept: Transaction) -> None:
         close(kept.connection)
-        self._one_less()
-
-    def _one_less(self) -> None:
-        with self._freed:
-            self._taken -= 1
-            self._freed.notify()
+        if kept.slot is not None:
+            kept.slot.free = True
+        self._wake()
 
     def connect(self, deadline: float) -> Transaction:
         """A new one, beyond all others unless `take` asked for it, for its caller to keep.
@@ -305,7 +250,7 @@ class Connections:
 
     def _connect(self) -> Transaction:
         # A deadline for each host alone: of several, the first one may be cut off.
-        connection: Connection = psycopg.connect(
+        connection = Connection.connect(
             self._settings.conninfo,
             autocommit=True,
             prepare_threshold=None,
@@ -315,6 +260,8 @@ class Connections:
             client_encoding="UTF8",
             **self._defaults,  # type: ignore[arg-type]
         )
+        # A statement may wait for locks for busy_timeout before the server answers.
+        connection.answer_timeout = self._settings.busy_timeout + self._settings.answer_timeout
         try:
             self.peer = peer = self._prepare(connection)
         except BaseException:
@@ -331,7 +278,7 @@ class Connections:
             )
         if version < _OLDEST:
             raise UsageError(f"the server's version is {version // 10000}; 14 or newer is needed")
-        weak = commit == "off"
+        weak = commit == "off"  # guard: postgres-weak-commit-detected
         pooled = process != connection.pgconn.backend_pid
         peer = Peer(pooled=pooled, weak=weak)
         if pooled:
@@ -341,14 +288,13 @@ class Connections:
         connection.execute(f"SET lock_timeout = {milliseconds}")
         connection.execute("SET default_transaction_isolation = 'read committed'")
         if weak:
+            # guard: postgres-synchronous-commit-on
             connection.execute("SET synchronous_commit = on")
         return peer
 
     def close(self) -> None:
         """Let go of them."""
         self._closed = True
-        with self._freed:
-            self._freed.notify_all()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -374,17 +320,18 @@ def defaults_for(conninfo: str, *, read_only: bool) -> dict[str, str]:
     try:
         given = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
-        # Its words hold parts of the URL, which may be the password.
+        # The driver's message holds parts of the URL, perhaps of the password.
         words = " ".join(str(error).split())
-        told = (
-            words if "query parameter" in words else "the URL cannot be read; in user and password"
-        )
-        raise UsageError(
-            f"postgresql: {told}"
-            + ("" if told is words else " write %40 for @, %2F for / and %25 for %")
-        ) from None
+        if "query parameter" in words:
+            raise UsageError(f"postgresql: {words}") from None
+        raise UsageError(_UNREADABLE) from None
     if "@" in str(given.get("host") or ""):
         raise UsageError("postgresql: there is an @ in the host; in the password write %40 for it")
+    ports = str(given.get("port") or "").split(",")
+    in_database = "@" in str(given.get("dbname") or "") and "%40" not in conninfo
+    if in_database or not all(port.isdigit() for port in ports if port):
+        # The driver ends the host at a / inside the password, and would print the rest.
+        raise UsageError(_UNREADABLE)
     found = {name: value for name, value in _DEFAULTS.items() if given.get(name) is None}
     hosts = str(given.get("host") or given.get("hostaddr") or "")
     if "," in hosts and not read_only and given.get("target_session_attrs") is None:

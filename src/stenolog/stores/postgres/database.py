@@ -5,6 +5,7 @@ that cannot store it twice: it surely was not stored, or its token decides.
 """
 
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -22,7 +23,7 @@ from stenolog.errors import (
 )
 from stenolog.stores.damage import Damage
 from stenolog.stores.postgres import schema
-from stenolog.stores.postgres.connections import Connections, Settings, Transaction, close
+from stenolog.stores.postgres.connections import Connections, Settings, close
 from stenolog.stores.postgres.failures import (
     Before,
     commit_failure,
@@ -35,6 +36,7 @@ from stenolog.stores.postgres.failures import (
 )
 from stenolog.stores.postgres.news import News
 from stenolog.stores.postgres.queries import statements
+from stenolog.stores.postgres.transactions import Transaction
 
 T = TypeVar("T")
 
@@ -83,7 +85,8 @@ class Database:
         while True:
             transaction = self._take(deadline)
             try:
-                return work(transaction)
+                with transaction.used():
+                    return work(transaction)
             except _TROUBLE as error:
                 if not is_lost(error) or not self._again(deadline):
                     raise read_failure(error, self._doing()) from error
@@ -140,7 +143,8 @@ class Database:
             except StenologError as error:
                 raise self._told(_not_stored(error), lost) from error
             try:
-                return work(transaction)
+                with transaction.used():
+                    return work(transaction)
             except Before as error:
                 again, cause = True, error.cause
                 failure = write_failure(cause, self._doing())
@@ -160,11 +164,12 @@ class Database:
 
     def _told(self, failure: StenologError, lost: Exception | None) -> StenologError:
         """What a failure means: after an attempt of unknown fate, it is unknown as well."""
+        # guard: postgres-unknown-outcome
         return failure if lost is None else commit_failure(lost, self._doing())
 
     def _settle(self, transaction: Transaction) -> None:
         """Give it back, and leave nothing open that an error has left so."""
-        if not transaction.is_usable:
+        if not transaction.is_usable and not transaction.in_use:
             try:
                 transaction.connection.rollback()
             except _TROUBLE:
@@ -201,12 +206,23 @@ class Database:
 
             transaction.connection.add_notice_handler(hear)
             try:
-                transaction.run("clean")
+                with transaction.connection.maintenance():
+                    transaction.run("clean")
             finally:
                 transaction.connection.remove_notice_handler(hear)
 
         self.look(work)
         return told
+
+    def is_same(self, other: "Database") -> bool:
+        """Return whether another one leads to the same database of the same running server."""
+        if self is other:
+            return True
+        name = secrets.randbits(62)
+        with self.read() as here, other.read() as there:
+            here.execute(b"SELECT pg_advisory_xact_lock($1)", (name,))
+            [(is_free,)] = there.execute(b"SELECT pg_try_advisory_xact_lock($1)", (name,))
+        return not is_free  # guard: copy-onto-same-database
 
     # --- the ground --------------------------------------------------------------------------
 
@@ -222,7 +238,8 @@ class Database:
     def _taken(self) -> Iterator[Transaction]:
         transaction = self._take(self._deadline())
         try:
-            yield transaction
+            with transaction.used():
+                yield transaction
         finally:
             self._settle(transaction)
 
@@ -260,7 +277,7 @@ class Database:
     def check_writable(self) -> None:
         """Raise ReadOnly or StoreClosed where nothing can be written."""
         self.check_open()
-        if self.settings.read_only:
+        if self.settings.read_only:  # guard: postgres-read-only
             raise refused(self.place)
 
     def problems(self) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import psycopg
@@ -22,10 +23,10 @@ from stenolog.stores.postgres.connections import (
     Connection,
     Connections,
     Settings,
-    Transaction,
     close,
 )
 from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.postgres.transactions import Transaction
 
 LOOK_AGAIN: Final = 2.0
 """So often a follower looks by itself, in seconds, though nobody told it anything."""
@@ -37,6 +38,35 @@ _REST: Final = 5.0
 """A thread that had nothing to tell for so long ends; the next one to tell begins another."""
 
 
+class Bell:
+    """Wakes a thread that waits.
+
+    Like `threading.Event`, but all of its locks are inside the interpreter: an interrupt (Ctrl-C)
+    that strikes in `Event.set` can leave the event locked, and then every later `set` hangs.
+    """
+
+    __slots__ = ("_rings",)
+
+    def __init__(self) -> None:
+        self._rings: SimpleQueue[None] = SimpleQueue()
+
+    def ring(self) -> None:
+        """Wake the thread that waits, or the next one that does."""
+        if self._rings.empty():
+            self._rings.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a ring, and forget it; False where none came in time."""
+        try:
+            self._rings.get(timeout=max(0.0, seconds))
+        except Empty:
+            return False
+        with suppress(Empty):
+            while True:
+                self._rings.get_nowait()
+        return True
+
+
 class News:
     """What is told and heard of sessions, by this process."""
 
@@ -44,14 +74,14 @@ class News:
         self.channel = "stenolog:" + hashlib.blake2b(settings.schema.encode()).hexdigest()[:16]
         self._connections = connections
         self._mutex = threading.Lock()
-        self._bells: dict[str, list[threading.Event]] = {}
+        self._bells: dict[str, list[Bell]] = {}
         self._untold: deque[str] = deque()
         self._mouth: Transaction | None = None
         """A connection beyond those of the writers, who may all be at work."""
         self._gathering = False
         """Whether what is untold now will be looked at."""
         self._telling: threading.Thread | None = None
-        self._work = threading.Event()
+        self._work = Bell()
         self._ear: _Ear | None = None
         self._closed = False
 
@@ -67,21 +97,32 @@ class News:
             self._begin_to_tell()
 
     def _begin_to_tell(self) -> None:
-        with self._mutex:
+        try:
             self._gathering = True
             if self._telling is None and not self._closed:
+                # An interrupt here may start two; the second one ends at once.
                 thread = threading.Thread(target=self._tell, name="stenolog-news", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    # What there is to tell is committed: whoever stored it must not hear of this.
-                    self._gathering = False
-                    reports.info("other processes are not told of what is new: %s", error)
-                    return
+                thread.start()
+                self._register(thread)
+        except BaseException as error:
+            # The next append starts a thread.
+            self._gathering = False
+            if not isinstance(error, RuntimeError):
+                raise
+            # The messages are committed, so this is no error for the caller that stored them.
+            reports.info("other processes are not told of what is new: %s", error)
+        self._work.ring()
+
+    def _register(self, thread: threading.Thread) -> bool:
+        """Return whether this is the thread that tells, or from now on is."""
+        with self._mutex:
+            if self._telling is None:
                 self._telling = thread
-        self._work.set()
+            return self._telling is thread
 
     def _tell(self) -> None:
+        if not self._register(threading.current_thread()):
+            return
         while True:
             idle = not self._work.wait(_REST)
             with self._mutex:
@@ -91,7 +132,6 @@ class News:
                     return
             if not self._closed:
                 time.sleep(_GATHER)
-            self._work.clear()
             self._gathering = False
             names = {self._untold.popleft() for _ in range(len(self._untold))}
             if names:
@@ -116,16 +156,16 @@ class News:
 
     # --- hearing -----------------------------------------------------------------------------
 
-    def bell(self, name: str) -> threading.Event:
+    def bell(self, name: str) -> Bell:
         """Rings whenever something was stored in this session, as far as that is heard."""
-        bell = threading.Event()
+        bell = Bell()
         with self._mutex:
             self._bells.setdefault(name, []).append(bell)
             if self._ear is None and not self._closed and not self._connections.peer.pooled:
                 self._ear = _Ear(self, self._connections)
         return bell
 
-    def forget(self, name: str, bell: threading.Event) -> None:
+    def forget(self, name: str, bell: Bell) -> None:
         """It is not waited for any more."""
         with self._mutex:
             bells = [one for one in self._bells.get(name, ()) if one is not bell]
@@ -146,7 +186,7 @@ class News:
     def _ring(self, name: str) -> None:
         with self._mutex:
             for bell in self._bells.get(name, ()):
-                bell.set()
+                bell.ring()
 
     def heard(self, name: str | None) -> None:
         """Ring for one session, or for all where nobody knows what was missed."""
@@ -156,7 +196,7 @@ class News:
         with self._mutex:
             for bells in self._bells.values():
                 for bell in bells:
-                    bell.set()
+                    bell.ring()
 
     def close(self) -> None:
         """Tell what is untold, and hear no more; everybody who waits looks again."""
@@ -164,7 +204,7 @@ class News:
             self._closed = True
             ear, self._ear = self._ear, None
             telling = self._telling
-        self._work.set()
+        self._work.ring()
         if telling is not None and telling is not threading.current_thread():
             telling.join(_PATIENCE)
         if ear is not None:
@@ -187,7 +227,13 @@ class _Ear:
         self.hears = False
         """Whether what others tell arrives at this moment."""
         self._thread = threading.Thread(target=self._run, name="stenolog-listens", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            # It may run all the same, although no caller has the object.
+            self._closed = True
+            os.close(self._wake)
+            raise
 
     def _run(self) -> None:
         try:

@@ -17,7 +17,7 @@ WHERE namespace = $1 AND key = $2 AND deleted IS NULL
 FOR NO KEY UPDATE;
 
 -- name: find_life
-SELECT id, uid, last_seq
+SELECT uid, last_seq, format
 FROM {schema}.session
 WHERE namespace = $1 AND key = $2 AND deleted IS NULL;
 
@@ -45,7 +45,7 @@ ORDER BY key
 LIMIT $5;
 
 -- name: stamps
-SELECT key, uid, version
+SELECT key, uid || ':' || version
 FROM {schema}.session
 WHERE namespace = $1 AND deleted IS NULL;
 
@@ -76,7 +76,7 @@ WITH taken AS (
     UPDATE {schema}.session
     SET updated = $3, last_seq = last_seq + 1, bytes = bytes + $5, version = version + 1
     WHERE namespace = $1 AND key = $2 AND deleted IS NULL
-      AND format = $6
+      AND format = $6  -- guard: postgres-newer-tables-refused
     RETURNING id, last_seq
 )
 INSERT INTO {schema}.message (session, seq, at, body)
@@ -85,15 +85,22 @@ RETURNING seq;
 
 -- A batch, with a token or none ($8), behind a lease or not ($9). Who has the same token at the same
 -- time meets the token's unique key, and asks again. The lease's row is locked, so that nobody takes
--- over between the look at it and the commit.
+-- over between the look at it and the commit. Everybody locks a session before its lease: so does a
+-- purge, and in the other order the two would wait for each other.
 -- name: append
-WITH known AS (
+WITH locked AS MATERIALIZED (
+    SELECT id FROM {schema}.session
+    WHERE namespace = $1 AND key = $2 AND deleted IS NULL AND $9::int8 IS NOT NULL
+    FOR NO KEY UPDATE
+), known AS (
     SELECT token.session, token.first, token.count
     FROM {schema}.token JOIN {schema}.session ON session.id = token.session
     WHERE session.namespace = $1 AND session.key = $2 AND session.deleted IS NULL
       AND token.token = $8::bytea
-), fence AS (
-    SELECT epoch FROM {schema}.lease WHERE epoch = $9::int8 FOR SHARE
+), fence AS MATERIALIZED (
+    SELECT epoch FROM {schema}.lease
+    WHERE epoch = $9::int8 AND (SELECT count(*) FROM locked) >= 0
+    FOR SHARE
 ), taken AS (
     UPDATE {schema}.session
     SET updated = $3, last_seq = last_seq + cardinality($4::text[]), bytes = bytes + $6,
@@ -101,12 +108,12 @@ WITH known AS (
     WHERE namespace = $1 AND key = $2 AND deleted IS NULL
       AND format = $7
       AND NOT EXISTS (SELECT FROM known)
-      AND ($9::int8 IS NULL OR EXISTS (SELECT FROM fence))
+      AND ($9::int8 IS NULL OR EXISTS (SELECT FROM fence))  -- guard: postgres-lease-fence
     RETURNING id, last_seq, last_seq - cardinality($4::text[]) AS before
 ), marked AS (
     INSERT INTO {schema}.token (session, token, first, count)
     SELECT id, $8::bytea, before + 1, cardinality($4::text[]) FROM taken
-    WHERE $8::bytea IS NOT NULL
+    WHERE $8::bytea IS NOT NULL  -- guard: postgres-token-after-lost-answer
 ), stored AS (
     INSERT INTO {schema}.message (session, seq, at, body)
     SELECT taken.id, taken.before + said.number, said.at, said.body
@@ -117,8 +124,8 @@ SELECT (SELECT before + 1 FROM taken), (SELECT session FROM known), (SELECT firs
 
 -- name: add_messages
 INSERT INTO {schema}.message (session, seq, at, body)
-SELECT $1, $2 + said.number - 1, said.at, said.body
-FROM unnest($3::text[], $4::text[]) WITH ORDINALITY AS said (at, body, number);
+SELECT $1, said.seq, said.at, said.body
+FROM unnest($2::int8[], $3::text[], $4::text[]) AS said (seq, at, body);
 
 -- name: bodies
 SELECT body FROM {schema}.message WHERE session = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq;
@@ -139,6 +146,9 @@ INSERT INTO {schema}.change (session, number, at, body) VALUES ($1, $2, $3, $4);
 -- name: find_change
 SELECT body FROM {schema}.change WHERE session = $1 AND number = $2;
 
+-- name: changes
+SELECT number, body FROM {schema}.change WHERE session = $1 ORDER BY number;
+
 -- --- fork, trash, purge ------------------------------------------------------------------------
 
 -- name: copy_messages
@@ -149,15 +159,22 @@ WHERE session = $2 AND seq BETWEEN $3 AND $4;
 -- name: delete_session
 UPDATE {schema}.session SET deleted = $2, version = version + 1 WHERE id = $1;
 
+-- name: deletion_times
+SELECT deleted FROM {schema}.session WHERE namespace = $1 AND key = $2 AND deleted IS NOT NULL;
+
+-- Locked by id, as `lives` does, so that no two wait for each other.
 -- name: find_deleted
-SELECT id, uid
-FROM {schema}.session
-WHERE namespace = $1 AND key = $2 AND deleted IS NOT NULL
-ORDER BY deleted DESC, id DESC
-FOR UPDATE;
+WITH locked AS MATERIALIZED (
+    SELECT id, uid, deleted
+    FROM {schema}.session
+    WHERE namespace = $1 AND key = $2 AND deleted IS NOT NULL
+    ORDER BY id
+    FOR UPDATE
+)
+SELECT id, uid FROM locked ORDER BY deleted DESC, id DESC;
 
 -- name: list_deleted
-SELECT key, uid, deleted, last_seq, state
+SELECT key, uid, deleted, last_seq, state, id
 FROM {schema}.session
 WHERE namespace = $1 AND deleted IS NOT NULL
 ORDER BY deleted DESC, id DESC;
@@ -204,12 +221,12 @@ INSERT INTO {schema}.lease AS held (namespace, key, holder, taker, since, expire
 SELECT $1, $2, $3, $4, clock_timestamp(), clock_timestamp() + make_interval(secs => $5::float8)
 WHERE EXISTS (
     SELECT FROM {schema}.session WHERE namespace = $1 AND key = $2 AND deleted IS NULL
-    FOR KEY SHARE
+    FOR KEY SHARE  -- guard: postgres-lease-waits-for-purge
 )
 ON CONFLICT (namespace, key) DO UPDATE
 SET epoch = nextval('{schema}.lease_epoch_seq'), holder = $3, taker = $4, since = excluded.since,
     expires = clock_timestamp() + make_interval(secs => $5::float8)
-WHERE held.expires <= clock_timestamp() OR held.taker = $4
+WHERE held.expires <= clock_timestamp() OR held.taker = $4  -- guard: postgres-one-lease-holder
 RETURNING epoch;
 
 -- name: find_lease
@@ -218,11 +235,17 @@ SELECT holder, to_char(since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'),
 FROM {schema}.lease
 WHERE namespace = $1 AND key = $2;
 
+-- name: find_epoch
+SELECT epoch FROM {schema}.lease WHERE epoch = $1;
+
 -- name: check_lease
 SELECT epoch FROM {schema}.lease WHERE epoch = $1 FOR SHARE;
 
+-- name: leases
+SELECT key, expires > clock_timestamp() FROM {schema}.lease WHERE namespace = $1;
+
 -- name: lease_in_force
-SELECT epoch FROM {schema}.lease WHERE epoch = $1 AND expires > clock_timestamp();
+SELECT expires > clock_timestamp() FROM {schema}.lease WHERE epoch = $1;
 
 -- name: renew_lease
 UPDATE {schema}.lease
@@ -261,23 +284,23 @@ SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
 -- name: tell
 SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 
--- --- carried whole -----------------------------------------------------------------------------
+-- --- snapshots ---------------------------------------------------------------------------------
 
 -- name: list_lives
-SELECT key, uid, deleted, written::text, version, last_seq
+SELECT key, uid, deleted, uid || ':' || written::text || ':' || version, last_seq
 FROM {schema}.session
 WHERE namespace = $1
 ORDER BY deleted IS NULL, key, id;
 
 -- name: find_uid
-SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
-       format, written::text
+SELECT id, key, created, updated, last_seq, bytes, fork_of, state, format,
+       namespace, version, deleted, uid || ':' || written::text || ':' || version
 FROM {schema}.session
 WHERE namespace = $1 AND uid = $2;
 
 -- name: lock_uid
-SELECT id, key, created, updated, last_seq, bytes, fork_of, deleted, version, state,
-       format, written::text
+SELECT id, key, created, updated, last_seq, bytes, fork_of, state, format,
+       namespace, version, deleted, uid || ':' || written::text || ':' || version
 FROM {schema}.session
 WHERE namespace = $1 AND uid = $2
 FOR NO KEY UPDATE;
@@ -307,12 +330,6 @@ WHERE id = $1;
 -- name: set_state
 UPDATE {schema}.session SET bytes = $2, state = $3 WHERE id = $1;
 
--- name: remove_messages_past
-DELETE FROM {schema}.message WHERE session = $1 AND seq > $2;
-
--- name: remove_tokens_past
-DELETE FROM {schema}.token WHERE session = $1 AND first > $2;
-
 -- name: copy_in
 COPY {schema}.message (session, seq, at, body) FROM STDIN;
 
@@ -328,9 +345,18 @@ ON CONFLICT (namespace, name) DO UPDATE SET number = excluded.number;
 -- --- for the doctor ----------------------------------------------------------------------------
 
 -- name: every_session
-SELECT id, key, uid, array_remove(ARRAY[created, updated, deleted], NULL), last_seq, state
+SELECT id, last_seq, state, key, uid, namespace, fork_of, created, updated, deleted
 FROM {schema}.session
 ORDER BY id;
+
+-- name: lock_states
+SELECT id, last_seq, state FROM {schema}.session WHERE uid = $1 ORDER BY id FOR NO KEY UPDATE;
+
+-- name: seqs
+SELECT seq FROM {schema}.message WHERE session = $1;
+
+-- name: repair_state
+UPDATE {schema}.session SET state = $2, version = version + 1 WHERE id = $1;
 
 -- name: some_messages
 SELECT seq, at, body

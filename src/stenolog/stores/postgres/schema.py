@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores.postgres.queries import quoted
-from stenolog.stores.whole import NothingYet
+from stenolog.stores.snapshots import NothingYet
 
 if TYPE_CHECKING:
+    import psycopg
+
     from stenolog.stores.postgres.connections import Connection, Settings
 
 _LOCK: Final = 0x7374656E6F6C6F67
@@ -60,7 +62,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
                 f"{settings.schema!r}); is the name right? The first write makes the tables"
             )
         return True
-    with connection.transaction():
+    with connection.maintenance(), connection.transaction():
         # Each look sees what whoever had the lock before has made.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (_LOCK,))
@@ -78,7 +80,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
     return False
 
 
-def set_version(connection: "Connection", schema: str, number: int) -> None:
+def set_version(connection: "psycopg.Connection[Any]", schema: str, number: int) -> None:
     """Say of the tables and of each session which version they are: older code refuses them."""
     for table, column in (("about", "version"), ("session", "format")):
         statement = f"UPDATE {quoted(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted

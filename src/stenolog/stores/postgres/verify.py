@@ -1,19 +1,15 @@
-"""What is wrong with a database, for the doctor. Nothing is written."""
+"""Find damage in a database, and repair what can be repaired, for `steno doctor`."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from stenolog.errors import DamagedStore, NewerFormat, StenologError
-from stenolog.records import Span, decode_object
-from stenolog.stores import spans
-from stenolog.stores import state as states
-from stenolog.stores.findings import Finding, Report, lost_before, past_the_end, unreadable
-from stenolog.stores.postgres.connections import Transaction
+from stenolog.errors import DamagedStore, NewerFormat
+from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.postgres.database import Database
-from stenolog.stores.rows import decode_state, moment
+from stenolog.stores.postgres.transactions import Transaction
+from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 
 _BACKUP: Final = "Restore the database from a backup, or save what can be read with `steno export`."
-_PAGE: Final = 2_000
 
 
 def examine(database: Database) -> Report:
@@ -25,10 +21,8 @@ def examine(database: Database) -> Report:
     ]
     try:
         with database.read() as transaction:
-            sessions = transaction.run("every_session")
-            for number, key, uid, times, last_seq, body in sessions:
-                name, where = key.decode(errors="backslashreplace"), f"session {uid}"
-                found += _of_a_session(transaction, number, where, name, times, last_seq, body)
+            sessions, damaged = examine_sessions(transaction, advice=_BACKUP)
+            found += damaged
             found += _strays(transaction)
     except NewerFormat as error:
         found.append(Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog."))
@@ -36,44 +30,15 @@ def examine(database: Database) -> Report:
     except DamagedStore as error:
         found.append(Finding(kind="damaged database", meaning=str(error), advice=_BACKUP))
         return Report(sessions=0, findings=tuple(found))
-    return Report(sessions=len(sessions), findings=tuple(found))
+    return Report(sessions=sessions, findings=tuple(found))
 
 
-def _of_a_session(
-    transaction: Transaction,
-    number: int,
-    where: str,
-    key: str,
-    times: list[str],
-    last_seq: int,
-    body: str,
-) -> Iterator[Finding]:
-    try:
-        state = decode_state(body.encode(), key)
-        for time in times:
-            moment(time)
-    except (StenologError, ValueError) as error:
-        yield Finding(
-            kind="damaged state", key=key, where=where, meaning=str(error), advice=_BACKUP
-        )
-        return
-    readable: list[Span] = []
-    broken: list[Span] = []
-    past = 0
-    after = -1
-    while rows := transaction.run("some_messages", number, after, _PAGE):
-        after = rows[-1][0]
-        for seq, at, text in rows:
-            if not 1 <= seq <= last_seq:
-                past += 1
-            else:
-                (readable if _is_intact(at, text) else broken).append((seq, seq))
-    missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
-    if state.lost:
-        yield lost_before(key, where, state.lost)
-    yield from unreadable(key, where, missing, spans.union(broken), advice=_BACKUP)
-    if past:
-        yield past_the_end(key, where, past, last_seq, advice=_BACKUP)
+def repair(database: Database) -> list[RepairResult]:
+    """Examine the tables, store rebuilt states and remove damaged undo steps.
+
+    Raises StoreUnavailable.
+    """
+    return repair_sessions(database.change, examine(database).findings)
 
 
 def _strays(transaction: Transaction) -> Iterator[Finding]:
@@ -85,11 +50,3 @@ def _strays(transaction: Transaction) -> Iterator[Finding]:
                 meaning=f"{count:,} rows belong to sessions that are not there.",
                 advice=_BACKUP,
             )
-
-
-def _is_intact(at: str, body: str) -> bool:
-    try:
-        moment(at)
-        return isinstance(decode_object(body.encode()), dict)
-    except ValueError:
-        return False

@@ -1,30 +1,29 @@
 """The one connection that writes, and what all connections have in common."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import apsw
 from msgspec import Struct
 
 from stenolog.errors import StenologError
 from stenolog.stores import reports
+from stenolog.stores.catalog_file import delete_catalogs
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.failures import commit_failure, write_failure
 from stenolog.stores.sqlite.gate import FileLock
 from stenolog.stores.sqlite.place import Place, check_version, create, read_header, set_log_aside
+from stenolog.stores.sqlite.transactions import Transaction
 
-LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}
+LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
 """What `synchronous` may be: NORMAL may lose the last commits in a power cut, and nothing else."""
 
 _CHECKPOINT_PAGES: Final = 1_000
 _TOO_MANY_PAGES: Final = 16_000
 _CHECKPOINT_PATIENCE: Final = 0.25
 _SLEEP: Final = 0.002
-
-Row = tuple[Any, ...]
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -36,28 +35,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     cache_kb: int = 2048
     sqlite_version: str = apsw.sqlite_lib_version()
     """Of the library that is linked: which of its bugs are known."""
-
-
-class Transaction:
-    """What can be done inside of one."""
-
-    __slots__ = ("_connection", "execute")
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-        # The driver's own, because an append makes few calls and each of ours would show.
-        self.execute: Callable[..., Iterable[Row]] = connection.execute
-        """Carry out one statement, with values for its places; its rows, if it has any."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it goes on: after some errors SQLite ends it by itself."""
-        return self._connection.in_transaction
-
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Carry out one statement for each row of values."""
-        for _ in self._connection.executemany(sql, rows):
-            pass
 
 
 class Writer:
@@ -85,11 +62,14 @@ class Writer:
         try:
             self._lock.lock(deadline)
             if not read_header(self._file):
-                set_log_aside(self._file)
+                set_log_aside(self._file)  # guard: sqlite-foreign-log-set-aside
+                # What another database left: its catalogs quote its messages.
+                delete_catalogs(self._file, seconds=max(0.0, deadline - time.monotonic()))
                 create(self._file, schema.fresh_image())
             connection = self.enter(deadline)
             version = connection.pragma("user_version")
             if version < schema.newest():
+                schema.drop_catalog(connection, version)
                 connection.execute("BEGIN IMMEDIATE")
                 schema.migrate(connection, version)
                 connection.execute("COMMIT")
@@ -114,7 +94,7 @@ class Writer:
         connection = self.enter(deadline)
         connection.execute("BEGIN IMMEDIATE")
         # Whoever else wrote since may have brought the schema up to date.
-        if connection.data_version() != self._data_version:
+        if connection.data_version() != self._data_version:  # guard: sqlite-newer-schema-refused
             checked_version(connection, self._file)
         return Transaction(connection)
 
@@ -165,7 +145,7 @@ class Writer:
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
         if pages >= _TOO_MANY_PAGES:
             # Readers that overlap without end keep the log from being begun anew: wait for them.
-            mode = apsw.SQLITE_CHECKPOINT_RESTART
+            mode = apsw.SQLITE_CHECKPOINT_RESTART  # guard: sqlite-log-bounded
         self._deadline = time.monotonic() + _CHECKPOINT_PATIENCE
         try:
             connection.wal_checkpoint(mode=mode)
@@ -186,6 +166,7 @@ class Writer:
             checked_version(connection, self._file)
             # A writer that was killed may have left in the log what it had not synced. Who opens
             # it first counts that as committed: so it is synced, before anybody is told of it.
+            # guard: sqlite-checkpoint-leftover-log
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except BaseException:
             close_quietly(connection)
@@ -243,10 +224,11 @@ def close_quietly(connection: apsw.Connection) -> None:
 
 
 def checked_version(connection: apsw.Connection, file: Path) -> int:
-    """The number of the schema. Raises NewerFormat."""
-    version: int = connection.pragma("user_version")
+    """Return the number of the schema. Raises NewerFormat."""
+    # Not by `connection.pragma`, which takes twice as long: every read comes here.
+    [(version,)] = connection.execute("PRAGMA user_version")
     check_version(version, file, schema.newest())
-    return version
+    return int(version)
 
 
 class _Kept(Struct, gc=False):
@@ -264,4 +246,4 @@ class _Kept(Struct, gc=False):
 def keep_for_ever(connection: apsw.Connection) -> None:
     """In a forked child: never close it, because it is the parent's."""
     kept = _Kept(connection)
-    kept.itself = kept
+    kept.itself = kept  # guard: sqlite-fork

@@ -25,15 +25,16 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.stores import reports
+from stenolog.stores.batches import twin
 from stenolog.stores.damage import Damage
 from stenolog.stores.disk import make_private, refusal
 from stenolog.stores.sqlite import place, schema
-from stenolog.stores.sqlite.connections import Settings, Transaction, Writer
+from stenolog.stores.sqlite.connections import Settings, Writer
 from stenolog.stores.sqlite.failures import read_failure, write_failure
 from stenolog.stores.sqlite.gate import Caller, Queue
 from stenolog.stores.sqlite.readers import Readers
+from stenolog.stores.sqlite.transactions import Transaction
 from stenolog.stores.sqlite.versions import known_bugs
-from stenolog.stores.twins import twin
 
 _FORK_PATIENCE: Final = 1.0
 _TROUBLE: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)
@@ -119,9 +120,10 @@ class Database:
         with self._turn() as deadline:
             try:
                 connection = self._writer.enter(deadline)
-                connection.execute("VACUUM")
+                connection.execute("VACUUM")  # guard: sqlite-purge-vacuum
                 # That may have taken long, and the patience for readers is not to pay for it.
                 self._writer.grant(self._deadline())
+                # guard: sqlite-purge-log
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except (apsw.Error, OSError) as error:
                 raise write_failure(error, f"rewriting {self.file}") from error
@@ -153,18 +155,31 @@ class Database:
         if self.closed or self.settings.read_only:
             self.check_writable()
         queue, mine = self._queue, Caller(work)
+        taken = False
         try:
             queue.waiting.append(mine)
-            if not queue.may_go(mine):
-                result: T = self._share(mine)
-                return result
-            with queue.lock:
-                queue.waiting.remove(mine)
-                return self._perform(work)
+            if queue.may_go(mine):
+                # guard: sqlite-queue-lock-not-awaited
+                (taken,) = map(queue.lock.acquire, (False,))
+            if taken:
+                if queue.withdraw(mine):  # guard: sqlite-shared-work-done-once
+                    return self._perform(work)
+                # Another caller has done this work since the look at the queue.
+                taken = False
+                queue.lock.release()
+            result: T = self._share(mine)
+            return result
         finally:
+            if taken:
+                queue.lock.release()
             if queue.waiting or self.bells or self.closed:
-                mine.done = True  # Ctrl-C may have left it in the queue
-                queue.withdraw(mine)
+                mine.done = True
+                # Ctrl-C may have left it in the queue. Not by a call, as in Queue.stay.
+                if mine in queue.waiting:
+                    try:  # noqa: SIM105
+                        queue.waiting.remove(mine)
+                    except ValueError:
+                        pass
                 self._after_turn()
 
     def _perform(self, work: Callable[[Transaction], T]) -> T:
@@ -232,6 +247,7 @@ class Database:
                 writer.leave()
         finally:
             writer.leave()
+        # guard: sqlite-group-without-damaged
         if isinstance(failure, DamagedStore) and len(group) > 1 and not writer.tried:
             return False
         if isinstance(failure, StoreBusy) and not writer.tried:
@@ -289,15 +305,13 @@ class Database:
         """A look at the database as it is at one moment. Raises StoreUnavailable, DamagedStore."""
         self.check_open()
         try:
-            reader = self._readers.take()
-            try:
-                yield reader.begin()
-                reader.check()
-            except (apsw.Error, StenologError):
-                reader.check()
-                raise
-            finally:
-                self._readers.give(reader)
+            with self._readers.reader() as reader:
+                try:
+                    yield reader.begin()
+                    reader.check()
+                except (apsw.Error, StenologError):
+                    reader.check()
+                    raise
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise read_failure(error, f"reading {self.file}") from error
 

@@ -58,6 +58,7 @@ def commit_failure(error: Exception, doing: str, *, number: int = 0) -> Stenolog
         return write_failure(error, doing)
     if number in _NO_ROOM and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE:
         return write_failure(OSError(number, os.strerror(number)), doing)
+    # guard: sqlite-failed-commit-unknown
     return MaybeStored(f"{doing}: {_reason(error)}. {_RETRY}")
 
 

@@ -5,10 +5,12 @@ is always first, and the others wait for seconds. Here the threads of a process 
 and the first of them tries for a lock on a file, at short intervals. Who has the turn takes the
 appends of those behind it into its own transaction.
 
-There is no background thread. The lock is taken by `with` alone, because Ctrl-C may strike between
-an acquire and a try; and by who is first in the queue alone, so that nobody finds it taken by
-another writer, who may be at work for long. Every wait in the queue is bounded, and after each the
-waiter looks again whether it is its turn, so that nobody depends on somebody else to be woken.
+There is no background thread. The lock of the queue is never waited for: another writer may hold it
+for long. It is taken by `(taken,) = map(lock.acquire, (False,))` inside a `try`: the interpreter
+checks for Ctrl-C after each call that it makes itself, which would lose the result of a plain
+`lock.acquire`, and not between that call and the assignment. Every wait in the queue is bounded,
+and after each the waiter looks again whether it is its turn, so that nobody depends on somebody
+else to be woken.
 """
 
 import fcntl
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stenolog.errors import MaybeStored, StenologError, StoreBusy
+from stenolog.stores.disk import CLOSED, open_descriptor
 
 _LOOK_AGAIN: Final = 0.02
 _UNDER_WAY: Final = 30.0
@@ -94,18 +97,30 @@ class Queue:
         """The same for one who stands there already."""
         try:
             while not mine.done:
-                if self.may_go(mine):
-                    with self.lock:
-                        if not mine.done:
-                            self._lead(mine, lead)
-                else:
+                if not (self.may_go(mine) and self._try_to_lead(mine, lead)):
                     mine.wait()
                     self._check(mine, deadline)
         finally:
-            if not mine.done:
-                self.withdraw(mine)
-                mine.done = True  # nobody works for one who has left
+            # Not by a call: Ctrl-C may strike on the way into one, and mine would stay first.
+            if not mine.done and mine in self.waiting:
+                try:  # noqa: SIM105
+                    self.waiting.remove(mine)
+                except ValueError:
+                    pass
+            mine.done = True  # nobody works for one who has left
             self.call_next()
+
+    def _try_to_lead(self, mine: Caller, lead: Callable[[list[Caller]], None]) -> bool:
+        """Work for a group, unless another thread took the lock first; then return False."""
+        taken = False
+        try:
+            (taken,) = map(self.lock.acquire, (False,))
+            if taken and not mine.done:
+                self._lead(mine, lead)
+        finally:
+            if taken:
+                self.lock.release()
+        return taken
 
     def _lead(self, mine: Caller, lead: Callable[[list[Caller]], None]) -> None:
         """Work for a group. Who is not told what became of it waits again, and goes first."""
@@ -121,16 +136,27 @@ class Queue:
     def alone(self, deadline: float) -> Iterator[None]:
         """A turn of one's own. Raises StoreBusy."""
         mine = Caller()
-        self.waiting.append(mine)
+        taken = False
         try:
-            while not self.may_go(mine):
+            self.waiting.append(mine)
+            while True:
+                if self.may_go(mine):
+                    (taken,) = map(self.lock.acquire, (False,))
+                if taken:
+                    break
                 mine.wait()
                 self._check(mine, deadline)
-            with self.lock:
-                self.withdraw(mine)
-                yield
-        finally:
             self.withdraw(mine)
+            yield
+        finally:
+            if taken:
+                self.lock.release()
+            # Not by a call, as in `stay`.
+            if mine in self.waiting:
+                try:  # noqa: SIM105
+                    self.waiting.remove(mine)
+                except ValueError:
+                    pass
             self.call_next()
 
     def call_next(self) -> None:
@@ -197,7 +223,7 @@ class FileLock:
             return  # and not ask again: who is next waits for us
         try:
             if self._come_next(deadline):
-                self._gate.take(_POLL, deadline)
+                self._gate.take(_POLL, deadline)  # guard: sqlite-gate
             self._held = True
         finally:
             self._next.let_go()
@@ -233,7 +259,7 @@ class _Lock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = -1
+        self._descriptor = CLOSED
 
     def take(self, pause: float, deadline: float) -> None:
         """Try until it is ours. Raises StoreBusy, OSError."""
@@ -246,7 +272,7 @@ class _Lock:
         """Try once; whether it is ours now. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._descriptor = os.open(self._path, flags, 0o600)
+            self._descriptor = open_descriptor(self._path, flags)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -264,6 +290,5 @@ class _Lock:
 
     def close(self) -> None:
         """Let go of the file."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        descriptor, self._descriptor = self._descriptor, CLOSED
+        descriptor.close()

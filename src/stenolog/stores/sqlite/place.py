@@ -15,7 +15,8 @@ import apsw
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
 from stenolog.stores import reports
-from stenolog.stores.disk import replace_file
+from stenolog.stores.catalog_file import catalogs_beside
+from stenolog.stores.disk import open_descriptor, replace_file
 from stenolog.stores.filesystems import network_kind
 from stenolog.stores.sqlite.failures import read_failure
 
@@ -48,6 +49,7 @@ def resolved(file: str | os.PathLike[str]) -> Path:
 
 def version_in(header: bytes, file: Path, newest: int) -> int:
     """The number of the schema that a header names. Raises ForeignLog, NewerFormat."""
+    # guard: sqlite-foreign-database
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
             f"{file} was not written by stenolog and is left as it is; name another file, into "
@@ -113,11 +115,11 @@ def create(file: Path, image: bytes) -> None:
 
     Raises OSError. Whoever calls it holds the gate.
     """
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         replace_file(folder, file.name, image)
     finally:
-        os.close(folder)
+        folder.close()
 
 
 class Place:
@@ -155,7 +157,8 @@ def problems(file: Path) -> list[str]:
 def _open_to_others(file: Path) -> list[str]:
     # The folder may be anybody's, such as a project's: what is private in it are our files.
     found = []
-    for path in (file, *(file.with_name(file.name + end) for end in BESIDE)):
+    beside = [file.with_name(file.name + end) for end in BESIDE]
+    for path in (file, *beside, *catalogs_beside(file)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:

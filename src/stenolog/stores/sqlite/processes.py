@@ -39,6 +39,10 @@ class Process(Struct, frozen=True):
         """Whether it can tell what became of another one."""
         return (self.boot, self.pids, self.times) == (other.boot, other.pids, other.times)
 
+    def shares_clock(self, other: "Process") -> bool:
+        """Whether both read the same monotonic clock: that of one boot and one time namespace."""
+        return (self.boot, self.times) == (other.boot, other.times)
+
 
 def current() -> Process | None:
     """The one that this is; None where the system does not say enough."""

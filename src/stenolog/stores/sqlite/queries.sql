@@ -1,57 +1,64 @@
--- Every statement on sessions, under the name by which the code asks for it.
+-- Every statement on sessions, under the names by which the code asks for it.
 
 -- --- one session -------------------------------------------------------------------------------
 
--- name: find_session
+-- name: find_session, lock_session
 SELECT session.id, session.uid, session.created, session.updated, session.last_seq,
-       session.bytes, session.fork_of, state.body
-FROM session JOIN state ON state.session = session.id
+       session.bytes, session.fork_of, state.body, NULL
+FROM session LEFT JOIN state ON state.session = session.id
 WHERE session.namespace = ?1 AND session.key = ?2 AND session.deleted IS NULL;
 
 -- name: find_life
-SELECT id, uid, last_seq
+SELECT uid, last_seq, NULL
 FROM session
 WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL;
 
 -- name: add_session
 INSERT INTO session (namespace, key, uid, created, updated, last_seq, bytes, version, fork_of)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1, ?8)
+VALUES (?1, ?2, ?3, ?4, ?4, ?5, ?6, 1, ?7)
 RETURNING id;
+INSERT INTO state (session, body) SELECT id, ?8 FROM session WHERE uid = ?3;
 
--- name: add_state
-INSERT INTO state (session, body) VALUES (?1, ?2);
-
--- name: touch_session
+-- name: save_session
 UPDATE session
 SET updated = ?2, last_seq = ?3, bytes = ?4, version = version + 1
 WHERE id = ?1;
+INSERT INTO state (session, body) VALUES (?1, ?5)
+ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
--- name: set_state
-UPDATE state SET body = ?2 WHERE session = ?1;
-
+-- A blob is above every text.
 -- name: list_keys
-SELECT key
+SELECT CAST(key AS BLOB)
 FROM session
-WHERE namespace = ?1 AND deleted IS NULL AND key >= ?2 AND key > ?3
+WHERE namespace = ?1 AND deleted IS NULL AND key >= ?2 AND key > ?3 AND key < ifnull(?4, x'')
 ORDER BY key
-LIMIT ?4;
+LIMIT ?5;
 
--- name: list_keys_below
-SELECT key
-FROM session
-WHERE namespace = ?1 AND deleted IS NULL AND key >= ?2 AND key > ?3 AND key < ?5
-ORDER BY key
-LIMIT ?4;
-
+-- `updated` tells apart two databases of one origin, of which one was put in the other's place: the
+-- catalog lies beside the file.
 -- name: stamps
-SELECT key, uid, version
+SELECT CAST(key AS BLOB),
+       CAST(uid || ':' || version || ':' || updated AS BLOB)  -- guard: sqlite-stamp-has-time
 FROM session
 WHERE namespace = ?1 AND deleted IS NULL;
 
--- name: raw_stamps
-SELECT CAST(key AS BLOB), CAST(uid AS BLOB), version
-FROM session
-WHERE namespace = ?1 AND deleted IS NULL;
+-- One step in each index for each: there may be many sessions in a namespace.
+-- name: namespaces
+WITH RECURSIVE step (namespace) AS (
+    VALUES ('')
+    UNION ALL
+    SELECT (
+        SELECT min(found) FROM (
+            SELECT min(namespace) AS found FROM session
+            WHERE deleted IS NULL AND namespace > step.namespace
+            UNION ALL
+            SELECT min(namespace) FROM session
+            WHERE deleted IS NOT NULL AND namespace > step.namespace
+        )
+    )
+    FROM step WHERE step.namespace IS NOT NULL
+)
+SELECT namespace FROM step WHERE namespace > '';
 
 -- --- appending ---------------------------------------------------------------------------------
 
@@ -95,6 +102,9 @@ INSERT INTO change (session, number, at, body) VALUES (?1, ?2, ?3, ?4);
 -- name: find_change
 SELECT body FROM change WHERE session = ?1 AND number = ?2;
 
+-- name: changes
+SELECT number, body FROM change WHERE session = ?1 ORDER BY number;
+
 -- --- fork, trash, purge ------------------------------------------------------------------------
 
 -- name: copy_messages
@@ -105,6 +115,11 @@ WHERE session = ?2 AND seq BETWEEN ?3 AND ?4 ORDER BY seq;
 -- name: delete_session
 UPDATE session SET deleted = ?2, version = version + 1 WHERE id = ?1;
 
+-- name: deletion_times
+SELECT CAST(deleted AS BLOB)
+FROM session
+WHERE namespace = ?1 AND key = ?2 AND deleted IS NOT NULL;
+
 -- name: find_deleted
 SELECT id, CAST(uid AS BLOB)
 FROM session
@@ -113,8 +128,8 @@ ORDER BY deleted DESC, id DESC;
 
 -- name: list_deleted
 SELECT CAST(session.key AS BLOB), CAST(session.uid AS BLOB), CAST(session.deleted AS BLOB),
-       session.last_seq, state.body
-FROM session JOIN state ON state.session = session.id
+       session.last_seq, state.body, session.id
+FROM session LEFT JOIN state ON state.session = session.id
 WHERE session.namespace = ?1 AND session.deleted IS NOT NULL
 ORDER BY session.deleted DESC, session.id DESC;
 
@@ -125,9 +140,11 @@ UPDATE session SET key = ?2, deleted = NULL, version = version + 1 WHERE id = ?1
 SELECT CAST(key AS BLOB) FROM session WHERE namespace = ?1 AND fork_of = ?2 ORDER BY key, id;
 
 -- name: lives
-SELECT id FROM session WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL
+SELECT id, CAST(uid AS BLOB) FROM session
+WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL
 UNION ALL
-SELECT id FROM session WHERE namespace = ?1 AND key = ?2 AND deleted IS NOT NULL;
+SELECT id, CAST(uid AS BLOB) FROM session
+WHERE namespace = ?1 AND key = ?2 AND deleted IS NOT NULL;
 
 -- name: extent
 SELECT count(*), ifnull(min(seq), 0), ifnull(max(seq), 0), ifnull(sum(length(body)), 0)
@@ -164,22 +181,29 @@ DELETE FROM purge WHERE id <= ?1;
 SELECT CAST(holder AS BLOB), epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease
 WHERE namespace = ?1 AND key = ?2;
 
+-- name: leases
+SELECT key, epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease
+WHERE namespace = ?1 AND expires > 0;
+
 -- name: add_lease
 INSERT INTO lease (namespace, key, holder, since, expires, process)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 RETURNING epoch;
 
--- name: end_lease
+-- name: end_leases
 UPDATE lease SET expires = 0 WHERE epoch = ?1;
+
+-- name: find_epoch, check_lease
+SELECT epoch FROM lease WHERE epoch = ?1;
 
 -- name: end_lease_of
 DELETE FROM lease WHERE namespace = ?1 AND key = ?2;
 
--- name: lease_expires
+-- name: lease_in_force
 SELECT epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease WHERE epoch = ?1;
 
 -- name: renew_lease
-UPDATE lease SET since = ?2, expires = ?3 WHERE epoch = ?1 AND expires > 0 RETURNING epoch;
+UPDATE lease SET since = ?2, expires = ?3, process = ?4 WHERE epoch = ?1 AND expires > 0 RETURNING epoch;
 
 -- --- marks -------------------------------------------------------------------------------------
 
@@ -190,14 +214,10 @@ SELECT number FROM mark WHERE namespace = ?1 AND name = ?2;
 INSERT INTO mark (namespace, name, number) VALUES (?1, ?2, 1)
 ON CONFLICT (namespace, name) DO UPDATE SET number = number + 1;
 
--- --- for the doctor ----------------------------------------------------------------------------
+-- name: remove_mark
+DELETE FROM mark WHERE namespace = ?1 AND name = ?2;
 
--- name: next_namespace
-SELECT min(found) FROM (
-    SELECT min(namespace) AS found FROM session WHERE deleted IS NULL AND namespace > ?1
-    UNION ALL
-    SELECT min(namespace) FROM session WHERE deleted IS NOT NULL AND namespace > ?1
-);
+-- --- for the doctor ----------------------------------------------------------------------------
 
 -- name: every_session
 SELECT session.id, session.last_seq, state.body,
@@ -207,29 +227,43 @@ SELECT session.id, session.last_seq, state.body,
 FROM session LEFT JOIN state ON state.session = session.id
 ORDER BY session.id;
 
--- name: seqs_past
-SELECT count(*) FROM message WHERE session = ?1 AND (seq > ?2 OR seq < 1);
+-- name: lock_states
+SELECT session.id, session.last_seq, state.body
+FROM session LEFT JOIN state ON state.session = session.id
+WHERE session.uid = ?1;
 
--- --- carried whole -----------------------------------------------------------------------------
+-- name: seqs
+SELECT seq FROM message WHERE session = ?1;
 
--- name: deleted_lives
-SELECT id, CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB), CAST(updated AS BLOB),
-       last_seq, version
+-- name: repair_state
+UPDATE session SET version = version + 1 WHERE id = ?1;
+INSERT INTO state (session, body) VALUES (?1, ?2)
+ON CONFLICT (session) DO UPDATE SET body = excluded.body;
+
+-- --- snapshots ---------------------------------------------------------------------------------
+
+-- In the stamp the versions begin again with each row, and the ids with each new file.
+-- name: list_lives
+SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB),
+       CAST(uid || ':' || id || ':' || version || ':' || updated AS BLOB), last_seq,
+       0 AS living, id
 FROM session
 WHERE namespace = ?1 AND deleted IS NOT NULL
-ORDER BY key, id;
-
--- name: living_lives
-SELECT id, CAST(key AS BLOB), CAST(uid AS BLOB), NULL, CAST(updated AS BLOB), last_seq, version
+UNION ALL
+SELECT CAST(key AS BLOB), CAST(uid AS BLOB), NULL,
+       CAST(uid || ':' || id || ':' || version || ':' || updated AS BLOB), last_seq,
+       1, id
 FROM session
 WHERE namespace = ?1 AND deleted IS NULL
-ORDER BY key;
+ORDER BY living, 1, id;
 
--- name: find_uid
+-- A uid is there once in all namespaces of the file.
+-- name: find_uid, lock_uid
 SELECT session.id, session.key, session.created, session.updated, session.last_seq, session.bytes,
-       session.fork_of, session.deleted, session.version, session.namespace, state.body
-FROM session JOIN state ON state.session = session.id
-WHERE session.uid = ?1;
+       session.fork_of, state.body, NULL, session.namespace, session.version, session.deleted,
+       session.uid || ':' || session.id || ':' || session.version || ':' || session.updated
+FROM session LEFT JOIN state ON state.session = session.id
+WHERE session.uid = ?2;
 
 -- name: tokens
 SELECT token, first, count FROM token WHERE session = ?1 ORDER BY first, token;
@@ -252,14 +286,10 @@ SET key = ?2, created = ?3, updated = ?4, last_seq = ?5, deleted = ?6, fork_of =
     version = version + 1
 WHERE id = ?1;
 
--- name: set_bytes
+-- name: set_state
 UPDATE session SET bytes = ?2 WHERE id = ?1;
-
--- name: remove_messages_past
-DELETE FROM message WHERE session = ?1 AND seq > ?2;
-
--- name: remove_tokens_past
-DELETE FROM token WHERE session = ?1 AND first > ?2;
+INSERT INTO state (session, body) VALUES (?1, ?3)
+ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
 -- name: put_token
 INSERT OR REPLACE INTO token (session, token, first, count) VALUES (?1, ?2, ?3, ?4);

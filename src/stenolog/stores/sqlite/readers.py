@@ -5,9 +5,10 @@ the file as it stands and does not look whether it changes. So that is looked at
 """
 
 import os
-import threading
 import time
-from contextlib import suppress
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -18,15 +19,17 @@ from stenolog.errors import StoreBusy, StoreUnavailable
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.connections import (
     Settings,
-    Transaction,
     checked_version,
     close_quietly,
     connected,
     keep_for_ever,
 )
 from stenolog.stores.sqlite.place import Place
+from stenolog.stores.sqlite.transactions import Transaction
 
 READERS: Final = 8
+_POLL: Final = 0.001
+"""Seconds between two looks of a thread that waits for a connection."""
 
 
 class Reader:
@@ -109,45 +112,79 @@ def _has_log(file: Path) -> bool:
         return False
 
 
+class _Permit:
+    """The right to use one connection. It ends with `release`, or with the object itself.
+
+    Ctrl-C may raise an exception between any two steps of a caller, also between a lock that was
+    acquired and the `try` after it. A permit that is lost that way has no reference left, so it
+    counts no longer; and no Python lock is involved that could stay locked.
+    """
+
+    __slots__ = ("__weakref__", "_counted")
+
+    def __init__(self, counted: "set[weakref.ref[_Permit]]") -> None:
+        self._counted = counted
+        counted.add(weakref.ref(self, counted.discard))  # guard: sqlite-reader-permit
+
+    def release(self) -> None:
+        """Count no longer; a second call does nothing."""
+        self._counted.discard(weakref.ref(self))
+
+
 class Readers:
     """A few connections that read, taken and given back."""
 
     def __init__(self, place: Place, settings: Settings) -> None:
         self._place = place
         self._settings = settings
-        self._free = threading.BoundedSemaphore(READERS)
+        self._permits: set[weakref.ref[_Permit]] = set()
         self._idle: list[Reader] = []
         self._closed = False
-        self._paused = 0
+        self._paused = False
 
-    def take(self) -> Reader:
-        """One that nobody else has. Raises StoreBusy, apsw.Error, OSError."""
-        if not self._free.acquire(timeout=self._settings.busy_timeout):
-            raise StoreBusy(f"{self._place.path}: too many others read at once")
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """A connection that no other thread has. Raises StoreBusy, apsw.Error, OSError."""
+        permit = self._permit()
         try:
             self._place.check()
-            with suppress(IndexError):  # none is idle
-                while True:
-                    reader = self._idle.pop()
-                    if reader.is_current():
-                        return reader
-                    close_quietly(reader.connection)
-            return Reader(self._place.path, self._settings)
-        except BaseException:
-            self._free.release()
-            raise
+            reader = self._idle_reader() or Reader(self._place.path, self._settings)
+            try:
+                yield reader
+            finally:
+                self._give(reader)
+        finally:
+            permit.release()
+            if self._closed:
+                self.close()
 
-    def give(self, reader: Reader) -> None:
-        """Give it back."""
+    def _permit(self) -> _Permit:
+        deadline = time.monotonic() + self._settings.busy_timeout
+        while True:
+            # Counted first, then compared: two threads never get the last one both.
+            permit = _Permit(self._permits)
+            if len(self._permits) <= READERS and not self._paused:
+                return permit
+            permit.release()
+            if time.monotonic() >= deadline:
+                raise StoreBusy(f"{self._place.path}: too many others read at once")
+            time.sleep(_POLL)
+
+    def _idle_reader(self) -> Reader | None:
+        with suppress(IndexError):  # none is idle
+            while True:
+                reader = self._idle.pop()
+                if reader.is_current():
+                    return reader
+                close_quietly(reader.connection)
+        return None
+
+    def _give(self, reader: Reader) -> None:
         try:
             reader.end()
             self._idle.append(reader)
         except apsw.Error:
             close_quietly(reader.connection)
-        finally:
-            self._free.release()
-        if self._closed:
-            self.close()
 
     def close(self) -> None:
         """Close those that nobody uses; the others when they are given back."""
@@ -159,16 +196,13 @@ class Readers:
     def pause(self, seconds: float) -> None:
         """Wait until nobody reads, but no longer than this."""
         deadline = time.monotonic() + seconds
-        self._paused = 0
-        while self._paused < READERS and self._free.acquire(
-            timeout=max(0.0, deadline - time.monotonic())
-        ):
-            self._paused += 1
+        self._paused = True
+        while self._permits and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
     def resume(self) -> None:
         """Let them read again."""
-        for _ in range(self._paused):
-            self._free.release()
+        self._paused = False
 
     def abandon(self) -> None:
         """In a forked child: let go of what is the parent's, without touching it."""

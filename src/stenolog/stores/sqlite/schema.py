@@ -11,11 +11,14 @@ from typing import Final
 
 import apsw
 
+from stenolog.stores import reports
 from stenolog.stores.sqlite.place import APPLICATION_ID
 
 _WAL: Final = b"\2\2"
 _FORMAT: Final = slice(18, 20)
 """Where a header says how its database is written: a 2 twice stands for the write-ahead log."""
+_CATALOG_FILE: Final = 6
+"""Number of the schema whose catalog is a file. Its script returns statements that drop tables."""
 _VIEWS: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
@@ -69,9 +72,25 @@ def fresh_image() -> bytes:
 
 def migrate(connection: apsw.Connection, version: int) -> None:
     """Bring older tables up to date, inside the transaction that is open."""
-    for script in migrations()[version:]:
+    for script in migrations()[version:]:  # guard: sqlite-migrations
         run(connection, script)
     run(connection, f"PRAGMA user_version = {newest()}")
+
+
+def drop_catalog(connection: apsw.Connection, version: int) -> None:
+    """Drop the catalog inside an older database, each table in a transaction of its own.
+
+    A damaged table stays: it must not keep the store closed, nor the other tables from going.
+    """
+    if version >= _CATALOG_FILE:
+        return
+    for (statement,) in list(connection.execute(migrations()[_CATALOG_FILE - 1])):
+        try:
+            run(connection, statement)
+        except (apsw.CorruptError, apsw.SQLError) as error:
+            reports.warning(
+                "the old catalog is damaged, part of it stays: %s: %s", statement, error
+            )
 
 
 def show_as_newest(connection: apsw.Connection, version: int) -> None:

@@ -1,31 +1,24 @@
-"""What is wrong with a database, for the doctor. Nothing is written."""
+"""Find damage in a database, and repair what can be repaired, for `steno doctor`."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import apsw
 
-from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StenologError
-from stenolog.records import Span, decode_object
-from stenolog.stores import spans
-from stenolog.stores import state as states
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores.disk import refusal
-from stenolog.stores.findings import Finding, Report, lost_before, past_the_end, unreadable
-from stenolog.stores.rows import decode_state, moment
-from stenolog.stores.sqlite import life, place
-from stenolog.stores.sqlite.connections import Settings, Transaction
-from stenolog.stores.sqlite.damage import checksum, legible
+from stenolog.stores.findings import Finding, RepairResult, Report
+from stenolog.stores.sql.verification import examine_sessions, repair_sessions
+from stenolog.stores.sqlite import place
+from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
-from stenolog.stores.sqlite.queries import SQL
+from stenolog.stores.sqlite.dialect import SQLiteDialect
+from stenolog.stores.sqlite.transactions import Transaction
 from stenolog.stores.sqlite.versions import known_bugs
 
 _MOST_COMPLAINTS: Final = 20
-_TEXTS: Final = ("key", "uid", "namespace", "fork_of")
-_TIMES: Final = ("created", "updated", "deleted")
-"""The columns of a session as they are asked for, those that hold times last."""
 _BACKUP: Final = "Put the file back from a backup, or save what can be read with `steno export`."
 
 
@@ -42,15 +35,25 @@ def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) 
     try:
         with database.read() as transaction:
             found = list(_of_the_file(database.file, transaction, version))
-            sessions = list(transaction.execute(SQL["every_session"]))
-            for number, last_seq, body, *columns in sessions:
-                texts = dict(zip(_TEXTS + _TIMES, columns, strict=True))
-                key, where = _shown(texts["key"]), f"session {_shown(texts['uid'])}"
-                found += _of_a_row(key, where, texts)
-                found += _of_a_session(transaction, number, where, key, last_seq, body)
-        return Report(sessions=len(sessions), findings=tuple(found))
+            sessions, damaged = examine_sessions(transaction, advice=_BACKUP)
+        return Report(sessions=sessions, findings=(*found, *damaged))
     except DamagedStore as error:
         return Report(sessions=0, findings=(_damaged(str(error)),))
+    finally:
+        database.close()
+
+
+def repair(file: str | os.PathLike[str]) -> list[RepairResult]:
+    """Examine the database, store rebuilt states and remove damaged undo steps.
+
+    Raises StoreUnavailable.
+    """
+    repairable = [finding for finding in examine(file).findings if finding.repairable]
+    if not repairable:
+        return []
+    database = Database(file, Settings())
+    try:
+        return repair_sessions(SQLiteDialect(database).change, repairable)
     finally:
         database.close()
 
@@ -85,7 +88,7 @@ def _of_the_file(file: Path, transaction: Transaction, version: str) -> Iterator
             meaning=f"It belongs to a row of {parent} that is not there.",
             advice=_BACKUP,
         )
-    if life.unfinished(transaction):
+    if transaction.unfinished_purges():
         yield Finding(
             kind="unfinished purge",
             meaning="A purge was interrupted; bytes of what was purged may still be in the file.",
@@ -95,57 +98,3 @@ def _of_the_file(file: Path, transaction: Transaction, version: str) -> Iterator
 
 def _damaged(complaint: str) -> Finding:
     return Finding(kind="damaged database", meaning=f"SQLite says: {complaint}", advice=_BACKUP)
-
-
-def _shown(text: bytes | None) -> str:
-    return "" if text is None else text.decode(errors="backslashreplace")
-
-
-def _of_a_row(key: str, where: str, texts: Mapping[str, bytes | None]) -> Iterator[Finding]:
-    for name, text in texts.items():
-        try:
-            if text is not None and name in _TIMES:
-                moment(text)
-            elif text is not None:
-                text.decode()
-        except ValueError:
-            yield Finding(
-                kind="damaged session",
-                key=key,
-                where=where,
-                meaning=f"Its {name} cannot be read: {_shown(text)!r}.",
-                advice=_BACKUP,
-            )
-
-
-def _of_a_session(
-    transaction: Transaction, number: int, where: str, key: str, last_seq: int, body: bytes | None
-) -> Iterator[Finding]:
-    try:
-        if body is None or not isinstance(last_seq, int):
-            raise DamagedStore(f"{key!r}: it has no state")
-        state = decode_state(body, key)
-    except StenologError as error:
-        yield Finding(
-            kind="damaged state", key=key, where=where, meaning=str(error), advice=_BACKUP
-        )
-        return
-    readable: list[Span] = []
-    broken: list[Span] = []
-    for row in transaction.execute(SQL["raw_messages"], (number, 1, last_seq)):
-        (readable if _is_intact(row) else broken).append((row[0], row[0]))
-    missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
-    if state.lost:
-        yield lost_before(key, where, state.lost)
-    yield from unreadable(key, where, missing, spans.union(broken), advice=_BACKUP)
-    for (seqs,) in transaction.execute(SQL["seqs_past"], (number, last_seq)):
-        if seqs:
-            yield past_the_end(key, where, seqs, last_seq, advice=_BACKUP)
-
-
-def _is_intact(row: tuple[Any, ...]) -> bool:
-    for seq, _, body, crc in legible([row]):
-        if crc is None or crc == checksum(body, seq):
-            with suppress(ValueError):
-                return isinstance(decode_object(body), dict)
-    return False

@@ -1,22 +1,23 @@
 """The API half of the contract: what each call means, on every engine.
 
-P1 (power loss), P3, P9, P11 and P13 cannot be seen through the API of one process: the crash
-half and the tests of each engine have them.
+P1 (power loss), P9, P11 and P13 cannot be seen through the API of one process: the crash half and
+the tests of each engine have them. For P3 there is a contract of its own, because only the engine
+knows how to damage a record.
 """
 
-from stenolog.testing.contract.appends import Appends, UnknownKeys
-from stenolog.testing.contract.follow import Following
-from stenolog.testing.contract.forks import Forks
+from stenolog.testing.contract.appends import Appends, Tokens, UnknownKeys
+from stenolog.testing.contract.concurrency import Following, Writers
+from stenolog.testing.contract.damage import DamageContract, DamagedRecord
 from stenolog.testing.contract.history import Checkpoints, Hiding, Reading, Replacing
-from stenolog.testing.contract.keys import Keys
 from stenolog.testing.contract.leases import Leases
+from stenolog.testing.contract.lifecycle import Forks, Trash
 from stenolog.testing.contract.lossless import Lossless
 from stenolog.testing.contract.purging import Purging
-from stenolog.testing.contract.sessions import Closing, Sessions, Stamps
-from stenolog.testing.contract.tokens import Tokens
-from stenolog.testing.contract.trash import Trash
+from stenolog.testing.contract.sessions import Closing, Keys, Sessions, Stamps
 from stenolog.testing.contract.undo import Undoing
-from stenolog.testing.contract.writers import Writers
+from stenolog.testing.contract.views import Views
+
+__all__ = ["DamageContract", "DamagedRecord", "StoreContract"]
 
 
 class StoreContract(
@@ -38,6 +39,7 @@ class StoreContract(
     Leases,
     Sessions,
     Stamps,
+    Views,
     Closing,
 ):
     """Every test that a store must pass; a subclass gives `make_store(path)`."""

@@ -1,11 +1,12 @@
 """P4: what `get_history` gives, and what hiding, replacing and checkpoints leave in sight."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from stenolog.errors import StaleCheckpoint, UsageError
+from stenolog.errors import StaleCheckpoint, StaleHistory, UsageError
 from stenolog.stores.base import Store
 from stenolog.testing.contract.opened import Opened, everything, hidden, say, shown, user
 
@@ -310,6 +311,66 @@ class Checkpoints(Opened):
         with pytest.raises(StaleCheckpoint):
             store.checkpoint("nobody", summary="x", upto=0, expect_floor=1)
 
+    def test_p5_clear_upto_keeps_later_messages_visible(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.set_summary("a", "before")
+        say(store, "a", "3")
+        store.clear("a", upto=2)
+        assert (shown(store, "a"), store.get_summary("a")) == (["3"], "")
+        assert store.undo("a").op == "clear"
+        assert (shown(store, "a"), store.get_summary("a")) == (["1", "2", "3"], "before")
+
+    def test_clear_upto_beyond_the_end_hides_all(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.clear("a", upto=3)
+        assert shown(store, "a") == []
+        store.clear("nobody", upto=3)
+        assert store.list_sessions() == ["a"]
+
+    def test_p5_set_history_is_refused_if_a_message_was_appended_since(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        kept = store.get_history("a")[:1]
+        say(store, "a", "3")
+        with pytest.raises(StaleHistory) as raised:
+            store.set_history("a", kept, expect_last=2)
+        assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", 2, 3)
+        assert shown(store, "a") == ["1", "2", "3"]
+        assert store.info("a").undoable == 0
+        store.set_history("a", kept, expect_last=3)
+        assert shown(store, "a") == ["1"]
+
+    def test_p5_set_history_expects_the_last_seq_also_if_it_is_hidden(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.pop("a")
+        kept = store.get_history("a")
+        with pytest.raises(StaleHistory):
+            store.set_history("a", kept, expect_last=1)
+        store.set_history("a", [*kept, {"role": "user", "content": "new"}], expect_last=2)
+        assert shown(store, "a") == ["1", "new"]
+
+    def test_set_history_expects_0_if_there_is_no_session(self, store: Store) -> None:
+        new = [{"role": "user", "content": "new"}]
+        with pytest.raises(StaleHistory):
+            store.set_history("a", new, expect_last=1)
+        assert store.list_sessions() == []
+        store.set_history("a", new, expect_last=0)
+        assert shown(store, "a") == ["new"]
+
+    def test_set_history_of_no_messages_expects_0_if_there_is_no_session(
+        self, store: Store
+    ) -> None:
+        with pytest.raises(StaleHistory):
+            store.set_history("a", [], expect_last=1)
+        store.set_history("a", [], expect_last=0)
+        assert store.list_sessions() == []
+
+    def test_a_change_that_is_refused_creates_no_session(self, store: Store) -> None:
+        with pytest.raises(UsageError):
+            store.checkpoint("a", summary="of one", upto=1)
+        with pytest.raises(UsageError):
+            store.set_meta("a", long="x" * 65_537)
+        assert store.list_sessions() == []
+
     def test_p5_a_late_checkpoint_hides_exactly_what_its_summary_covers(self, store: Store) -> None:
         say(store, "a", *(f"old {number}" for number in range(10)))
         read = store.get_history("a")
@@ -331,3 +392,35 @@ class Checkpoints(Opened):
         assert shown(store, "a") == expected
         assert store.get_summary("a") == "all but the last four"
         assert hidden(store, "a") == [1, 2, 3, 4, 5, 6]
+
+    @pytest.mark.parametrize("number", [2.5, True, "3"])
+    def test_p8_a_number_that_is_not_whole_is_refused(self, store: Store, number: Any) -> None:
+        say(store, "a", "1", "2", "3")
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: store.get_history("a", last=number),
+            lambda: store.get_history("a", after=number),
+            lambda: store.truncate_history("a", number),
+            lambda: store.hide("a", number, 3),
+            lambda: store.hide("a", 1, number),
+            lambda: store.checkpoint("a", summary="s", upto=number),
+            lambda: store.checkpoint("a", summary="s", upto=1, expect_floor=number),
+            lambda: store.fork("a", "b", at=number),
+            lambda: store.purge("a", before=number),
+            lambda: store.list_sessions(limit=number),
+            lambda: next(store.follow("a", after=number, timeout=0)),
+        )
+        for call in calls:
+            with pytest.raises(UsageError, match="whole number"):
+                call()
+        assert shown(store, "a") == ["1", "2", "3"]
+
+    def test_p8_a_number_that_is_missing_is_refused(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        nothing: Any = None
+        with pytest.raises(UsageError, match="whole number"):
+            store.truncate_history("a", nothing)
+        with pytest.raises(UsageError, match="whole number"):
+            store.hide("a", nothing, 3)
+        with pytest.raises(UsageError, match="whole number"):
+            store.checkpoint("a", summary="s", upto=nothing)
+        assert shown(store, "a") == ["1", "2", "3"]

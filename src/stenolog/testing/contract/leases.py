@@ -20,7 +20,7 @@ from stenolog.errors import (
 )
 from stenolog.stores.base import Lease, Store
 from stenolog.testing.calls import Call
-from stenolog.testing.contract.opened import Opened, say, shown, user
+from stenolog.testing.contract.opened import Opened, clock_set, say, shown, user
 
 PATIENCE = 20.0
 """Seconds until a lease that is not given is taken for stuck."""
@@ -112,6 +112,23 @@ class Leases(RunningOut):
     """`lease`."""
 
     leases_expire: ClassVar[bool] = True
+
+    @pytest.mark.parametrize("seconds", [-3600, -3, 61, 3600])
+    def test_p7_setting_the_clock_does_not_take_the_turn_from_its_holder(
+        self, store: Store, seconds: int
+    ) -> None:
+        say(store, "a", "1")
+        with store.lease("a", ttl=60) as lease:
+            with clock_set(seconds):
+                assert not lease.lost
+                with pytest.raises(StoreBusy):
+                    store.lease("a", ttl=60, wait=0)
+                lease.renew()
+                assert not lease.lost
+            assert not lease.lost
+            with pytest.raises(StoreBusy):
+                store.lease("a", ttl=60, wait=0)
+
     """Whether a lease runs out although its holder lives; else it is the process that holds it."""
 
     def __init_subclass__(cls) -> None:

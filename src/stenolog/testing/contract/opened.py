@@ -1,7 +1,9 @@
 """What every part of the contract starts from: an open store, and plain words for its use."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,16 @@ class Opened(ABC):
         place.mkdir(mode=0o700)
         with self.make_store(place) as opened:
             yield opened
+
+
+@contextmanager
+def clock_set(seconds: float) -> Iterator[None]:
+    """Set the wall clock of this process ahead, or back, by so many seconds."""
+    seconds_now, nanoseconds_now = time.time, time.time_ns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: seconds_now() + seconds)
+        patch.setattr(time, "time_ns", lambda: nanoseconds_now() + int(seconds * 1e9))
+        yield
 
 
 def say(store: Store, key: str, *texts: str) -> list[int]:

@@ -39,7 +39,7 @@ CREATE TABLE {schema}.message (
     session int8 NOT NULL,
     seq     int8 NOT NULL,
     at      text NOT NULL,
-    body    text NOT NULL,
+    body    text NOT NULL,  -- guard: postgres-body-is-text
     PRIMARY KEY (session, seq)
 );
 

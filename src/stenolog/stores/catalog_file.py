@@ -1,0 +1,108 @@
+"""The catalog file beside a store: its name, and its deletion by a purge.
+
+The package `catalog` reads and writes the file, and holds the flock of its lock file while it
+writes. The catalog quotes messages, so a store deletes it with every purge; the next reader makes
+it again.
+"""
+
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+from stenolog.stores.disk import open_descriptor, sync_folder, wait_for_lock
+
+NAME: Final = "catalog.db"
+"""Name of the catalog in a folder of logs."""
+
+_SUFFIX: Final = ".catalog"
+_PLAIN: Final = re.compile(r"[a-z0-9_-]{1,64}")
+"""Namespaces that are part of a file name as they are, also where case is ignored."""
+
+
+@runtime_checkable
+class CatalogFileStore(Protocol):
+    """A store with a place for a catalog file."""
+
+    def catalog_file(self) -> Path | None:
+        """Return the path of the catalog; None if none may be kept beside this store."""
+        ...
+
+
+def journal_of(name: str) -> str:
+    """Return the name of the journal that SQLite keeps beside a catalog."""
+    return f"{name}-journal"
+
+
+def lock_of(name: str) -> str:
+    """Return the name of the lock file of a catalog."""
+    return f"{name}.lock"
+
+
+def beside_database(file: Path, namespace: str) -> Path:
+    """Return the path of the catalog of a namespace in this database file."""
+    name = namespace
+    if not _PLAIN.fullmatch(namespace):
+        # Slow to import, and rarely needed.
+        from hashlib import blake2b
+
+        name = f"~{blake2b(namespace.encode(), digest_size=16).hexdigest()}"
+    return file.with_name(f"{file.name}-{name}{_SUFFIX}")
+
+
+def catalogs_beside(file: Path) -> list[Path]:
+    """Return the catalogs of all namespaces of a database, also if only a journal is left.
+
+    Raises OSError.
+    """
+    names = {path.name.removesuffix("-journal") for path in file.parent.iterdir()}
+    prefix = f"{file.name}-"
+    return [
+        file.with_name(name)
+        for name in sorted(names)
+        if name.startswith(prefix) and name.endswith(_SUFFIX)
+    ]
+
+
+def delete_catalogs(file: Path, *, seconds: float) -> None:
+    """Delete the catalogs of all namespaces of a database. Raises OSError, StoreBusy."""
+    found = catalogs_beside(file)
+    if not found:
+        return
+    folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for path in found:
+            delete_catalog(folder, path, seconds=seconds)
+    finally:
+        folder.close()
+
+
+def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
+    """Delete this catalog in the open folder durably, if there is one.
+
+    Waits `seconds` for a program that writes it. Raises OSError, StoreBusy.
+    """
+    names = (path.name, journal_of(path.name))
+    if not any(_is_file(folder, name) for name in names):
+        return
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    lock = open_descriptor(lock_of(path.name), flags, dir_fd=folder)
+    try:
+        wait_for_lock(lock, seconds=seconds, what=f"the catalog {path}")
+        # The journal last: it means nothing without its file, but a file without it may be torn.
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)  # guard: purge-drops-catalog
+        sync_folder(folder)
+    finally:
+        lock.release()
+
+
+def _is_file(folder: int, name: str) -> bool:
+    """Return whether the name is in use, by anything but a folder: a folder is no catalog."""
+    try:
+        return not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False

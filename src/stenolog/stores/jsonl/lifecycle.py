@@ -1,0 +1,251 @@
+"""Fork, delete and restore sessions as files.
+
+The order of locks: gate → flock of the live file → flock of a file in the trash → mutex.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from msgspec import Struct
+
+from stenolog.codec import message_line
+from stenolog.errors import (
+    NoSuchSession,
+    SessionExists,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+from stenolog.records import Message, Trashed
+from stenolog.stores import spans
+from stenolog.stores.jsonl import trash, writer
+from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.jsonl.log import Found, Log
+from stenolog.stores.jsonl.open_logs import Logs, flock
+from stenolog.stores.jsonl.rewrite import composed, swap
+from stenolog.stores.jsonl.scan import gather
+from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
+from stenolog.stores.jsonl.writer import Outcome
+from stenolog.stores.state import Fork, copy, decide_fork, left_out
+
+
+class _Replaced(Exception):
+    """The log that was read is not the session any more."""
+
+
+class Lifecycle:
+    """Forks, deletes and restores the sessions of one store."""
+
+    def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
+        self._logs = logs
+        self._queue = queue
+        self._directory = logs.directory
+        self._busy_timeout = busy_timeout
+
+    # --- fork --------------------------------------------------------------------------------
+
+    def fork(self, key: str, new_key: str, at: int | None) -> None:
+        """As Store.fork."""
+        deadline = self._deadline()
+        while True:
+            seen, messages = self._seen(key, new_key, at)
+            try:
+                # What another process wrote, and a power cut may take back, is not passed on.
+                writer.sync(seen.log)
+            except OSError as error:
+                self._logs.discard(seen.log)
+                raise explained(error, f"syncing the log of {key!r}") from error
+            text = forked_log(seen.fork, messages, seen.fork.state.created)
+            with suppress(_Replaced):
+                make = partial(self._put, text=text, seen=seen, deadline=deadline)
+                self.begin(new_key, make, f"forking {key!r} to {new_key!r}")
+                return
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+
+    def _put(self, log: Log, *, text: bytes, seen: "_Source", deadline: float) -> None:
+        """Create the fork while its source is locked. Raises _Replaced.
+
+        A purge of the source either sees the fork and reports it, or is seen here: purged messages
+        must not stay in a fork that the purge does not report.
+        """
+        source = seen.log
+        descriptor = self._directory.open(source.name)
+        if descriptor is None:
+            raise _Replaced
+        try:
+            flock(descriptor, deadline, f"the log of {source.key!r}")
+            if self._life(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
+                raise _Replaced
+            swap(log, text)
+        finally:
+            descriptor.release()
+
+    def _seen(self, key: str, new_key: str, at: int | None) -> tuple["_Source", list[Message]]:
+        if self._logs.read(key, lambda _: True) is None:
+            trash.settle(self._directory)
+            raise NoSuchSession(key)
+        self._check_free(new_key)
+        uid, now = os.urandom(8).hex(), writer.now()
+        seen = self._logs.gathered(
+            key, lambda log: _source(log, new_key=new_key, at=at, uid=uid, now=now)
+        )
+        if seen is None:
+            raise NoSuchSession(key)
+        return seen
+
+    def _life(self, key: str) -> tuple[str, int] | None:
+        def told(log: Log) -> tuple[str, int]:
+            state = log.known_state()
+            return state.uid, state.generation
+
+        return self._logs.read(key, told)
+
+    # --- making a log live -------------------------------------------------------------------
+
+    def _check_free(self, key: str) -> None:
+        if self._logs.read(key, lambda _: True) is not None:
+            trash.settle(self._directory)
+            raise SessionExists(key)
+
+    def begin(self, key: str, make: Callable[[Log], None], doing: str) -> None:
+        """Create a session: `make` replaces a file that holds none. Raises SessionExists.
+
+        That file is locked, so that no other writer starts a session in it. `make` may raise
+        OSError.
+        """
+
+        def work() -> None:
+            log = self._logs.lock(key, create=True)
+            if log is None:
+                raise NoSuchSession(key)
+            try:
+                check_vacant(log)  # guard: fork-needs-free-key
+                make(log)
+            except OSError as error:
+                raise failure(error, log, doing) from error
+            finally:
+                clear_away(log)
+                self._logs.discard(log)
+
+        self._queue.alone(key, work)
+
+    # --- trash -------------------------------------------------------------------------------
+
+    def delete(self, key: str) -> Trashed:
+        """As Store.delete."""
+        trashed: list[Trashed] = []
+
+        def work() -> None:
+            log = locked(self._logs, key)
+            try:
+                trashed.append(trash.told(log, trash.put(log, writer.now())))
+            except OSError as error:
+                raise failure(error, log, f"deleting {key!r}") from error
+            finally:
+                self._logs.discard(log)
+
+        self._queue.alone(key, work)
+        return trashed[0]
+
+    def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
+        """As Store.restore."""
+        target = key if as_key is None else as_key
+        entry = self._find(key, uid)
+        self._check_free(target)
+
+        def make(live: Log) -> None:
+            with trash.opened(self._directory, entry, until=self._deadline()) as log:
+                if log is None:
+                    raise NoSuchSession(key, "somebody else took it out of the trash")
+                trash.take_out(log, entry, target, live)
+
+        self.begin(target, make, f"restoring {key!r}")
+
+    def _find(self, key: str, uid: str | None) -> trash.Entry:
+        for entry, found in trash.keys(self._directory):
+            if found == key and uid in (None, entry.uid):
+                return entry
+        trash.settle(self._directory)
+        raise NoSuchSession(key, "the trash has no such session")
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._busy_timeout
+
+
+class _Source(Struct, frozen=True):
+    """A session at the moment when it is forked."""
+
+    log: Log
+    fork: Fork
+    uid: str
+    generation: int
+
+
+def _source(log: Log, *, new_key: str, at: int | None, uid: str, now: str) -> tuple[_Source, Found]:
+    """Return what a fork copies. Raises UsageError. The caller holds the log's mutex."""
+    state, end = log.settled()
+    fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
+    return _Source(log, fork, state.uid, state.generation), log.in_sight(last=None, after=None)
+
+
+def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
+    """Return the log of a fork with these messages of the source."""
+    taken = [message for message in messages if spans.contains(fork.taken, message.seq)]
+    head = copy(fork.state)
+    head.purged = left_out([(m.seq, m.seq) for m in taken], fork.next_seq - 1)
+    # One is added to it by `composed`, and a new log is of the first.
+    head.generation = 0
+    # Without tokens and batches: the file appears in one step.
+    lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in taken)
+    return composed(
+        head,
+        head,
+        lines,
+        now,
+        first_seq=taken[0].seq if taken else fork.next_seq,
+        next_seq=fork.next_seq,
+        tail=None,
+    )
+
+
+def locked(logs: Logs, key: str) -> Log:
+    """The log of a session, with its lock held. Raises NoSuchSession, ReadOnly and as `lock`."""
+    log = logs.lock(key, create=False)
+    if log is None or not exists(log):
+        trash.settle(logs.directory)
+        raise NoSuchSession(key)
+    with log.mutex:
+        log.check_known()
+    return log
+
+
+def exists(log: Log) -> bool:
+    """Return whether the log holds a session. Raises as `Log.load`."""
+    with log.mutex:  # guard: log-fields-under-mutex
+        return log.exists
+
+
+def check_vacant(log: Log) -> None:
+    """Raise SessionExists unless nothing in the file was ever acknowledged."""
+    with log.mutex:
+        if log.exists:
+            raise SessionExists(log.key)
+        tail = log.tail
+    text = log.read(0, log.file_size())
+    # One line, or NULs, may be a first write that was cut off; damaged lines were a session.
+    unread = not gather(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
+    if unread or (tail is not None and tail.lost):
+        raise SessionExists(log.key, "there is a damaged session; `steno doctor` says more")
+
+
+def failure(error: OSError, log: Log, doing: str) -> StoreUnavailable:
+    """NotStored while the path names the same file; MaybeStored once it names another."""
+    try:
+        renamed = not log.is_at(log.directory.stat(log.name))
+    except StenologError:
+        renamed = True
+    return Outcome(0, error, unknown=renamed).failure(doing)  # guard: unknown-rename

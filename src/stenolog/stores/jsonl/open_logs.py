@@ -1,0 +1,337 @@
+"""The logs that are open in this process, bounded in number and in memory.
+
+A log is thrown away whenever the file is no longer the one that was read.
+"""
+
+import errno
+import fcntl
+import gc
+import os
+import resource
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from stenolog.errors import ForeignLog, StenologError, StoreBusy, StoreUnavailable
+from stenolog.records import Message
+from stenolog.stores.disk import Descriptor
+from stenolog.stores.jsonl import names
+from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.log import Found, Log, Phase
+from stenolog.stores.jsonl.rewrite import renew
+from stenolog.stores.jsonl.writer import now
+
+AT_ONCE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB  # guard: append-lock
+"""How a lock is taken: a wait is ours to bound."""
+
+_LOCK_POLL: Final = 0.0002
+_PATIENCE: Final = 0.25
+"""How long to wait for another thread to let go of a descriptor when there are no more."""
+_MOST_OPEN: Final = 512
+_MOST_ENTRIES: Final = 8192
+
+T = TypeVar("T")
+
+
+class Logs:
+    """Every open log of one folder."""
+
+    def __init__(self, directory: Directory, *, busy_timeout: float, cache_bytes: int) -> None:
+        self.directory = directory
+        self.suspects: set[str] = set()
+        """Names of logs with a failed sync that could not be made good yet."""
+        self._busy_timeout = busy_timeout
+        self._cache_bytes = cache_bytes
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        share = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // 4
+        self._most_open = max(4, min(_MOST_OPEN, share))
+        self._mutex = threading.Lock()
+        self._open: OrderedDict[str, Log] = OrderedDict()
+        self.opened = self._open.get
+        """The log of a key, if it is open."""
+        self._alive: weakref.WeakSet[Log] = weakref.WeakSet()
+        self._locked: dict[str, Log] = {}
+        self.entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """Files whose entry in the folder this process knows to be on the disk."""
+        self._held = 0
+
+    # --- finding -----------------------------------------------------------------------------
+
+    def _get(self, key: str, *, create: bool) -> Log | None:
+        with self._mutex:
+            log = self._open.get(key)
+            if log is not None:
+                self._open.move_to_end(key)
+                return log
+        name = names.file_name(key)
+        if create and self.directory.stat(name) is None:
+            self.refuse_beside_foreign(key)
+            self.directory.settle()  # guard: free-name-settled
+        descriptor = self._descriptor(name, create=create)
+        if descriptor is None:
+            return None
+        log = Log(self.directory, name, key, descriptor)
+        with self._mutex:
+            self._alive.add(log)
+            # Another thread may have been faster; then this descriptor closes by itself.
+            log = self._open.setdefault(key, log)
+            while len(self._open) > self._most_open:
+                self._open.popitem(last=False)
+        return log
+
+    def _descriptor(self, name: str, *, create: bool) -> Descriptor | None:
+        deadline = time.monotonic() + min(self._busy_timeout, _PATIENCE)
+        while True:
+            try:
+                return self.directory.open(name, create=create)
+            except StoreUnavailable as error:
+                cause = error.__cause__
+                scarce = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
+                if not scarce or time.monotonic() > deadline:
+                    raise
+            # What an old traceback still refers to holds a descriptor, too.
+            gc.collect()
+            with self._mutex:
+                idle = len(self._open)
+                for _ in range(max(1, idle // 2)):
+                    if self._open:
+                        self._open.popitem(last=False)
+            if not idle:
+                time.sleep(_LOCK_POLL)
+
+    def refuse_beside_foreign(self, key: str) -> None:
+        """An empty session of ours must not shadow one that another program kept for the key."""
+        for name in names.reference_names(key):
+            try:
+                descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
+            except (StenologError, ValueError):
+                continue
+            if descriptor is None:
+                continue
+            other = Log(self.directory, name, key, descriptor)
+            with other.mutex:
+                foreign = other.is_foreign()
+            if foreign:
+                raise ForeignLog(
+                    f"{key!r}: another program has kept this session in "
+                    f"{self.directory.path / name}; {self.directory.how_to_import(name)}"
+                )
+
+    def touch(self, log: Log) -> None:
+        """It is in use: others are let go of first."""
+        with self._mutex:
+            if self._open.get(log.key) is log:
+                self._open.move_to_end(log.key)
+
+    def discard(self, log: Log) -> None:
+        """Forget a log; its file is read anew when it is next needed."""
+        with log.mutex:
+            suspect = log.suspect
+        with self._mutex:
+            if suspect:
+                self.suspects.add(log.name)
+            if self._open.get(log.key) is log:
+                del self._open[log.key]
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(self, key: str, look: Callable[[Log], T]) -> T | None:
+        """What a log says, up to date; None where there is no such session."""
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            try:
+                log = self._get(key, create=False)
+            except OSError as error:
+                raise explained(error, f"opening {key!r}") from error
+            if log is None:
+                return None
+            try:
+                with log.mutex:
+                    if log.refresh():
+                        return look(log) if log.exists else None  # guard: reader-never-writes
+            except OSError as error:
+                self.discard(log)
+                raise explained(error, f"reading {key!r}") from error
+            except BaseException:
+                self.discard(log)
+                raise
+            self.discard(log)
+            if self.directory.stat(log.name) is None:
+                return None
+            _check_time(deadline, key)
+
+    def gathered(
+        self, key: str, look: Callable[[Log], tuple[T, Found]]
+    ) -> tuple[T, list[Message]] | None:
+        """What a log says, and what was found in it with what archives add; None: no such session.
+
+        Archives are read while nobody has to wait. Where a purge takes them away meanwhile, all of
+        it is looked at anew. Raises StoreBusy where that happens again and again.
+        """
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            seen = self.read(key, lambda log: (log, *look(log)))
+            if seen is None:
+                return None
+            log, told, found = seen
+            messages = self._completed(log, found)
+            if messages is not None:
+                return told, messages
+            self.discard(log)
+            _check_time(deadline, key)
+
+    def _completed(self, log: Log, found: Found) -> list[Message] | None:
+        """Return what was found and what archives add.
+
+        None if the log must be read again: it was replaced, or is not loaded any more.
+        """
+        messages = found.messages
+        if found.low:
+            try:
+                archives = log.archives_of(found)
+            except OSError as error:
+                raise explained(error, f"reading the archives of {log.key!r}") from error
+            # A purge replaces the log before it deletes its archives.
+            # guard: missing-archive-reported
+            if any(one.bad for one in archives) and not log.is_at(self.directory.stat(log.name)):
+                return None
+            with log.mutex:
+                if not log.is_loaded:
+                    return None  # another reader failed meanwhile
+                messages = log.complete(found, archives)
+        self.trim(log)
+        return messages
+
+    # --- locking -----------------------------------------------------------------------------
+
+    def lock(self, key: str, *, create: bool) -> Log | None:
+        """The log with its lock held and all that others wrote taken in; None: no such session.
+
+        Whatever happens, `unlock` must be called afterwards. Raises StoreBusy and what reading
+        raises, OSError included.
+        """
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            log = self._get(key, create=create)
+            if log is None:
+                return None
+            if not log.writable:
+                self.discard(log)
+                disk = os.fstatvfs(self.directory.descriptor)
+                why = errno.EROFS if disk.f_flag & os.ST_RDONLY else errno.EACCES
+                raise OSError(why, "may only be read", log.name)
+            self._locked[key] = log
+            flock(log.descriptor, deadline, f"the log of {key!r}")
+            found = self.directory.stat(log.name)
+            if found is None or not log.is_at(found):  # guard: inode-after-lock
+                # Replaced while we waited: what is locked is not what the name stands for.
+                self.discard(log)
+                self.unlock(key)
+                _check_time(deadline, key)
+                continue
+            try:
+                with log.mutex:
+                    log.catch_up(found.st_size)  # guard: catch-up-before-append
+                    new, suspect = log.phase is Phase.NEW, log.suspect
+            except BaseException:
+                self.discard(log)
+                raise
+            if suspect or log.name in self.suspects:
+                self._make_good(log)
+                self.unlock(key)
+                continue
+            # An empty file may be another one than was known by this number.
+            if new or self.entries.get(log.name) != (log.inode, log.device):
+                self.directory.sync()
+                self.entries[log.name] = (log.inode, log.device)
+                while len(self.entries) > _MOST_ENTRIES:  # guard: open-logs-bounded
+                    self.entries.popitem(last=False)
+            return log
+
+    def unlock(self, key: str) -> None:
+        """Let other processes in. Harmless where nothing was locked."""
+        log = self._locked.get(key)
+        if log is not None:
+            self.release(log)
+            self._locked.pop(key, None)
+
+    def release(self, log: Log) -> None:
+        """Release the lock of this log."""
+        if log.descriptor >= 0:
+            try:
+                fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+            except OSError:
+                # The lock goes with the descriptor, and that with the last use of the log.
+                self.discard(log)
+
+    def _make_good(self, log: Log) -> None:
+        """Move a log whose sync failed to a new file, before anything is appended to it."""
+        with log.mutex:
+            log.suspect = True
+        try:
+            renew(log, log.file_size(), now())
+        except OSError as error:
+            raise explained(error, f"{log.key!r}: renewing the log after a failed sync") from error
+        finally:
+            self.discard(log)
+        self.suspects.discard(log.name)
+
+    # --- bounds ------------------------------------------------------------------------------
+
+    def trim(self, log: Log) -> None:
+        """Keep the messages in memory within the limit; the least recently used go first."""
+        with log.mutex:
+            weight, before = log.weight, log.weighed
+            log.weighed = weight
+        if weight == before:
+            return
+        # Not exact if threads race, or if a log was dropped; the sum below is.
+        self._held += weight - before
+        if self._held <= self._cache_bytes:
+            return
+        with self._mutex:
+            logs = list(self._open.values())
+        self._held = sum(_weight(other) for other in logs)
+        for other in logs:
+            if self._held <= self._cache_bytes:
+                break
+            with other.mutex:
+                self._held -= other.weight
+                other.forget()
+                other.weighed = 0
+
+    def close(self) -> None:
+        """Let go of every file, also of logs that nothing but an old traceback still refers to.
+
+        Only when nobody is inside; in a forked child the parent's locks stay as they are.
+        """
+        for log in list(self._alive):
+            log.close()
+        self._open.clear()
+
+
+def _weight(log: Log) -> int:
+    with log.mutex:
+        return log.weight
+
+
+def _check_time(deadline: float, key: str) -> None:
+    """Somebody replaces the file again and again: give up when it is time."""
+    if time.monotonic() > deadline:
+        raise StoreBusy(f"the log of {key!r} is replaced all the time; try again")
+
+
+def flock(descriptor: int, deadline: float, what: str) -> None:
+    """Wait for the lock of a file, looking often: backing off starves. Raises StoreBusy."""
+    while True:
+        try:
+            fcntl.flock(descriptor, AT_ONCE)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{what} is held by another process; try again") from None
+            time.sleep(_LOCK_POLL)
+        else:
+            return

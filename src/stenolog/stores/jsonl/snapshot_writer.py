@@ -1,0 +1,574 @@
+"""Writes copies of sessions from another store as logs.
+
+A copy is always written completely: to a new file, with one archive for the messages that were
+archived. It is synced, and then renamed to its place while the lock of the copy that it replaces is
+held. If the session has moved (another key, into the trash or out of it), the new file is put into
+its place before the old one is removed. A note in the folder names the old file and the old
+archives, so that the next copy removes them if this one is killed.
+
+The last line of a copy is a change that changes nothing: as long as only states follow it, the copy
+was not written to.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.codec import control_line, digest, message_line, plain_line
+from stenolog.errors import DamagedStore, SessionExists, StoreBusy
+from stenolog.records import Archive, Change, Message, State, Token, Void
+from stenolog.stores import state as states
+from stenolog.stores.disk import (
+    replace_file,
+    sync_file,
+    sync_folder,
+    write_all,
+)
+from stenolog.stores.jsonl import archive, names, remains, snapshots, trash
+from stenolog.stores.jsonl.directory import Directory, create_anew
+from stenolog.stores.jsonl.lifecycle import Lifecycle
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.open_logs import AT_ONCE, Logs, flock
+from stenolog.stores.jsonl.tokens import REMEMBERED
+from stenolog.stores.jsonl.writer import Outcome
+from stenolog.stores.snapshots import Life, state_of, token_of
+
+_BLOCK: Final = 1024 * 1024
+_MOST_WAITING: Final = 64
+"""Maximum number of new files that are open at once."""
+_SYNCS: Final = 16
+"""Number of files that are synced at the same time: disks combine such syncs."""
+_LEVEL: Final = 1
+"""Compression level of archives: fast rather than small."""
+
+_NOTE: Final = re.compile(r"\.[0-9a-f]{1,64}-archives\.copy")
+_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
+
+
+class SnapshotWriter:
+    """Writes copies into one folder."""
+
+    def __init__(
+        self, logs: Logs, lifecycle: Lifecycle, memory: snapshots.Memory, *, busy_timeout: float
+    ) -> None:
+        self._logs = logs
+        self._lifecycle = lifecycle
+        self._directory = logs.directory
+        self._memory = memory
+        self._busy_timeout = busy_timeout
+        self._waiting: list[tuple[Life, _NewFile]] = []
+        """New sessions that are written, but neither synced nor in their place."""
+        self._deleted: set[str] = set()
+
+    @contextmanager
+    def writing(self) -> Iterator["SnapshotWriter"]:
+        """Write copies; all are durable at the end. Raises NotStored, MaybeStored."""
+        try:
+            self._directory.settle()
+            self._clean_up()
+            self._deleted = {entry.uid for entry in trash.entries(self._directory)}
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
+        try:
+            yield self
+            self._place_waiting()
+        finally:
+            while self._waiting:
+                self._waiting.pop()[1].close()
+            try:
+                self._directory.sync()
+            except OSError as error:
+                doing = f"syncing {self._directory.path}"
+                raise Outcome(0, error, unknown=True).failure(doing) from error
+
+    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+        """Write a session in one step. Raises as LifeWriter.write."""
+        try:
+            with self._locked_archives(life) as folder:
+                self._write(life, messages, instead_of, folder)
+        except OSError as error:
+            raise Outcome(0, error).failure(f"copying {life.key!r}") from error
+
+    def _write(
+        self, life: Life, messages: Iterable[Message], instead_of: str, folder: int | None
+    ) -> None:
+        self._check(life, instead_of)
+        new = _NewFile(self._directory, life.uid)
+        try:
+            generation = self._generation(life, instead_of) + 1 if instead_of else 1
+            archives = _write_life(new.descriptor, life, messages, generation, folder)
+            if not instead_of and life.deleted is None and folder is None:
+                self._waiting.append((life, new))
+            else:
+                sync_file(new.descriptor)
+                if instead_of:
+                    self._replace(life, new, instead_of, folder, archives)
+                else:
+                    self._place(life, new)
+                new.close()
+        except OSError as error:
+            new.close()
+            doing = f"copying {life.key!r}"
+            raise Outcome(0, error, unknown=new.placed).failure(doing) from error
+        except BaseException:
+            new.close()
+            raise
+        if len(self._waiting) >= _MOST_WAITING:
+            self._place_waiting()
+
+    def _place_waiting(self) -> None:
+        """Sync the new sessions, many at a time, and put each into its place."""
+        try:
+            # Slow to import, and only a copy needs it.
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(_SYNCS) as pool:
+                list(pool.map(sync_file, [new.descriptor for _, new in self._waiting]))
+            while self._waiting:
+                life, new = self._waiting[-1]
+                self._place(life, new)
+                self._memory.synced.add(new.stamp(names.file_name(life.key)))
+                self._waiting.pop()[1].close()
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _check(self, life: Life, instead_of: str) -> None:
+        """Raise SessionExists or StoreBusy as far as that can be seen without a lock."""
+        if instead_of:
+            if snapshots.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
+                raise _changed(life)
+        elif life.uid in self._deleted:
+            raise SessionExists(life.key, f"the trash has a session with its uid, {life.uid}")
+        elif any(waiting.key == life.key for waiting, _ in self._waiting):
+            raise SessionExists(life.key)
+        if life.deleted is None:
+            uid = self._logs.read(life.key, lambda log: log.known_state().uid)
+            if uid is not None and uid != life.uid:
+                raise SessionExists(life.key)
+
+    def _generation(self, life: Life, instead_of: str) -> int:
+        """Return the generation of the copy that is to be replaced."""
+        with self._opened(life, _path_in(instead_of), hold=False) as log, log.mutex:
+            return log.known_state().generation
+
+    @contextmanager
+    def _opened(self, life: Life, path: str, *, hold: bool) -> Iterator[Log]:
+        """Open the copy of this session at a path, and lock it if `hold`. Raises StoreBusy."""
+        until = time.monotonic() + self._busy_timeout
+        with snapshots.opened_at(self._directory, path, life.uid, until=until, hold=hold) as log:
+            if log is None:
+                raise _changed(life)
+            yield log
+
+    # --- places ------------------------------------------------------------------------------
+
+    def _place(self, life: Life, new: "_NewFile") -> None:
+        """Put a new file into a place that is free. Raises SessionExists, OSError."""
+        if life.deleted is not None:
+            with _trash_folder(self._directory) as folder:
+                if not new.link(_deleted_name(life), folder):
+                    new.rename(_deleted_name(life), folder)
+                sync_folder(folder)
+            return
+        name = names.file_name(life.key)
+        if self._directory.stat(name) is None:
+            self._logs.refuse_beside_foreign(life.key)
+            if new.link(name, self._directory.descriptor):
+                return
+        # An empty file may be in the way.
+        self._lifecycle.begin(
+            life.key,
+            lambda log: new.rename(log.name, self._directory.descriptor),
+            f"copying {life.key!r}",
+        )
+
+    def _replace(
+        self,
+        life: Life,
+        new: "_NewFile",
+        instead_of: str,
+        folder: int | None,
+        archives: frozenset[str],
+    ) -> None:
+        """Put a new file into its place and remove the copy that it replaces."""
+        note = _Note(life.key, life.uid, old_path=_path_in(instead_of), path=_path_of(life))
+        noted = folder is not None or note.moves
+        if noted:
+            replace_file(
+                self._directory.descriptor, _note_name(life.uid), msgspec.json.encode(note)
+            )
+        with self._opened(life, note.old_path, hold=True) as log:
+            stamp = snapshots.stamp_of(self._directory, note.old_path)
+            if stamp != instead_of:  # guard: copy-replaces-what-was-compared
+                raise _changed(life)
+            if note.moves:
+                self._place(life, new)
+                self._directory.sync()  # guard: new-copy-durable-before-old-is-removed
+                self._remove(note.old_path)  # guard: moved-copy-removed
+            else:
+                # Left by a process that was killed: a live one would hold the lock of the log.
+                with suppress(FileNotFoundError):
+                    os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
+                new.rename(note.path, self._directory.descriptor)
+                self._sync_folder_of(note.path)
+        if folder is not None:
+            remains.sweep(folder, archives)
+        if noted:
+            self._forget(life.uid)
+
+    def _remove(self, path: str) -> None:
+        """Delete a file durably."""
+        os.unlink(path, dir_fd=self._directory.descriptor)
+        self._sync_folder_of(path)
+
+    def _sync_folder_of(self, path: str) -> None:
+        if path.startswith(f"{trash.FOLDER}/"):
+            with _trash_folder(self._directory) as folder:
+                sync_folder(folder)
+        else:
+            self._directory.sync()
+
+    # --- after a copy was killed -------------------------------------------------------------
+
+    def _clean_up(self) -> None:
+        """Remove what a killed copy left. Raises OSError, StoreBusy."""
+        for name in self._directory.names():
+            if _TEMPORARY.fullmatch(name):
+                self._remove_unlocked(name)
+            elif _NOTE.fullmatch(name):
+                self._finish(name)
+
+    def _remove_unlocked(self, name: str) -> None:
+        """Remove a temporary file unless another process is writing it."""
+        descriptor = self._directory.open(name)
+        if descriptor is not None:
+            try:
+                fcntl.flock(descriptor, AT_ONCE)
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._directory.descriptor)
+            except BlockingIOError:
+                pass
+            finally:
+                descriptor.close()
+
+    def _finish(self, name: str) -> None:
+        """Remove the replaced copy that a note names, and archives that nothing leads to."""
+        try:
+            note = _note_in((self._directory.path / name).read_bytes())
+        except msgspec.DecodeError as error:
+            raise DamagedStore(
+                f"{self._directory.path / name} is damaged ({error}); remove it, and look for "
+                "archives that nothing leads to with `steno doctor`"
+            ) from error
+        until = time.monotonic() + self._busy_timeout
+        folder = self._directory.subfolder(archive.FOLDER, note.uid, create=False)
+        try:
+            if folder is not None:
+                flock(folder, until, f"the archive folder of the session {note.uid}")
+            with ExitStack() as stack:
+                paths = [note.path, note.old_path] if note.moves else [note.path]
+                found = [
+                    snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
+                    for path in paths
+                ]
+                standing = [log for one in found if (log := stack.enter_context(one))]
+                if len(standing) > 1 and snapshots.is_untouched(standing[1]):
+                    self._remove(note.old_path)
+                if folder is not None and standing:
+                    remains.sweep(folder, frozenset(_archives_of(standing[0])))
+        finally:
+            if folder is not None:
+                folder.release()
+        self._forget(note.uid)
+
+    def _forget(self, uid: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
+
+    @contextmanager
+    def _locked_archives(self, life: Life) -> Iterator[int | None]:
+        """Lock the folder of the session's archives; None if there is none and none is needed."""
+        folder = self._directory.subfolder(archive.FOLDER, life.uid, create=life.archived > 0)
+        if folder is None:
+            yield None
+            return
+        try:
+            until = time.monotonic() + self._busy_timeout
+            flock(folder, until, f"the folder of the archives of {life.key!r}")
+            yield folder
+        finally:
+            folder.release()
+
+
+class _NewFile:
+    """A file that disappears when it is closed without a name of its own."""
+
+    def __init__(self, directory: Directory, uid: str) -> None:
+        self._folder = directory.descriptor
+        self._name = f".{uid}-{os.urandom(4).hex()}.copy"
+        self.placed = False
+        """Whether it has its name, perhaps not durably."""
+        self.descriptor = create_anew(self._folder, self._name)
+        # Other copies do not remove it, and no writer appends before its name is on the disk.
+        fcntl.flock(self.descriptor, AT_ONCE)
+
+    def link(self, name: str, folder: int) -> bool:
+        """Link it to a free name; return False if the name is taken or the disk has no links."""
+        try:
+            os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                return False
+            raise
+        self.placed = True
+        return True
+
+    def rename(self, name: str, folder: int) -> None:
+        """Rename it, replacing a file of that name. Raises OSError."""
+        os.rename(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
+        self.placed = True
+
+    def stamp(self, path: str) -> str:
+        """Return its stamp at a path."""
+        return snapshots.stamp(path, os.fstat(self.descriptor))
+
+    def close(self) -> None:
+        """Close it, and delete it unless it was renamed."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._name, dir_fd=self._folder)
+        self.descriptor.release()
+
+
+class _Note(Struct, frozen=True):
+    """Names the copy that another one replaces."""
+
+    key: str
+    uid: str
+    old_path: str = ""
+    """Where the replaced copy is."""
+    path: str = ""
+    """Where the new copy is."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether the new copy is in another place."""
+        return self.path != self.old_path
+
+
+def _note_in(text: bytes) -> _Note:
+    """Return the note that a file holds. Raises DecodeError."""
+    note = msgspec.json.decode(text, type=_Note)
+    if not note.path:
+        # Earlier versions replaced a copy in place, and left no more than its archives.
+        path = names.file_name(note.key)
+        return replace(note, old_path=path, path=path)
+    return note
+
+
+def _note_name(uid: str) -> str:
+    return f".{uid}-archives.copy"
+
+
+def _archives_of(log: Log) -> Iterator[str]:
+    """Yield the names of the archives of a log."""
+    with log.mutex:
+        state = states.copy(log.known_state())
+    named = state.archive
+    for opened in archive.chain(log.directory, state, 1):
+        if named is not None:
+            yield named.name
+        named = opened.before
+
+
+def _write_life(
+    descriptor: int,
+    life: Life,
+    messages: Iterable[Message],
+    generation: int,
+    folder: int | None,
+) -> frozenset[str]:
+    """Write a complete log; return the names of its archives. Raises OSError."""
+    state, changes = state_of(life, generation=generation)
+    stream = _Stream(messages)
+    if life.archived and folder is not None:
+        state.archive, state.tokens = _write_archive(folder, state, stream, life.archived)
+    _write_log(descriptor, life, state, changes, stream)
+    return frozenset() if state.archive is None else frozenset([state.archive.name])
+
+
+class _Stream:
+    """An iterator of messages that can look at the next one."""
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._messages = iter(messages)
+        self._next: Message | None = None
+
+    def upto(self, seq: int) -> Iterator[Message]:
+        """Yield the messages up to this seq."""
+        while (message := self._peek()) is not None and message.seq <= seq:
+            self._next = None
+            yield message
+
+    def rest(self) -> Iterator[Message]:
+        """Yield the remaining messages."""
+        first = self._peek()
+        if first is not None:
+            yield first
+            yield from self._messages
+
+    @property
+    def first(self) -> int | None:
+        """The seq of the next message; None at the end."""
+        message = self._peek()
+        return None if message is None else message.seq
+
+    def _peek(self) -> Message | None:
+        if self._next is None:
+            self._next = next(self._messages, None)
+        return self._next
+
+
+def _write_archive(
+    folder: int, state: State, stream: _Stream, upto: int
+) -> tuple[Archive, list[Token]]:
+    """Write the messages up to this seq to an archive, durably; return it and their tokens."""
+    first = stream.first
+    if first is None or first > upto:
+        # None of these messages is left, but the state still says how far they were archived.
+        first = upto
+    mark = "" if state.generation == 1 else f".{state.generation}"
+    named = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
+    head = states.blank(state.key, state.uid, state.generation, state.created)
+    head.purged = state.purged
+    tokens = _TokensSeen()
+    lines = _lines(tokens.watch(stream.upto(upto)))
+    first_line = control_line("state", first, state.created, head)
+    archive.write(folder, named.name, _blocks(chain([first_line], lines)), level=_LEVEL)
+    return named, tokens.found()
+
+
+def _write_log(
+    descriptor: int, life: Life, state: State, changes: list[Change], stream: _Stream
+) -> None:
+    first = stream.first or life.last_seq + 1
+    at, end = life.created, life.last_seq + 1
+    # Only the states hold tokens whose message is missing.
+    state.tokens = [*state.tokens, *life.tokens]
+    head = control_line("state", first, at, state)
+    lines = [head, control_line("state", first, at, state, joined=True)]
+    if life.void:
+        lines.append(control_line("void", first, at, Void(0, life.void), joined=True))
+    for change in changes:
+        told = replace(change, floor=state.floor, hidden=state.hidden)
+        lines.append(control_line("change", first, at, told, joined=True))
+    op = f"{snapshots.COPIED} {snapshots.place_of(life.key, life.deleted)}"
+    copied = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
+    last = [
+        control_line("state", end, life.updated, state),
+        control_line("change", end, life.updated, copied, joined=True),
+    ]
+    for block in _blocks(chain(lines, _lines(stream.rest()), last)):
+        write_all(descriptor, block)
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Join lines into blocks."""
+    held: list[bytes] = []
+    size = 0
+    for line in lines:
+        held.append(line)
+        size += len(line)
+        if size >= _BLOCK:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
+    """Yield the line of each message; the messages of one token form a batch."""
+    batch = (0, 0)
+    for message in messages:
+        seq, body = message.seq, message.to_json()
+        found = token_of(message) if message._once is not None else None
+        if found is not None:
+            batch = (seq, found[1])
+        place = seq - batch[0] + 1
+        if found is None and place > batch[1]:
+            yield plain_line(seq, message._at, body)
+        else:
+            part = (place, batch[1]) if batch[1] > 1 else None
+            yield message_line(seq, message._at, body, part=part, once=message._once)
+
+
+class _TokensSeen:
+    """Collects the tokens of messages for a state."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[str, int, int, list[bytes]]] = deque(maxlen=REMEMBERED)
+
+    def watch(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield these messages and note their tokens."""
+        for message in messages:
+            if message._once is not None and (found := token_of(message)) is not None:
+                self._seen.append((*found, message.seq, []))
+            if self._seen:
+                _, count, first, bodies = self._seen[-1]
+                if message.seq < first + count:
+                    bodies.append(message.to_json())
+            yield message
+
+    def found(self) -> list[Token]:
+        """Return the tokens; the digest is empty if messages of one are missing."""
+        return [
+            Token(token, first, count, digest(bodies) if len(bodies) == count else "")
+            for token, count, first, bodies in self._seen
+        ]
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+def _path_in(stamp: str) -> str:
+    """Return the path in a stamp, relative to the folder."""
+    return stamp.rsplit(":", 3)[0]
+
+
+def _path_of(life: Life) -> str:
+    """Return the path for a life, relative to the folder."""
+    if life.deleted is None:
+        return names.file_name(life.key)
+    return f"{trash.FOLDER}/{_deleted_name(life)}"
+
+
+def _deleted_name(life: Life) -> str:
+    deleted = life.deleted or ""  # guard: copy-keeps-time-of-deletion
+    stamp = deleted.replace("-", "").replace(":", "")
+    return f"{life.uid}.{stamp}{names.SUFFIX}"
+
+
+@contextmanager
+def _trash_folder(directory: Directory) -> Iterator[int]:
+    folder = directory.subfolder(trash.FOLDER, create=True)
+    if folder is None:
+        raise FileNotFoundError(os.fspath(directory.path / trash.FOLDER))
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def _changed(life: Life) -> StoreBusy:
+    return StoreBusy(f"{life.key!r}: what it was to take the place of has changed; try again")

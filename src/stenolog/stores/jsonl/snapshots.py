@@ -1,0 +1,446 @@
+"""Reads snapshots of sessions from logs (stores/snapshots.py).
+
+A snapshot is read through a separate descriptor, so that no writer waits for it. `hold` takes the
+lock of the log, which the writers of all processes wait for.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final
+
+from stenolog.codec import parse_line
+from stenolog.errors import (
+    DamagedStore,
+    ForeignLog,
+    NoSuchSession,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+from stenolog.records import (
+    ChangeRecord,
+    Message,
+    State,
+    StateRecord,
+    Token,
+    Undo,
+    timestamp,
+)
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.disk import sync_file
+from stenolog.stores.jsonl import archive, names, trash
+from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.open_logs import flock
+from stenolog.stores.jsonl.scan import gather, lines_of
+from stenolog.stores.snapshots import LifeMark, Reading, life_of
+
+COPIED: Final = "copied"
+"""Operation of the change at the end of a copy, which changes nothing. It is followed by the
+place of the copy: in any other place, the session was moved after the copy."""
+
+_MOVES: Final = 100
+"""Maximum number of attempts to find a life that is deleted and restored all the time."""
+_BLOCK: Final = 4 * 1024 * 1024
+_TAIL: Final = 64 * 1024
+
+
+# --- which there are -------------------------------------------------------------------------
+
+
+class Memory:
+    """Caches what a store knows about unchanged files."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, tuple[str, LifeMark | None]] = {}
+        """Stamp and life of each live log, by file name."""
+        self.synced: set[str] = set()
+        """Stamps of logs that are synced."""
+
+
+def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
+    """Return every life in the folder: those in the trash, then the others, each by key.
+
+    Files of other programs and unfinished first writes are skipped.
+    """
+    deleted = []
+    for entry in trash.entries(directory):
+        path, problem = trash_path(entry), ""
+        try:
+            key = trash.key_at(directory, entry)
+        except StoreUnavailable as error:
+            key, problem = path, str(error)  # only the file knows its key
+        if key is not None and (stood := stamp_of(directory, path)) is not None:
+            at = timestamp(entry.deleted)
+            mark = LifeMark(key=key, uid=entry.uid, deleted=at, stamp=stood, problem=problem)
+            deleted.append(mark)
+    found: dict[str, tuple[str, LifeMark | None]] = {}
+    for name in directory.names():
+        stood = stamp_of(directory, name) if name.endswith(names.SUFFIX) else None
+        if stood is not None:
+            before = memory.marks.get(name)
+            # A changed mode, which may make a file readable, is not in the stamp.
+            unread = before is not None and before[1] is not None and before[1].problem
+            if before is None or before[0] != stood or unread:
+                before = stood, _living(directory, name)
+            found[name] = before
+    memory.marks = found
+    living = [mark for _, mark in found.values() if mark is not None]
+    return sorted(deleted, key=_place_of) + sorted(living, key=_place_of)
+
+
+def _place_of(mark: LifeMark) -> tuple[str, str]:
+    return mark.key, mark.uid
+
+
+def _living(directory: Directory, name: str) -> LifeMark | None:
+    """Return the life in a file of this name, or None."""
+    with suppress(ForeignLog):
+        try:
+            key = names.key_of(name) or _long_key(directory, name)
+            descriptor = None if key is None else directory.open(name)
+            if key is None or descriptor is None:
+                return None
+            log = Log(directory, name, key, descriptor)
+            stood = stamp(name, os.fstat(descriptor))
+            with log.mutex:
+                log.load(log.file_size())
+                if log.exists:
+                    return LifeMark(key=key, uid=log.known_state().uid, stamp=stood)
+        except ForeignLog:
+            raise
+        except (DamagedStore, OSError):
+            return LifeMark(key=names.key_of(name) or name, uid="", stamp="")
+        except StoreUnavailable as error:
+            key = names.key_of(name) or name
+            return LifeMark(key=key, uid="", stamp="", problem=str(error))
+    return None
+
+
+def _long_key(directory: Directory, name: str) -> str | None:
+    if not names.is_long(name):
+        return None
+    head = trash.head_at(directory, directory.descriptor, name, name)
+    return head.key if head is not None and names.file_name(head.key) == name else None
+
+
+def trash_path(entry: trash.Entry) -> str:
+    """Return the path of a deleted log, relative to the folder."""
+    return f"{trash.FOLDER}/{entry.name}"
+
+
+def stamp_of(directory: Directory, path: str) -> str | None:
+    """Return the stamp of the file at a path, or None."""
+    found = directory.stat(path)
+    return None if found is None else stamp(path, found)
+
+
+def stamp(path: str, found: os.stat_result) -> str:
+    """Return the stamp of a file."""
+    return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+
+
+# --- one of them -----------------------------------------------------------------------------
+
+
+@contextmanager
+def read(
+    directory: Directory,
+    mark: LifeMark,
+    memory: Memory,
+    *,
+    after: int,
+    until: float,
+    hold: bool,
+) -> Iterator[Reading]:
+    """Read one life; with `hold`, its lock is held until the end.
+
+    Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
+    """
+    with opened(directory, mark, until=until, hold=hold) as log:
+        try:
+            _sync(log, memory)
+            yield look(log, after=after, settled=hold or directory.read_only)
+        except OSError as error:
+            raise explained(error, f"reading {mark.key!r}") from error
+
+
+@contextmanager
+def opened(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Iterator[Log]:
+    """Open the log of a life and read it to its end; with `hold`, lock it.
+
+    The life is searched under its key and in the trash. Raises NoSuchSession.
+    """
+    with ExitStack() as stack:
+        for _ in range(_MOVES):
+            log = _open_live(directory, mark, until=until, hold=hold)
+            if log is not None:
+                stack.callback(_let_go, log, held=hold)
+                break
+            entry = find_deleted(directory, mark.uid)
+            if entry is not None:
+                deleted = trash.opened(directory, entry, until=until if hold else None)
+                log = stack.enter_context(deleted)
+                if log is not None:
+                    break
+        if log is None:
+            raise NoSuchSession(mark.key, "it was purged, or restored under another key")
+        yield log
+
+
+@contextmanager
+def opened_at(
+    directory: Directory, path: str, uid: str, *, until: float, hold: bool
+) -> Iterator[Log | None]:
+    """Open the log of this life at a path, and lock it if `hold`; None if it is not there."""
+    with ExitStack() as stack:
+        entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
+        if entry is not None:
+            log = stack.enter_context(trash.opened(directory, entry, until=until if hold else None))
+        else:
+            key = names.key_of(path) or _long_key(directory, path)
+            mark = LifeMark(key=key or "", uid=uid, stamp="")
+            log = _open_live(directory, mark, until=until, hold=hold) if key else None
+            if log is not None:
+                stack.callback(_let_go, log, held=hold)
+        yield log
+
+
+def _let_go(log: Log, *, held: bool) -> None:
+    if held:
+        log.descriptor.release()
+    log.close()
+
+
+def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
+    """Return the entry of the trash with this uid."""
+    for entry in trash.entries(directory):
+        if entry.uid == uid:
+            return entry
+    return None
+
+
+def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Log | None:
+    """Open the log of the key if it is this life."""
+    name = names.file_name(mark.key)
+    while True:
+        descriptor = directory.open(name)
+        if descriptor is None:
+            return None
+        log = Log(directory, name, mark.key, descriptor)
+        try:
+            if hold:
+                flock(descriptor, until, f"the log of {mark.key!r}")
+            if log.is_at(directory.stat(name)):
+                with log.mutex:
+                    log.load(log.file_size())
+                    same = log.exists and log.known_state().uid == mark.uid
+                if same:
+                    return log
+                log.close()
+                return None
+        except OSError as error:
+            log.close()
+            raise explained(error, f"reading {mark.key!r}") from error
+        except BaseException:
+            log.close()
+            raise
+        log.close()
+        if time.monotonic() > until:
+            raise StoreBusy(f"the log of {mark.key!r} is replaced all the time; try again")
+
+
+def _sync(log: Log, memory: Memory) -> None:
+    """Sync the log: a power cut must not take back what was copied. Raises OSError."""
+    stood = stamp(log.name, os.fstat(log.descriptor))
+    if not log.directory.read_only and stood not in memory.synced:
+        sync_file(log.descriptor)
+        memory.synced.add(stood)
+
+
+def look(log: Log, *, after: int, settled: bool) -> Reading:
+    """Return the snapshot of an open log. Raises OSError, DamagedStore."""
+    at = os.fstat(log.descriptor)
+    with log.mutex:
+        log.ensure_loaded()
+        if settled:
+            state, end = log.settled()
+        else:
+            # An incomplete record may be a write in progress.
+            state, end = states.copy(log.known_state()), log.next_seq - 1
+        whole = at.st_size == log.size and (settled or log.tail is None)
+        strays = [
+            Token(token.token, token.first, token.count, "")
+            for token in (log.tokens_upto(end) if state.lost else ())
+            if spans.contains(state.lost, token.first)
+        ]
+        updated = max(log.updated, state.created)
+    state.key = log.key
+    entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
+    deleted = None if entry is None else timestamp(entry.deleted)
+    return Reading(
+        life=life_of(
+            state,
+            last_seq=end,
+            updated=updated,
+            undo=_steps(log, state),
+            deleted=deleted,
+            tokens=strays,
+        ),
+        messages=messages(log, state, end, after),
+        stamp=stamp(log.name, at) if whole else "",
+        untouched=is_untouched(log),
+    )
+
+
+def place_of(key: str, deleted: str | None) -> str:
+    """Return a short name for the place of a life: its key, or its time in the trash."""
+    # Imported here because only copies need it.
+    from hashlib import sha256
+
+    return sha256(f"{deleted}\n{key}".encode()).hexdigest()[:16]
+
+
+def is_untouched(log: Log) -> bool:
+    """Return whether the log is a copy that was neither written to nor moved since."""
+    entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
+    deleted = None if entry is None else timestamp(entry.deleted)
+    return place_of(log.key, deleted) in _copied_to(log)
+
+
+def _copied_to(log: Log) -> list[str]:
+    """Return the places in the last line of a copy; empty if anything but states follows it."""
+    with log.mutex:
+        log.ensure_loaded()
+        end = log.end
+        if log.tail is not None:
+            return []
+    length = _TAIL
+    while True:
+        start = max(0, end - length)
+        text = log.read(start, end)
+        lines = lines_of(text)[0 if start == 0 else 1 :]
+        for line in reversed(lines):
+            record = parse_line(line.removesuffix(b"\n"))
+            if not isinstance(record, StateRecord):
+                words = record.body.op.split() if isinstance(record, ChangeRecord) else []
+                return words[1:] if words[:1] == [COPIED] else []
+        if start == 0:
+            return []
+        length *= 4
+
+
+def _steps(log: Log, state: State) -> list[Undo]:
+    """Return the complete undo steps; none before a damaged one can be undone."""
+    wanted = {entry.number for entry in state.undo if entry.elsewhere}
+    if not wanted:
+        return list(state.undo)
+    with log.mutex:
+        found = log.undo_steps(wanted)
+    steps: list[Undo] = []
+    for entry in state.undo:
+        if entry.elsewhere and entry.number not in found:
+            steps = []
+        else:
+            steps.append(found.get(entry.number, entry) if entry.elsewhere else entry)
+    return steps
+
+
+# --- its messages ----------------------------------------------------------------------------
+
+
+def messages(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
+    """Yield every readable message after a seq, archived ones included, by seq."""
+    gone = states.missing(state)
+    newest = after
+    for message in _stored(log, state, after):
+        if newest < message.seq <= end and not (gone and spans.contains(gone, message.seq)):
+            newest = message.seq
+            yield message
+
+
+def _stored(log: Log, state: State, after: int) -> Iterator[Message]:
+    if state.archive is not None and after < state.archive.last:
+        yield from _archived(log, state, after)
+    for start, block in _blocks(log, after):
+        records, _ = gather(block, offset=start)
+        for record in records:
+            if type(record) is Message:
+                yield record
+
+
+def _archived(log: Log, state: State, after: int) -> Iterator[Message]:
+    """Yield the messages of the archives, oldest first, with one archive in memory at a time."""
+    chain = archive.chain(log.directory, state, after + 1)
+    newest = next(chain)
+    others = []
+    named = newest.before
+    for older in chain:
+        others.append(named)
+        named = older.before
+        _check_standing(log, older)
+    _check_standing(log, newest)
+    for other in reversed(others):
+        if other is not None:
+            yield from archive.read(log.directory, state.uid, other).messages
+    yield from newest.messages
+
+
+def _check_standing(log: Log, opened: archive.Opened) -> None:
+    """Raise StoreBusy if an archive is missing because the log was replaced."""
+    if not opened.bad or log.name.startswith(f"{trash.FOLDER}/"):
+        return
+    with suppress(StenologError):
+        if log.is_at(log.directory.stat(log.name)):
+            return
+    raise StoreBusy(f"the log of {log.key!r} was replaced while it was read; try again")
+
+
+def _blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the live log in blocks of complete lines, from the first message after a seq on."""
+    end = _end_of(log)
+    start = _start_of(log, after, end) if after else 0
+    while start < end:
+        length = _BLOCK
+        while True:
+            block = log.read(start, min(start + length, end))
+            if start + len(block) >= end:
+                break
+            cut = block.rfind(b"\n") + 1
+            if cut:
+                block = block[:cut]
+                break
+            length *= 4
+        if not block:
+            return
+        yield start, block
+        start += len(block)
+
+
+def _end_of(log: Log) -> int:
+    """Return the offset up to which the records of the log count."""
+    with log.mutex:
+        log.ensure_loaded()
+        return log.end
+
+
+def _start_of(log: Log, after: int, end: int) -> int:
+    """Return the offset of a line shortly before the first message after this seq.
+
+    Seqs grow in a log, so the search starts at its end.
+    """
+    length = _TAIL
+    while True:
+        start = max(0, end - length)
+        if start == 0:
+            return 0
+        text = log.read(start, end)
+        cut = text.find(b"\n") + 1
+        newline = text.find(b"\n", cut)
+        record = parse_line(text[cut:newline]) if 0 < cut < newline else None
+        if record is not None and record.seq <= after:
+            return start + cut
+        length *= 4

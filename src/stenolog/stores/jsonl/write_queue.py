@@ -1,0 +1,467 @@
+"""The write queue of each session: which thread writes, and the result of each caller's append.
+
+One thread of this process at a time holds the gate of a session and the lock of its log. Threads
+that wait to append to the same session share one write and one sync (group commit). There is no
+background thread. A thread that finds the gate free leads: it takes every append that waits for
+its session, writes them, and wakes the other threads. Every wait is bounded, and after each wait
+the thread checks again whether it should lead. So no thread depends on another one to wake it, or
+to put it back: a thread that is in no queue while none leads was taken by a leader that Ctrl-C
+interrupted.
+
+The gate's lock is never waited for. It is taken by `(taken,) = map(lock.acquire, (False,))` inside
+a `try`: the interpreter checks for Ctrl-C after each call that it makes itself, which would lose
+the result of a plain `lock.acquire`, and not between that call and the assignment.
+"""
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Raw
+
+from stenolog.codec import digest, plain_line
+from stenolog.errors import (
+    MaybeStored,
+    NotStored,
+    OnceConflict,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+from stenolog.records import Message
+from stenolog.stores.batches import Batch, twin
+from stenolog.stores.jsonl import writer
+from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log, Phase
+from stenolog.stores.jsonl.open_logs import AT_ONCE, Logs
+from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, put
+
+GATES: Final = 1024
+"""Maximum number of gates, whatever the number of sessions; each is made when first needed."""
+
+_LOOK_AGAIN: Final = 0.02
+_UNDER_WAY: Final = 30.0
+_MOST_IN_A_GROUP: Final = 256
+_MOST_BYTES: Final = 8 * 1024 * 1024
+_TOUCH_EVERY: Final = 63  # a mask
+
+Check = Callable[[], None]
+"""Raises StenologError where something may not be written any more."""
+
+
+class Pending:
+    """A caller that waits for a session: to append, maybe in a group, or to do something else."""
+
+    __slots__ = ("_bell", "batch", "begun", "check", "done", "error", "first", "key")
+
+    def __init__(
+        self, key: str, batch: Batch | None = None, check: Callable[[], None] | None = None
+    ) -> None:
+        self.key = key
+        self.batch = batch
+        self.check = check
+        """Raises if it must not be written any more; called while the log is locked."""
+        self.begun = False
+        """Whether a leader has started to write it."""
+        self.done = False
+        self.first = 0
+        """The seq of its first message."""
+        self.error: BaseException | None = None
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def finish(self, *, first: int = 0, error: BaseException | None = None) -> None:
+        """Set the result and wake the caller."""
+        self.first, self.error = first, error
+        self.done = True
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the caller."""
+        with suppress(RuntimeError):  # it was rung already
+            self._bell.release()
+
+    def wait(self) -> None:
+        """Wait until woken, but not for long."""
+        self._bell.acquire(timeout=_LOOK_AGAIN)
+
+
+class Gate:
+    """Orders the writers of this process that may touch the same session."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: list[Pending] = []
+
+    def enter(self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float) -> None:
+        """Return when mine is done. Raises StoreBusy, MaybeStored.
+
+        Either this thread calls `lead` with a group that starts with mine, and `lead` finishes
+        each of them; or another thread does.
+        """
+        try:
+            self.waiting.append(mine)
+            while not mine.done:
+                if not (self._may_go(mine) and self._try_to_go(mine, lead)):
+                    mine.wait()
+                    self._check(mine, deadline)
+        finally:
+            # Left twice, because Ctrl-C may strike within the first.
+            try:
+                self._leave(mine)
+            finally:
+                self._leave(mine)
+
+    def _may_go(self, mine: Pending) -> bool:
+        if self.lock.locked():
+            return False
+        # In order of arrival: otherwise a thread that returns at once would always be first.
+        # guard: write-queue-interrupt
+        return self.waiting[:1] == [mine] or mine not in self.waiting
+
+    def _try_to_go(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> bool:
+        """Lead, unless another thread took the lock first; then return False."""
+        taken = False
+        try:
+            (taken,) = map(self.lock.acquire, (False,))
+            if taken and not mine.done:
+                self._go(mine, lead)
+        finally:
+            if taken:
+                self.lock.release()
+        return taken
+
+    def _go(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
+        """Lead, unless a leader was interrupted while it wrote this. The lock is held."""
+        if mine.begun:  # guard: begun-write-not-repeated
+            mine.finish(error=MaybeStored(f"{mine.key!r}: the write it went into was interrupted"))
+            return
+        group = self._take(mine)
+        for pending in group:
+            pending.begun = True
+        lead(group)
+
+    def _leave(self, mine: Pending) -> None:
+        if not mine.done:
+            self._withdraw(mine)
+        self.call_next()
+
+    def call_next(self) -> None:
+        """Wake the caller that has waited longest."""
+        if self.waiting:
+            with suppress(IndexError):  # it did not wait
+                self.waiting[0].ring()
+
+    def _take(self, mine: Pending) -> list[Pending]:
+        """Mine, and the appends that wait for the same session."""
+        self._withdraw(mine)
+        group = [mine]
+        if mine.batch is None or not self.waiting:
+            return group
+        size = sum(map(len, mine.batch.payloads))
+        for pending in self.waiting.copy():
+            if pending.key == mine.key and pending.batch is not None:
+                size += sum(map(len, pending.batch.payloads))
+                if len(group) >= _MOST_IN_A_GROUP or size > _MOST_BYTES:
+                    break
+                if self._withdraw(pending):
+                    group.append(pending)
+        return group
+
+    def _withdraw(self, pending: Pending) -> bool:
+        """Remove it from the queue; return False if another thread has."""
+        try:
+            self.waiting.remove(pending)
+        except ValueError:
+            return False
+        return True
+
+    def _check(self, mine: Pending, deadline: float) -> None:
+        late = time.monotonic() - deadline
+        if mine.done or late < 0:
+            return
+        if self._withdraw(mine):
+            raise StoreBusy(f"{mine.key!r}: other writers of this process held it too long")
+        if late > _UNDER_WAY and not mine.done:
+            raise MaybeStored(f"{mine.key!r}: the write it went into is still under way")
+
+
+class WriteQueue:
+    """Orders the writers of one store in this process."""
+
+    def __init__(self, logs: Logs, *, busy_timeout: float) -> None:
+        self._logs = logs
+        self._busy_timeout = busy_timeout
+        self._gates: dict[int, Gate] = {}
+
+    def append_at_once(self, key: str, payload: bytes, check: Check | None = None) -> int:
+        """Append one message to an open log if no other writer waits; return its seq.
+
+        0: a full append is needed, and nothing was done. Raises NotStored, MaybeStored, and what
+        `check` raises.
+        """
+        log, gate = self._logs.opened(key), self._gates.get(hash(key) % GATES)
+        if log is None or gate is None or gate.waiting:
+            return 0
+        taken = False
+        try:
+            (taken,) = map(gate.lock.acquire, (False,))
+            if not taken:
+                return 0
+            seq, outcome, cached = fast_append(self._logs, log, payload, check)
+            if outcome is not STORED and outcome is not None:
+                self.settle(log, outcome)
+                if not seq:
+                    raise outcome.failure(f"writing {key!r}")
+            elif cached:
+                self._logs.trim(log)
+            if not seq & _TOUCH_EVERY:
+                self._logs.touch(log)
+        finally:
+            if taken:
+                gate.lock.release()
+        if gate.waiting:
+            gate.call_next()
+        return seq
+
+    def append(self, key: str, batch: Batch, check: Check | None = None) -> int:
+        """Append messages of one caller; return the first seq. Raises as `Store.add_messages`."""
+        mine = Pending(key, batch, check)
+        self._gate(key).enter(mine, self._lead, time.monotonic() + self._busy_timeout)
+        if mine.error is not None:
+            raise mine.error
+        return mine.first
+
+    def append_group(
+        self, key: str, batches: Sequence[Batch], check: Check | None = None
+    ) -> list[int | StenologError]:
+        """Append messages of several callers; return for each the first seq, or the error."""
+        group = [Pending(key, batch, check) for batch in batches]
+        if group:
+            self.alone(key, lambda: self._lead(group))
+        return [
+            pending.error if isinstance(pending.error, StenologError) else pending.first
+            for pending in group
+        ]
+
+    def alone(self, key: str, work: Callable[[], None]) -> None:
+        """Run something while no other writer of this process touches the session."""
+
+        def lead(group: list[Pending]) -> None:
+            try:
+                self._work(key, work)
+            finally:
+                group[0].finish()
+
+        self._gate(key).enter(Pending(key), lead, time.monotonic() + self._busy_timeout)
+
+    def _work(self, key: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except StoreUnavailable as error:
+            raise _not_stored(error) from error
+        except OSError as error:
+            raise Outcome(0, error).failure(f"writing {key!r}") from error
+        finally:
+            # Twice, because Ctrl-C may strike within the first.
+            try:
+                self._logs.unlock(key)
+            finally:
+                self._logs.unlock(key)
+
+    def _gate(self, key: str) -> Gate:
+        place = hash(key) % GATES
+        return self._gates.get(place) or self._gates.setdefault(place, Gate())
+
+    def _lead(self, group: list[Pending]) -> None:
+        """Write appends to one session in one write; finish each of them in any case."""
+        key = group[0].key
+        log = None
+        try:
+            log = self._logs.lock(key, create=True)
+            if log is not None:
+                allowed = [pending for pending in group if not _is_refused(pending)]
+                if allowed:
+                    self._write(log, allowed)
+                else:
+                    clear_away(log)
+        except StenologError as error:
+            for pending in group:
+                if not pending.done:
+                    pending.finish(error=_not_stored(error))
+        except OSError as error:
+            for pending in group:
+                if not pending.done:
+                    pending.finish(error=Outcome(0, error).failure(f"writing {key!r}"))
+        finally:
+            try:
+                self._logs.unlock(key)
+            finally:
+                self._logs.unlock(key)
+            for pending in group:
+                if not pending.done:
+                    # Only an interruption leads here, and what it left behind is not known.
+                    pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
+        if log is not None:
+            self._logs.trim(log)
+
+    def _write(self, log: Log, group: list[Pending]) -> None:
+        tokens: set[str] = set()
+        chosen: list[Pending] = []
+        batches: list[Batch] = []
+        later: list[Pending] = []
+        for pending in group:
+            batch = pending.batch
+            if batch is None:
+                continue
+            if batch.once is not None:
+                if batch.once in tokens:
+                    # The same token twice in one group: the second waits for the first.
+                    later.append(pending)
+                    continue
+                tokens.add(batch.once)
+                if self._known(log, pending, batch, batch.once):
+                    continue
+            chosen.append(pending)
+            batches.append(batch)
+        if batches:
+            firsts, outcome = writer.append(log, batches)
+            for pending, first in zip(chosen, firsts, strict=True):
+                if first:
+                    pending.finish(first=first)
+                else:
+                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+            self.settle(log, outcome)
+            if outcome.error is not None:
+                for pending in later:
+                    pending.finish(error=outcome.failure(f"writing {log.key!r}"))
+                return
+        if later:
+            self._write(log, later)
+
+    def _known(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
+        """Return whether the session has the token; then finish the append."""
+        with log.mutex:
+            token = log.token(once) if log.state_if_any() is not None else None
+        if token is None:
+            return False
+        other = token.digest not in ("", digest(batch.payloads))
+        if other or token.count != len(batch.payloads):
+            pending.finish(error=OnceConflict(log.key, once, token.first))
+            return True
+        # Another process may have written it: it counts as stored once it is on the disk.
+        try:
+            writer.sync(log)
+        except OSError as error:
+            # Nothing more goes into a log whose sync has failed.
+            pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
+            raise
+        pending.finish(first=token.first)
+        return True
+
+    def settle(self, log: Log, outcome: Outcome) -> None:
+        """After an error, drop the log so that the file is read again; raise an interrupt."""
+        if outcome.error is None:
+            return
+        self._logs.discard(log)
+        if not isinstance(outcome.error, OSError | StenologError):
+            raise outcome.error
+
+
+def fast_append(
+    logs: Logs, log: Log, payload: bytes, check: Check | None = None
+) -> tuple[int, Outcome | None, bool]:
+    """Append one message to an open log that no other process has changed since.
+
+    Return its seq or 0, the outcome, and whether the cache grew. One function on purpose: right
+    after a sync the processor's caches are cold, and each call of a Python function then costs
+    several times what it costs in a loop.
+
+    The outcome is None if a full append is needed; then nothing was done. The caller holds the
+    gate of the session. `check` raises StenologError if nothing may be written any more.
+    """
+    descriptor = log.descriptor
+    cached = False
+    try:
+        fcntl.flock(descriptor, AT_ONCE)
+        found = os.stat(log.name, dir_fd=logs.directory.descriptor, follow_symlinks=False)
+        at = now()
+        with log.mutex:
+            before, seq, identity = log.size, log.next_seq, (log.inode, log.device)
+            if (  # guard: fast-append-size, fast-append-inode
+                log.phase is not Phase.READY
+                or log.suspect
+                or found.st_size != before
+                or (found.st_ino, found.st_dev) != identity
+                or logs.entries.get(log.name) != identity
+                or logs.suspects
+                or log.synced != before
+                or log.end != before
+                or log.tail is not None
+                or not log.terminated
+                or log.unknown is not None
+                or log.lines_since_state >= STATE_EVERY_LINES
+                or log.bytes_since_state >= STATE_EVERY_BYTES
+            ):
+                return 0, None, False
+        if check is not None:
+            check()
+        line = plain_line(seq, at, payload)
+        outcome = put(log, before, line)
+        if outcome.error is not None:
+            return (seq if outcome.holds(len(line)) else 0), outcome, False
+        try:
+            with log.mutex:
+                cached = log.warm
+                # guard: fast-append-tail
+                if (
+                    cached
+                    or log.phase is not Phase.READY
+                    or not before == log.end == log.size
+                    or log.tail is not None
+                ):
+                    # Keep it in memory; or a reader of this process has read or dropped the log.
+                    log.grew(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
+                else:
+                    log.passed(seq, at, before + len(line), len(line))
+        except BaseException as error:  # noqa: BLE001  it is stored; the caller raises it
+            return seq, Outcome(len(line), error), False
+    except (BlockingIOError, FileNotFoundError):
+        return 0, None, False
+    except OSError as error:
+        return 0, Outcome(0, error), False
+    finally:
+        # Not in a separate function: Ctrl-C may strike on the way into one.
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        except OSError:
+            # The lock goes with the descriptor, and that with the last use of the log.
+            logs.discard(log)
+    return seq, outcome, cached
+
+
+def _is_refused(pending: Pending) -> bool:
+    """Return whether it must not be written any more; then finish it."""
+    try:
+        if pending.check is not None:
+            pending.check()
+    except StenologError as error:
+        pending.finish(error=error)
+    return pending.done
+
+
+def clear_away(log: Log) -> None:
+    """Remove the file if it is empty and nothing took its place. The caller holds its lock."""
+    with suppress(OSError, StenologError):
+        if log.file_size() == 0 and log.is_at(log.directory.stat(log.name)):
+            os.unlink(log.name, dir_fd=log.directory.descriptor)
+
+
+def _not_stored(error: StenologError) -> StenologError:
+    """Return a copy of an error for one more caller; NotStored if the store cannot be opened."""
+    own = NotStored(*error.args) if type(error) is StoreUnavailable else twin(error)
+    own.__cause__ = error
+    return own

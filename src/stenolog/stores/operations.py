@@ -1,0 +1,154 @@
+"""Operations that change what is visible, for engines that decide inside a transaction.
+
+Each function checks the arguments of one call of Store and returns the decision to make once the
+session is open. stores/state.py decides what changes; the engine opens the session and stores the
+change.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from stenolog.codec import encode_object
+from stenolog.errors import UsageError
+from stenolog.records import Change, Message, Span, State, Undo, Undone
+from stenolog.stores import state as states
+from stenolog.stores.arguments import check_required, check_whole, encoded
+
+T = TypeVar("T")
+
+
+class OpenSession(Protocol):
+    """A session while no other writer can change it."""
+
+    @property
+    def state(self) -> State:
+        """A blank state if there is no such session."""
+
+    @property
+    def last_seq(self) -> int:
+        """The newest seq given out; 0 if there is no such session."""
+
+    def visible(self, *, last: int | None = None) -> list[Message]:
+        """Return the visible messages, or the last ones of them."""
+
+    def complete(self, step: Undo) -> Undo:
+        """Return an undo step with the parts that the state leaves out. Raises DamagedStore."""
+
+
+class Decision(Struct, Generic[T], frozen=True):
+    """What one call changes."""
+
+    change: Change | None
+    """None: nothing. The engine does not create a session for it."""
+    result: T
+    """What the call returns."""
+    payloads: Sequence[bytes] = ()
+    """Messages to append in the same write."""
+
+
+Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
+"""Decides on one session. It may be called again if the transaction starts over."""
+
+
+def set_summary(text: str) -> Decide[None]:
+    """Replace the summary only."""
+    states.check_summary(text)
+    return lambda session: Decision(states.decide_summary(session.state, text), None)
+
+
+def truncate(keep_last: int) -> Decide[None]:
+    """Hide all but the last visible messages."""
+    check_required(keep_last=keep_last)
+    return lambda session: Decision(
+        states.decide_truncate(session.state, session.last_seq, keep_last), None
+    )
+
+
+def clear(upto: int | None) -> Decide[None]:
+    """Hide all messages, or those up to a seq, and empty the summary."""
+    check_whole(upto=upto)
+
+    def decide(session: OpenSession) -> Decision[None]:
+        end = session.last_seq
+        last = end if upto is None else min(upto, end)
+        state = session.state
+        return Decision(
+            states.decide_checkpoint(
+                state, end, key=state.key, summary="", upto=last, expect_floor=None, op="clear"
+            ),
+            None,
+        )
+
+    return decide
+
+
+def hide(first: int, last: int) -> Decide[None]:
+    """Hide the messages with these seqs."""
+    check_required(first=first, last=last)
+    if first > last:
+        raise UsageError(f"hide from {first} to {last}: the first comes after the last")
+    return lambda session: Decision(
+        states.decide_hide(session.state, session.last_seq, [(first, last)]), None
+    )
+
+
+def checkpoint(*, summary: str, upto: int, expect_floor: int | None) -> Decide[None]:
+    """Replace the summary and hide everything up to this seq."""
+    states.check_summary(summary)
+    check_required(upto=upto)
+    check_whole(expect_floor=expect_floor)
+
+    def decide(session: OpenSession) -> Decision[None]:
+        state, end = session.state, session.last_seq
+        return Decision(
+            states.decide_checkpoint(
+                state, end, key=state.key, summary=summary, upto=upto, expect_floor=expect_floor
+            ),
+            None,
+        )
+
+    return decide
+
+
+def set_meta(fields: Mapping[str, Any]) -> Decide[None]:
+    """Set fields of the session's own data; None removes one."""
+    encode_object({name: value for name, value in fields.items() if value is not None})
+    return lambda session: Decision(states.decide_meta(session.state, fields), None)
+
+
+def pop(session: OpenSession) -> Decision[Message | None]:
+    """Hide the last visible message and return it."""
+    popped = session.visible(last=1)
+    seqs = [(message.seq, message.seq) for message in popped]
+    change = states.decide_hide(session.state, session.last_seq, seqs)
+    return Decision(change, popped[0] if popped else None)
+
+
+def set_history(
+    messages: Sequence[Message | Mapping[str, Any]], *, expect_last: int | None
+) -> Decide[None]:
+    """Make exactly these messages visible."""
+    check_whole(expect_last=expect_last)
+    payloads = encoded(messages)
+
+    def decide(session: OpenSession) -> Decision[None]:
+        change, added = states.decide_replace(
+            session.state, session.last_seq, session.visible(), payloads, expect_last=expect_last
+        )
+        return Decision(change, None, added)
+
+    return decide
+
+
+def undo(answered: Span | None) -> Decide[Undone]:
+    """Take back the newest operation that can be undone."""
+
+    def decide(session: OpenSession) -> Decision[Undone]:
+        state = session.state
+        step = session.complete(states.newest_undo(state, state.key))
+        change = states.decide_undo(state, step, answered)
+        return Decision(change, states.undone(state, step, change, answered))
+
+    return decide

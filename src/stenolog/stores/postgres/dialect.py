@@ -1,0 +1,367 @@
+"""What the SQL engine needs from PostgreSQL: transactions, appends, leases, notifications."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from stenolog.errors import (
+    DamagedStore,
+    LeaseLost,
+    OnceConflict,
+    StenologError,
+    StoreClosed,
+)
+from stenolog.records import Health
+from stenolog.stores.batches import Batch, token_bytes, twin
+from stenolog.stores.damage import Damage
+from stenolog.stores.sql.dialect import Clash, Result, Row
+from stenolog.stores.sql.leases import Held, SQLLease, holder_name
+from stenolog.stores.sql.reading import MissingRows
+from stenolog.stores.sql.rows import now
+from stenolog.stores.sql.sessions import create
+from stenolog.stores.state import blank
+
+if TYPE_CHECKING:
+    from stenolog.stores.postgres.database import Database
+    from stenolog.stores.postgres.transactions import Transaction
+
+_LEASE_POLL: Final = 0.05
+_LONGEST_LEASE: Final = 100 * 365 * 86_400.0
+"""Seconds: the server's timestamps have an end."""
+_TRIES: Final = 4
+_TEXT, _BYTEA, _INT8 = 25, 17, 20
+_TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
+"""Types of the values of `append_one`, by the server's numbers."""
+
+T = TypeVar("T")
+
+
+class PostgresDialect:
+    """A database that the stores of a process share, as `sql.dialect.Dialect` describes it."""
+
+    def __init__(self, database: "Database") -> None:
+        self.database = database
+        self.damage: Damage = database.damage
+        self._closed = False
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing may be written."""
+        return self.database.settings.read_only
+
+    @property
+    def busy_timeout(self) -> float:
+        """How long a call waits for other writers, in seconds."""
+        return self.database.settings.busy_timeout
+
+    def check_open(self) -> None:
+        """Raise StoreClosed."""
+        if self._closed:
+            raise StoreClosed("the store is closed")
+
+    def check_writable(self) -> None:
+        """Raise StoreClosed, ReadOnly."""
+        self.check_open()
+        self.database.check_writable()
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def look(self, work: Callable[["Transaction"], T]) -> T:
+        """Run `work`, which only reads, each statement by itself; again if a connection broke."""
+        self.check_open()
+        return self.database.look(work)
+
+    def look_at_messages(self, work: Callable[["Transaction", Damage | None], T]) -> T:
+        """Run `work`, which reads a session and then its messages, as of one moment.
+
+        Messages never change, so two statements are enough, unless some were purged between them:
+        then both run again in one transaction.
+        """
+        try:
+            return self.look(lambda transaction: work(transaction, None))
+        except MissingRows:
+            with self.read() as transaction:
+                return work(transaction, self.damage)
+
+    @contextmanager
+    def read(self) -> Iterator["Transaction"]:
+        """Open a transaction that reads as of one moment."""
+        self.check_open()
+        with self.database.read() as transaction:
+            yield transaction
+
+    def change(self, work: Callable[["Transaction"], T]) -> T:
+        """Run `work` in a transaction that writes; again if it surely was not stored."""
+        self.check_open()
+        return self.database.change(work)
+
+    def write(self) -> AbstractContextManager["Transaction"]:
+        """Open a transaction that writes; any error undoes it."""
+        self.check_writable()
+        return self.database.write()
+
+    # --- appends -----------------------------------------------------------------------------
+
+    def append_one(self, namespace: str, key: str, payload: bytes) -> int:
+        """Append one message in one exchange and return its seq."""
+        self.check_open()
+        try:
+            seq = self.database.write_once(  # guard: postgres-no-blind-retry
+                lambda transaction: _append_one(transaction, namespace, key, payload), safe=False
+            )
+        except _NoSession:
+            return self._append(namespace, key, Batch((payload,)), None, new=True)
+        self.notify(namespace, key)
+        return seq
+
+    def append(self, namespace: str, key: str, batch: Batch, lease: SQLLease[Any] | None) -> int:
+        """Append a batch in one exchange and return its first seq.
+
+        Raises OnceConflict, LeaseLost.
+        """
+        return self._append(namespace, key, batch, lease)
+
+    def _append(
+        self,
+        namespace: str,
+        key: str,
+        batch: Batch,
+        lease: SQLLease[Any] | None,
+        *,
+        new: bool = False,
+    ) -> int:
+        self.check_open()
+        if lease is not None:
+            lease.check_own()
+        epoch, safe = lease.epoch if lease is not None else 0, batch.once is not None
+
+        def once(transaction: "Transaction") -> int:
+            return _append(transaction, namespace, key, batch, epoch)
+
+        def create_first(transaction: "Transaction") -> int:
+            return _append_new(transaction, namespace, key, batch, epoch)
+
+        while True:
+            try:
+                if new:
+                    first = self.database.change(create_first, safe=safe)
+                else:
+                    first = self.database.write_once(once, safe=safe)
+            except _NoSession:
+                new = True
+            except Clash:
+                # guard: postgres-token-race
+                continue  # another writer has just stored the same token
+            else:
+                self.notify(namespace, key)
+                return first
+
+    def append_group(
+        self,
+        namespace: str,
+        key: str,
+        group: Sequence[tuple[int, Batch]],
+        results: list[Result],
+        lease: SQLLease[Any] | None,
+    ) -> None:
+        """Append batches in their order; set the result at the index of each.
+
+        Neighbours without tokens are one batch: all of them are stored, or none.
+        """
+        runs: list[list[tuple[int, Batch]]] = []
+        for one in group:
+            joins = one[1].once is None and runs and runs[-1][-1][1].once is None
+            if joins:
+                runs[-1].append(one)
+            else:
+                runs.append([one])
+        for run in runs:
+            try:
+                first = self._append(namespace, key, _joined([batch for _, batch in run]), lease)
+            except StenologError as error:
+                for index, _ in run:
+                    results[index] = twin(error)
+                continue
+            for index, batch in run:
+                results[index] = list(range(first, first + len(batch.payloads)))
+                first += len(batch.payloads)
+
+    # --- notification ------------------------------------------------------------------------
+
+    def notify(self, namespace: str, key: str) -> None:
+        """Tell followers, in all processes, that a session has changed."""
+        self.database.news.tell(_name_of(namespace, key))
+
+    @contextmanager
+    def listening(
+        self, namespace: str, key: str
+    ) -> Iterator[tuple[Callable[[float], object], float]]:
+        """Return a function that waits for a change of the session, and the longest wait."""
+        news, name = self.database.news, _name_of(namespace, key)
+        bell = news.bell(name)
+        try:
+            yield lambda seconds: bell.wait(min(seconds, news.patience)), news.longest
+        finally:
+            news.forget(name, bell)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting_for_lease(self, namespace: str, key: str) -> Iterator[Callable[[float], object]]:
+        """Return a function that waits for a change of the session, though not for long."""
+        with self.listening(namespace, key) as (wait, _):
+            yield lambda seconds: wait(min(_LEASE_POLL, seconds))
+
+    def lease_holder(self, row: Row) -> str | None:
+        """Return who holds the lease of this row, for people; None if it is free."""
+        holder, since, in_force = row
+        return f"{holder}, since {since}," if in_force else None
+
+    def is_held(self, row: Row) -> bool:
+        """Return whether a row says that the lease is held."""
+        return bool(row[0])
+
+    def take_lease(self, held: Held, namespace: str, key: str, *, ttl: float) -> int:
+        """Take the lease by the server's clock and return its epoch; 0 if another was first."""
+        # The name lets the call be repeated after a lost answer.
+        name, seconds = os.urandom(8).hex(), min(float(ttl), _LONGEST_LEASE)
+        values = namespace, key.encode(), holder_name(), name, seconds
+        for (epoch,) in self.database.write_once(
+            lambda transaction: transaction.run("take_lease", *values), safe=True
+        ):
+            try:
+                held.add(key, epoch)
+            except StoreClosed:
+                self.end_leases([epoch])
+                raise
+            return int(epoch)
+        return 0
+
+    def renew_lease(self, held: Held, key: str, epoch: int, *, ttl: float) -> None:
+        """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
+        self.check_open()
+        seconds = min(float(ttl), _LONGEST_LEASE)
+        if not self.database.write_once(
+            lambda transaction: transaction.run("renew_lease", epoch, seconds), safe=True
+        ) or not held.keep(key, epoch):
+            raise LeaseLost(key, epoch)
+
+    def end_leases(self, epochs: Sequence[int]) -> None:
+        """Release these leases. Raises StoreUnavailable."""
+        self.database.write_once(
+            lambda transaction: transaction.run("end_leases", list(epochs)), safe=True
+        )
+
+    # --- purge, health, end ------------------------------------------------------------------
+
+    def erase(self) -> tuple[str, ...]:
+        """Vacuum the tables after a purge; return where bytes remain."""
+        try:
+            told = self.database.clean()
+        except StenologError as error:
+            told = [str(error)]
+        left = "the pages of the tables have it until their owner vacuums them"
+        return (f"{left}: {told[0]}",) if told else ()
+
+    def health(self) -> Health:
+        """Return whether writes can be expected to work."""
+        self.check_open()
+        wrong, problems = self.database.problems()
+        return Health(ok=not wrong, free_bytes=None, problems=(*wrong, *problems))
+
+    def close(self) -> None:
+        """Let go of the database, which the last store closes; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.database.let_go()
+
+
+class _NoSession(Exception):
+    """There is no such session, or the tables have another version than this code knows."""
+
+
+def _name_of(namespace: str, key: str) -> str:
+    """Return the name of a session in notifications, which are short."""
+    text = f"{namespace}\0{key}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Return batches without tokens as one; a single one as it is."""
+    if len(batches) == 1:
+        return batches[0]
+    at = now()
+    return Batch(
+        [payload for batch in batches for payload in batch.payloads],
+        None,
+        [time for batch in batches for time in batch.times or [at] * len(batch.payloads)],
+    )
+
+
+def _append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:
+    """Append one message by the fast path and return its seq. Raises _NoSession."""
+    raw_key, at, size, format = key.encode(), now(), len(payload), transaction.format
+    if transaction.peer.pooled:
+        for (seq,) in transaction.run(
+            "append_one", namespace, raw_key, at, payload.decode(), size, format
+        ):
+            return int(seq)
+        raise _NoSession
+    found = transaction.run_ready(
+        "append_one",
+        _TYPES,
+        (namespace.encode(), raw_key, at.encode(), payload, _int8(size), _int8(format)),
+    )
+    if found is None:
+        raise _NoSession
+    return int.from_bytes(found, "big")
+
+
+def _int8(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, epoch: int) -> int:
+    """Append a batch behind the lease of this epoch (0: none), and return its first seq.
+
+    Raises OnceConflict, LeaseLost, _NoSession; then nothing was written.
+    """
+    at, payloads, once = now(), batch.payloads, batch.once
+    [(first, session, known, count, fence)] = transaction.run(
+        "append",
+        namespace,
+        key.encode(),
+        at,
+        [payload.decode() for payload in payloads],
+        list(batch.times or [at] * len(payloads)),
+        sum(map(len, payloads)),
+        transaction.format,
+        None if once is None else token_bytes(once),
+        epoch or None,
+    )
+    if known is not None:
+        assert once is not None, "only a token can be known"
+        stored = transaction.run("bodies", session, known, known + count - 1)
+        if [body.encode() for (body,) in stored] != list(payloads):
+            raise OnceConflict(key, once, known)
+        return int(known)
+    if epoch and not fence:
+        raise LeaseLost(key, epoch)
+    if first is None:
+        raise _NoSession
+    return int(first)
+
+
+def _append_new(
+    transaction: "Transaction", namespace: str, key: str, batch: Batch, epoch: int
+) -> int:
+    """Create the session, unless another writer does, and append to it."""
+    for _ in range(_TRIES):
+        try:
+            return _append(transaction, namespace, key, batch, epoch)
+        except _NoSession:
+            # Waits for another writer that is just creating it.
+            create(transaction, namespace, blank(key, os.urandom(8).hex(), 1, now()), 0, 0)
+    raise DamagedStore(f"{key!r}: its row is not of the version of the tables")

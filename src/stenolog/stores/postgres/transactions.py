@@ -1,0 +1,290 @@
+"""Transactions on a PostgreSQL connection: named statements, and messages as rows."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import psycopg
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder
+from psycopg import generators
+from psycopg.pq import ExecStatus, Format
+
+from stenolog.errors import DamagedStore, NotStored
+from stenolog.records import Message, Span, State, decode_object
+from stenolog.stores import spans
+from stenolog.stores.postgres import schema
+from stenolog.stores.postgres.failures import Before
+from stenolog.stores.sql.dialect import Clash, Row
+from stenolog.stores.sql.rows import NO_END, moment
+
+if TYPE_CHECKING:
+    from stenolog.stores.postgres.connections import Connection
+
+_OPEN: Final = psycopg.pq.ConnStatus.OK
+_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
+_COMMAND_OK: Final = ExecStatus.COMMAND_OK
+_TUPLES_OK: Final = ExecStatus.TUPLES_OK
+_MANY: Final = 100
+_PAGE: Final = 2_000
+"""How many messages are fetched at once: a session need not fit in memory."""
+_FOR_ONE: Final = ("token_pkey", "session_live", "session_uid", "lease_namespace_key_key")
+"""Unique constraints that two writers may meet at once: the second one tries again."""
+_skip_json = Decoder(Raw).decode
+"""Check that a text is JSON without decoding it."""
+
+
+class Peer(Struct, frozen=True):
+    """What was found at the other end of a connection."""
+
+    pooled: bool
+    """A pooler stands between: each transaction may meet another process of the server."""
+    weak: bool
+    """Commits there are not synced unless that is asked for."""
+
+
+class Slot:
+    """The right to have one connection; a slot that nothing refers to is free again."""
+
+    __slots__ = ("__weakref__", "free")
+
+    def __init__(self) -> None:
+        self.free = False
+
+
+class Transaction:
+    """What can be done on a connection: in a transaction, or each statement as one by itself.
+
+    It is kept with its connection and its cursor: to make a cursor takes as long as half a round
+    trip. Not for two threads at once.
+    """
+
+    __slots__ = ("_cursor", "_ready", "connection", "in_use", "peer", "since", "slot", "sql")
+
+    def __init__(self, connection: "Connection", sql: Mapping[str, bytes], peer: Peer) -> None:
+        self.connection = connection
+        """The driver's own, for what only that can do."""
+        self.peer = peer
+        """What is at the other end."""
+        self.sql = sql
+        """The statements by name."""
+        self.since = 0.0
+        """When it was last given back."""
+        self.in_use = False
+        """Whether a call works with it, or was interrupted (Ctrl-C) while it did."""
+        self.slot: Slot | None = None
+        """Its place in the pool; None for a connection beside the pool."""
+        self._cursor = connection.cursor(binary=True)
+        self._ready: set[str] = set()
+
+    def run(self, name: str, /, *values: Any) -> list[Row]:
+        """Carry out the statement of this name; its rows. Raises Clash."""
+        cursor = self._cursor
+        try:
+            cursor.execute(self.sql[name], values)
+        except psycopg.errors.UniqueViolation as error:
+            raise _clash(error) from error
+        found = cursor.fetchall() if cursor.description is not None else []
+        if len(found) > _MANY:
+            # It would keep what it fetched until it is used again.
+            self._cursor = self.connection.cursor(binary=True)
+        return found
+
+    def run_ready(self, name: str, types: Sequence[int], values: Sequence[bytes]) -> bytes | None:
+        """Carry out the statement of this name with values as they are sent; the one it gives.
+
+        Past the cursor, which takes as long as half a round trip: for what is done all the time.
+        Raises Before where it could not even be prepared.
+        """
+        if name in self._ready:
+            try:
+                return self._send(name, values)
+            except psycopg.errors.InvalidSqlStatementName:
+                # After a rollback the driver throws away all that was prepared.
+                self._ready.clear()
+        try:
+            self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
+            self._result(_COMMAND_OK)
+        except psycopg.Error as error:
+            raise Before(error) from error
+        self._ready.add(name)
+        return self._send(name, values)
+
+    def _send(self, name: str, values: Sequence[bytes]) -> bytes | None:
+        formats = [Format.BINARY] * len(values)
+        pgconn = self.connection.pgconn
+        pgconn.send_query_prepared(name.encode(), values, formats, Format.BINARY)
+        result = self._result(_TUPLES_OK)
+        found: bytes | None = result.get_value(0, 0) if result.ntuples else None
+        return found
+
+    def _result(self, expected: ExecStatus) -> Any:
+        # A server that ends the connection may answer first, and then say so.
+        results = self.connection.wait(generators.execute(self.connection.pgconn))
+        for result in results:
+            if result.status != expected:
+                raise psycopg.errors.error_from_result(result, "utf-8")
+        return results[0]
+
+    def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute the statement of this name once for each row of values."""
+        values = list(rows)
+        if values:
+            self.executemany(self.sql[name], values)
+
+    def commit(self) -> None:
+        """End a transaction so that it counts. Raises NotStored after an error in it."""
+        cursor = self._cursor.execute(b"COMMIT")
+        if cursor.statusmessage != "COMMIT":
+            raise NotStored("an error within the transaction was passed over: nothing was stored")
+
+    def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
+        """Carry out one statement, with values for its places; its rows, if it has any."""
+        cursor = self._cursor
+        cursor.execute(_bytes(sql), values)
+        return cursor.fetchall() if cursor.description is not None else ()
+
+    def executemany(self, sql: bytes | str, rows: Iterable[Sequence[Any]]) -> None:
+        """Carry out one statement for each row of values."""
+        with self.connection.cursor() as cursor:
+            cursor.executemany(_bytes(sql), list(rows))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the next caller can use it: it is open, and nothing is under way."""
+        connection = self.connection.pgconn
+        idle = connection.status == _OPEN and connection.transaction_status == _IDLE
+        return idle and not self.in_use  # guard: postgres-interrupted-connection
+
+    @contextmanager
+    def used(self) -> Iterator[Self]:
+        """Mark it as in use; it stays so after an interrupt, and is not used again then.
+
+        An interrupt may leave the driver's view of the connection and the server's different.
+        """
+        self.in_use = True
+        try:
+            yield self
+        except Exception:
+            self.in_use = False
+            raise
+        self.in_use = False
+
+    @property
+    def format(self) -> int:
+        """Version of the tables that this code knows; every session row carries one."""
+        return schema.newest()
+
+    def key(self, key: str) -> bytes:
+        """Return the bytes of the key: text cannot hold a zero byte here."""
+        return key.encode()
+
+    def body(self, body: bytes) -> str:
+        """Return the body as str: JSON is stored as text here."""
+        return body.decode()
+
+    def check_format(self) -> None:
+        """Raise NewerFormat if newer code has changed the tables."""
+        [(version,)] = self.run("format")
+        schema.check_version(version)
+
+    def check_row_format(self, version: int | None) -> None:
+        """Raise NewerFormat if newer code has written a row with this version."""
+        if version is not None:
+            schema.check_version(version)
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
+        """Return the intact messages with these seqs; `state` marks those that it hides."""
+        floor, hidden = (0, []) if state is None else (state.floor, state.hidden)
+        return [
+            Message(
+                seq,
+                at,
+                Raw(body.encode()),
+                hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
+            )
+            for first, end in wanted
+            for seq, at, body in self.run("messages", session, first, end)
+            if is_intact(at, body)
+        ]
+
+    def intact_messages(
+        self, session: int, first: int, last: int
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Yield seq, time and body of each intact message."""
+        for start in range(first, last + 1, _PAGE):
+            end = min(start + _PAGE - 1, last)
+            for seq, at, body in self.run("messages", session, start, end):
+                if is_intact(at, body):
+                    yield seq, at, body.encode()
+
+    def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
+        """Yield the seq of each message row, and whether it is intact."""
+        after = -NO_END
+        while rows := self.run("some_messages", session, after, _PAGE):
+            after = rows[-1][0]
+            for seq, at, body in rows:
+                yield seq, is_intact(at, body)
+
+    def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
+        """Store messages given as seq, time and body. Raises Clash."""
+        remaining = iter(rows)
+        few = list(islice(remaining, _MANY))
+        if len(few) < _MANY:
+            # One exchange; COPY takes two.
+            if few:
+                seqs, times, bodies = zip(*few, strict=True)
+                texts = [body.decode() for body in bodies]
+                self.run("add_messages", session, list(seqs), list(times), texts)
+            return
+        try:
+            with self.connection.cursor() as cursor, cursor.copy(self.sql["copy_in"]) as copying:
+                for seq, at, body in chain(few, remaining):
+                    copying.write_row((session, seq, at, body.decode()))
+        except psycopg.errors.UniqueViolation as error:
+            raise _clash(error) from error
+
+    # --- savepoints and purges ---------------------------------------------------------------
+
+    def savepoint(self) -> AbstractContextManager[object]:
+        """Undo what is done inside, and nothing else, if it raises."""
+        return self.connection.transaction()
+
+    def erasing(self) -> AbstractContextManager[object]:
+        """Do nothing: rows are deleted as usual, and vacuumed afterwards."""
+        return nullcontext()
+
+    def unfinished_purges(self) -> list[str | bytes]:
+        """Return nothing: a purge is one transaction."""
+        return []
+
+
+def is_intact(at: str, body: str) -> bool:
+    """Return whether a message row holds a time and a JSON object."""
+    try:
+        moment(at)
+        try:
+            _skip_json(body)
+        except (DecodeError, RecursionError):
+            # Lone surrogates need the slower decoder.
+            return isinstance(decode_object(body.encode()), dict)
+    except ValueError:
+        return False
+    return body.lstrip().startswith("{")
+
+
+def _clash(error: psycopg.errors.UniqueViolation) -> Exception:
+    """What it means that something stands there already."""
+    if error.diag.constraint_name in _FOR_ONE:
+        return Clash()
+    return DamagedStore(
+        f"the tables are not as they should be ({' '.join(str(error).split())}); "
+        "`steno doctor` says what is wrong"
+    )
+
+
+def _bytes(sql: bytes | str) -> bytes:
+    return sql if isinstance(sql, bytes) else sql.encode()

@@ -1,0 +1,1 @@
+"""The SQL engine: everything that SQLite and PostgreSQL do in the same way."""

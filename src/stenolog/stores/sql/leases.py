@@ -1,0 +1,235 @@
+"""Leases: a row with an epoch for each session, which the next holder replaces."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
+from stenolog.stores.locks import ThreadLock
+from stenolog.stores.sql.dialect import Dialect, Transaction
+from stenolog.stores.sql.sessions import find_life
+
+if TYPE_CHECKING:
+    from stenolog.stores.sql.store import SQLStore
+
+S = TypeVar("S", bound="SQLStore")
+
+
+class Held:
+    """The leases that one store has taken and not released, at most one for each key."""
+
+    def __init__(self) -> None:
+        self.name = os.urandom(8).hex()
+        """Distinguishes the stores of a process."""
+        self._mutex = ThreadLock()
+        self._epochs: dict[str, tuple[int, int]] = {}
+        self._given_up: set[int] = set()
+        """Epochs of leases that could not be released."""
+        self.closed = False
+        """Whether the store takes no more leases."""
+        STORES[self.name] = self
+
+    def add(self, key: str, epoch: int) -> None:
+        """Remember a lease before it is committed: `close` must not miss it. Raises StoreClosed."""
+        with self._mutex:
+            if self.closed:
+                raise StoreClosed("the store is closed")
+            self._given_up.discard(self._epochs.get(key, (0, 0))[0])
+            # A forked child must not release it.
+            self._epochs[key] = epoch, os.getpid()
+
+    def keep(self, key: str, epoch: int) -> bool:
+        """Return whether a lease that is renewed was not given up before. Raises StoreClosed."""
+        with self._mutex:
+            if epoch in self._given_up:
+                return False
+            # Another thread may have tried to take it over, and failed.
+            self.add(key, epoch)
+            return True
+
+    def has(self, epoch: int) -> bool:
+        """Return whether this store still uses the lease."""
+        with self._mutex:
+            taken = any(epoch == one for one, _ in self._epochs.values())
+            return taken and epoch not in self._given_up
+
+    def give_up(self, epoch: int) -> None:
+        """Stop using a lease that could not be released."""
+        with self._mutex:
+            self._given_up.add(epoch)
+
+    def forget(self, key: str, epoch: int) -> None:
+        """Forget a lease that was released or never committed; a later one of the key stays."""
+        with self._mutex:
+            if self._epochs.get(key, (None, 0))[0] == epoch:
+                del self._epochs[key]
+            self._given_up.discard(epoch)
+
+    def close(self) -> list[int]:
+        """Take no more, and return the epochs that this process has not released."""
+        with self._mutex:
+            self.closed = True
+            epochs = [epoch for epoch, process in self._epochs.values() if process == os.getpid()]
+            self._epochs.clear()
+        return epochs
+
+
+STORES: Final = WeakValueDictionary[str, Held]()
+"""The leases of each store of this process, by `Held.name`."""
+
+
+def holder_name() -> str:
+    """Return how the row of a lease names this thread, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}, {threading.current_thread().name}"
+
+
+def take(dialect: Dialect, held: Held, namespace: str, key: str, *, ttl: float, wait: float) -> int:
+    """Return the epoch of a new lease. Raises NoSuchSession, StoreBusy, StoreClosed."""
+    deadline = time.monotonic() + wait
+
+    def look(transaction: Transaction) -> str | None:
+        return holder(dialect, transaction, namespace, key)
+
+    with dialect.waiting_for_lease(namespace, key) as pause:
+        while True:
+            if held.closed:
+                raise StoreClosed("the store is closed")
+            # A reader first, so that those who wait do not write all the time.
+            words = dialect.look(look)
+            if words is None:
+                epoch = dialect.take_lease(held, namespace, key, ttl=ttl)
+                if epoch:
+                    return epoch
+                continue
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise StoreBusy(f"{key!r}: {words} has the turn")
+            pause(left)
+
+
+def holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
+    """Return who holds the lease, for people; None if it is free. Raises NoSuchSession."""
+    if find_life(transaction, namespace, key) is None:
+        raise NoSuchSession(key)
+    for row in transaction.run("find_lease", namespace, transaction.key(key)):
+        words = dialect.lease_holder(row)
+        if words is not None:
+            return words
+    return None
+
+
+def release_all(dialect: Dialect, held: Held) -> None:
+    """Take no more, and release the leases of this process, as far as that can be written."""
+    epochs = held.close()
+    if epochs:
+        with suppress(StenologError):
+            dialect.end_leases(epochs)
+
+
+class SQLLease(Generic[S]):
+    """A lease on one session. The next holder has another epoch, and then no write gets through.
+
+    It belongs to the process that took it: in a forked child it counts as lost.
+    """
+
+    def __init__(
+        self, store: S, dialect: Dialect, held: Held, key: str, epoch: int, ttl: float
+    ) -> None:
+        self._dialect = dialect
+        self._held = held
+        self._namespace = store.namespace
+        self._process = os.getpid()
+        self._released = False
+        self._ttl = ttl
+        self.key = key
+        """The session."""
+        self.epoch = epoch
+        """Grows with each lease."""
+        self.store: S = store.behind(self)
+        """The store, whose writes raise LeaseLost once it is released or taken over."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has expired or was taken over, or the store was closed."""
+        if self._held.closed or self._is_of_parent():
+            return True
+        try:
+            rows = self._dialect.look(lambda found: found.run("lease_in_force", self.epoch))
+        except StoreClosed:
+            return True
+        return not any(self._dialect.is_held(row) for row in rows)
+
+    def check_own(self) -> None:
+        """Raise LeaseLost in a forked child, and once it was released."""
+        if self._is_of_parent():
+            raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
+        if self._released:
+            raise LeaseLost(self.key, self.epoch, reason="was released")
+
+    def check(self, transaction: Transaction) -> None:
+        """Raise LeaseLost if it was released or taken over; to have expired alone is no harm."""
+        self.check_own()
+        self._check(transaction, "find_epoch")  # guard: sql-lease-fence
+
+    @contextmanager
+    def checked(self, transaction: Transaction) -> Iterator[None]:
+        """Check it before the work inside, and lock it behind that.
+
+        So that nobody takes over before the transaction has ended. The lease is locked behind the
+        sessions, as in a purge: in the other order the two would wait for each other.
+        """
+        self.check(transaction)
+        try:
+            yield
+        except NoSuchSession:
+            # A purge that took the session took the lease with it.
+            self._check(transaction, "check_lease")
+            raise
+        self._check(transaction, "check_lease")  # guard: sql-lease-check
+
+    def _check(self, transaction: Transaction, statement: str) -> None:
+        if not transaction.run(statement, self.epoch):
+            raise LeaseLost(self.key, self.epoch)
+
+    def renew(self) -> None:
+        """Extend it to a full ttl from now. Raises LeaseLost."""
+        self.check_own()
+        self._dialect.renew_lease(self._held, self.key, self.epoch, ttl=self._ttl)
+
+    def release(self) -> None:
+        """Let the next one in; a second call does nothing.
+
+        If that cannot be written, others get in after the ttl.
+        """
+        if self._is_of_parent():
+            return
+        self._released = True
+        try:
+            with suppress(StoreClosed):
+                self._dialect.end_leases([self.epoch])
+                self._dialect.notify(self._namespace, self.key)
+            # Not before: a thread that closes the store meanwhile releases it.
+            self._held.forget(self.key, self.epoch)
+        except BaseException:
+            self._held.give_up(self.epoch)
+            raise
+
+    def _is_of_parent(self) -> bool:
+        return self._process != os.getpid()  # guard: lease-ends-at-fork
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()

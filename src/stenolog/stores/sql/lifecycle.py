@@ -1,0 +1,243 @@
+"""Fork, delete, restore and purge sessions."""
+
+import os
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExists
+from stenolog.records import Trashed
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.base import Deleted
+from stenolog.stores.damage import Damage
+from stenolog.stores.sql.changes import add_change, looked_up, save
+from stenolog.stores.sql.dialect import Clash, Row, Transaction
+from stenolog.stores.sql.rows import (
+    NO_END,
+    Session,
+    count,
+    deletion_time,
+    moment,
+    now,
+    readable_undo,
+)
+from stenolog.stores.sql.sessions import create, find, find_life, session_state, shown, text
+
+
+def copied_mark(uid: str) -> str:
+    """Return the name of the mark that holds the version in which a copy left a session."""
+    return f"copied:{uid}"
+
+
+def fork(
+    transaction: Transaction, namespace: str, key: str, new_key: str, *, at: int | None
+) -> None:
+    """Create a session from the visible messages of another. Raises as Store.fork."""
+    source = known(transaction, namespace, key, lock=True)
+    _check_free(transaction, namespace, new_key)
+    made = states.decide_fork(
+        source.state,
+        source.last_seq,
+        new_key=new_key,
+        at=at,
+        uid=os.urandom(8).hex(),
+        now=now(),
+    )
+    size = sum(
+        bytes_
+        for first, last in made.taken
+        for *_, bytes_ in transaction.run("extent", source.id, first, last)
+    )
+    number = create(transaction, namespace, made.state, made.next_seq - 1, size)
+    if not number:
+        raise SessionExists(new_key)
+    for first, last in made.taken:
+        transaction.run("copy_messages", number, source.id, first, last)
+    for change in states.recorded(made.state, []):
+        add_change(transaction, Session(number, "", 0, 0, made.state), change)
+
+
+def known(transaction: Transaction, namespace: str, key: str, *, lock: bool = False) -> Session:
+    """Return the session that exists under this key. Raises NoSuchSession."""
+    session = find(transaction, namespace, key, lock=lock)
+    if session is None:
+        raise NoSuchSession(key)
+    return session
+
+
+def _check_free(transaction: Transaction, namespace: str, key: str) -> None:
+    if find_life(transaction, namespace, key) is not None:
+        raise SessionExists(key)
+
+
+# --- the trash -------------------------------------------------------------------------------
+
+
+def delete(transaction: Transaction, namespace: str, key: str) -> Trashed:
+    """Mark a session as deleted. Raises NoSuchSession."""
+    session = known(transaction, namespace, key, lock=True)
+    earlier = transaction.run("deletion_times", namespace, transaction.key(key))
+    at = deletion_time([deleted for (deleted,) in earlier])
+    transaction.run("delete_session", session.id, at)
+    messages = count(session.state, session.last_seq)
+    return Trashed(key=key, uid=session.state.uid, deleted=moment(at), count=messages)
+
+
+def restore(
+    transaction: Transaction, namespace: str, key: str, *, uid: str | None, as_key: str
+) -> None:
+    """Make a deleted session exist again. Raises NoSuchSession, SessionExists."""
+    transaction.check_format()
+    for session, found in transaction.run("find_deleted", namespace, transaction.key(key)):
+        if uid in (None, shown(found)):
+            _check_free(transaction, namespace, as_key)
+            try:
+                transaction.run("restore_session", session, transaction.key(as_key))
+            except Clash:
+                raise SessionExists(as_key) from None
+            return
+    raise NoSuchSession(key, "the trash has no such session")
+
+
+def list_trash(
+    transaction: Transaction, namespace: str, damage: Damage | None = None
+) -> list[Trashed]:
+    """Return the deleted sessions, the last deleted first; report damaged rows, leave them out."""
+    trashed = []
+    for raw_key, raw_uid, deleted, last_seq, body, number in transaction.run(
+        "list_deleted", namespace
+    ):
+        try:
+            key, uid = text(raw_key), text(raw_uid)
+            state = session_state(transaction, number, key, uid=uid, body=body)
+            messages = count(state, last_seq)
+            trashed.append(Trashed(key=key, uid=uid, deleted=moment(deleted), count=messages))
+        except (ValueError, TypeError):
+            if damage is not None:
+                damage.tell(f"the deleted session with the key {raw_key!r}")
+    return trashed
+
+
+# --- purge -----------------------------------------------------------------------------------
+
+
+class Removed(Struct, frozen=True):
+    """What a purge removed."""
+
+    messages: int
+    first: int
+    last: int
+    not_reached: tuple[str, ...]
+    """Other places that may still tell of it."""
+
+
+def purge_all(transaction: Transaction, namespace: str, key: str) -> Removed | None:
+    """Remove the session and all deleted ones of its key, and the lease; None if there is none."""
+    lives = transaction.run("lives", namespace, transaction.key(key))
+    if not lives:
+        return None
+    imported = _imported_from(transaction, namespace, key)
+    return _remove(transaction, namespace, key, lives, imported)
+
+
+def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[str, ...]:
+    """Name the files that the session was imported from, as far as that can be read."""
+    try:
+        session = find(transaction, namespace, key)
+    except NewerFormat:
+        raise
+    except DamagedStore:
+        return ()
+    return () if session is None else states.taken_from(session.state.meta)
+
+
+def purge_trash(
+    transaction: Transaction, namespace: str, key: str, meant: Collection[Deleted]
+) -> Removed | None:
+    """Remove these deleted sessions of the key; None if not all of them are in the trash."""
+    # Locked first, so that they stay in the trash until the end of the transaction.
+    rows = transaction.run("find_deleted", namespace, transaction.key(key))
+    listed = list_trash(transaction, namespace)
+    known = {(one.uid, one.deleted) for one in listed if one.key == key}
+    if not meant or not known.issuperset(meant):
+        return None
+    uids = {uid for uid, _ in meant}
+    lives = [row for row in rows if shown(row[1]) in uids]
+    return _remove(transaction, namespace, key, lives, ())
+
+
+def _remove(
+    transaction: Transaction,
+    namespace: str,
+    key: str,
+    lives: Sequence[Row],
+    imported: tuple[str, ...],
+) -> Removed:
+    numbers = [number for number, _ in lives]
+    found = [_extent(transaction, number, NO_END) for number in numbers]
+    with transaction.erasing():
+        for number, uid in lives:
+            transaction.run("remove_mark", namespace, copied_mark(shown(uid)))
+            transaction.run("remove_messages", number, NO_END)
+            transaction.run("remove_tokens", number, NO_END)  # guard: sql-purge-removes-tokens
+            transaction.run("remove_changes", number)
+            transaction.run("remove_session", number)
+        if not transaction.run("find_life", namespace, transaction.key(key)):
+            transaction.run("end_lease_of", namespace, transaction.key(key))
+    left = states.not_reached(key, forks=_forks(transaction, namespace, key))
+    return Removed(
+        sum(messages for messages, *_ in found),
+        min((first for messages, first, _ in found if messages), default=0),
+        max(last for _, _, last in found),
+        left + imported,
+    )
+
+
+def purge_before(
+    transaction: Transaction, namespace: str, key: str, *, before: int
+) -> Removed | None:
+    """Remove the messages below this seq, and what leads to them; None if there is no session."""
+    session = find(transaction, namespace, key, lock=True)
+    if session is None:
+        return None
+    left = states.not_reached(
+        key,
+        forks=_forks(transaction, namespace, key),
+        summary=session.state.summary,
+        trashed=len(transaction.run("deletion_times", namespace, transaction.key(key))),
+    )
+    imported = states.taken_from(session.state.meta)
+    upto = min(before - 1, session.last_seq)
+    messages, first, last = _extent(transaction, session.id, max(upto, 0))
+    steps = readable_undo(session.state, lambda entry: looked_up(transaction, session, entry))
+    entries = {entry.number: entry for entry in steps}
+    kept = replace(session.state, undo=[e for e in session.state.undo if e.number in entries])
+    state = states.decide_purge(kept, session.last_seq, before, lambda entry: entries[entry.number])
+    if messages or state != session.state:
+        with transaction.erasing():
+            transaction.run("remove_messages", session.id, upto)
+            transaction.run("remove_tokens", session.id, upto)
+            # Older summaries may tell of removed messages: keep only what undo still needs.
+            transaction.run("remove_changes", session.id)
+            for change in states.recorded(state, [entries[entry.number] for entry in state.undo]):
+                add_change(transaction, session, change)
+            state.generation += 1
+            if spans.contains(state.purged, states.archived_upto(state)):
+                state.archive = None
+            above = states.archived_upto(state) + 1
+            [(*_, size)] = transaction.run("extent", session.id, above, NO_END)
+            save(transaction, session, state, size=size)
+    return Removed(messages, first, last, left + imported)
+
+
+def _extent(transaction: Transaction, session: int, upto: int) -> tuple[int, int, int]:
+    """Return the number of messages up to this seq, the first seq and the last."""
+    [(messages, first, last, _)] = transaction.run("extent", session, 1, upto)
+    return messages, first, last
+
+
+def _forks(transaction: Transaction, namespace: str, key: str) -> list[str]:
+    found = transaction.run("forks", namespace, transaction.key(key))
+    return [name.decode(errors="replace") for (name,) in found]

@@ -1,0 +1,312 @@
+"""Values of rows: sessions, states and changes, times and keys. Pure."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.errors import DamagedStore
+from stenolog.records import Change, SessionInfo, Span, State, Undo, timestamp
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.base import conversation_times
+from stenolog.stores.damage import Damage
+
+NO_END: Final = (1 << 63) - 1
+"""Past every seq."""
+
+_encode = msgspec.json.Encoder().encode
+T = TypeVar("T", State, Change)
+
+_reported = Damage()
+"""Damaged states that this process has reported."""
+
+
+class Session(Struct):
+    """One life of a session as a transaction finds it."""
+
+    id: int
+    """0: it is not there yet."""
+    updated: str
+    last_seq: int
+    bytes: int
+    """How much the messages take that are not archived."""
+    state: State
+
+
+_second = (0, "")  # the second that was spelled out last: most appends fall into the same one
+
+
+def now() -> str:
+    """The present moment, as it is written."""
+    global _second
+    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
+    known, text = _second
+    if known != seconds:
+        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
+        _second = (seconds, text)
+    return f"{text}.{micros:06d}Z"
+
+
+# --- states and changes ----------------------------------------------------------------------
+
+
+def encode(value: State | Change) -> bytes:
+    """A state or a change as JSON. What stands in columns of its own is not said twice."""
+    if isinstance(value, State):
+        value = msgspec.structs.replace(value, key="", uid="", created="", forked_from=None)
+    try:
+        return _encode(value)
+    except (UnicodeEncodeError, TypeError):
+        # Lone surrogates, and subclasses of text.
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+
+
+def decode_state(body: bytes, key: str) -> State:
+    """The state of this session, but for what stands in columns. Raises DamagedStore."""
+    state = _decode(body, State, key)
+    state.key = key
+    return state
+
+
+def read_state(
+    body: bytes | None, key: str, *, uid: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
+) -> State:
+    """Return the state of a session; if it is damaged, the state that its changes lead to.
+
+    `changes` gives the number and the body of each recorded change, by number.
+    """
+    found = _intact_state(body, key)
+    if found is not None:
+        return found
+    state = rebuilt_state(key, changes())
+    _reported.tell(f"the state of session {uid} ({key!r})", done="rebuilt from its changes")
+    return state
+
+
+def rebuilt_state(key: str, changes: Iterable[tuple[int, bytes]]) -> State:
+    """Return the state that the recorded changes lead to; damaged ones are skipped."""
+    state = states.blank(key, "", 1, "")
+    readable, newest = [], 0
+    for number, body in changes:
+        newest = max(newest, number)
+        with suppress(DamagedStore):
+            readable.append(decode_change(body, key))
+    states.replay(state, readable)  # guard: rebuild-damaged-state
+    state.number = max(state.number, newest)
+    return state
+
+
+def _intact_state(body: bytes | None, key: str) -> State | None:
+    with suppress(DamagedStore):
+        return None if body is None else decode_state(body, key)
+    return None
+
+
+class StateCheck(Struct, frozen=True):
+    """What is wrong with the state of a session and the changes that undo needs."""
+
+    state: State
+    """The stored state, or the rebuilt one."""
+    rebuilt: bool
+    damaged_steps: list[int]
+    """Numbers of the changes that undo needs and that cannot be read."""
+
+
+def check_state(
+    body: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
+) -> StateCheck:
+    """Examine the state of a session; `changes` as in `read_state`."""
+    found = _intact_state(body, key)
+    recorded: dict[int, bytes] = {}
+    if found is None or any(entry.elsewhere for entry in found.undo):
+        recorded = dict(changes())
+    state = rebuilt_state(key, recorded.items()) if found is None else found
+    damaged = []
+    for entry in state.undo:
+        bodies = [recorded[entry.number]] if entry.number in recorded else []
+        try:
+            if entry.elsewhere:
+                entry_from(bodies, key, entry)
+        except DamagedStore:
+            damaged.append(entry.number)
+    return StateCheck(state, found is None, damaged)
+
+
+def repaired_state(
+    check: StateCheck, body: bytes | None, *, last_seq: int, seqs: Iterable[int]
+) -> tuple[State, Change]:
+    """Return the state without damaged undo steps, and a change that records the repair.
+
+    The change keeps the damaged bytes, so that the repair destroys nothing. A rebuilt state does
+    not know which messages were purged: those without a row count as purged.
+    """
+    state = states.copy(check.state)
+    if check.rebuilt:
+        present = spans.union((seq, seq) for seq in seqs)
+        state.purged = spans.minus([(1, last_seq)], present) if last_seq > 0 else []
+    last = max(check.damaged_steps, default=0)
+    state.undo = [entry for entry in state.undo if entry.number > last]
+    was = body.decode(errors="backslashreplace") if check.rebuilt and body is not None else None
+    change = Change(
+        op="repair",
+        number=state.number + 1,
+        floor=state.floor,
+        hidden=state.hidden,
+        summary=state.summary,
+        meta=state.meta,
+        was=was,
+    )
+    states.apply_change(state, change)
+    return state, change
+
+
+def readable_undo(state: State, look_up: Callable[[Undo], Undo]) -> list[Undo]:
+    """Return the undo steps with all they need, but none up to a damaged one.
+
+    Steps are undone newest first, so nothing before a damaged step can be undone.
+    """
+    steps: list[Undo] = []
+    for entry in state.undo:
+        try:
+            steps.append(look_up(entry))
+        except DamagedStore:
+            steps = []
+    return steps
+
+
+def damaged_change(key: str, number: int) -> DamagedStore:
+    """Return the error for a change that undo needs and that cannot be read."""
+    return DamagedStore(
+        f"{key!r}: change {number} is damaged and cannot be undone; run `steno doctor`"
+    )
+
+
+def entry_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
+    """Return an undo step with all it needs, from its change. Raises DamagedStore."""
+    for body in bodies:
+        with suppress(DamagedStore):
+            return states.entry_of(decode_change(body, key))
+    raise damaged_change(key, entry.number)
+
+
+def decode_change(body: bytes, key: str) -> Change:
+    """A change of this session. Raises DamagedStore."""
+    return _decode(body, Change, key)
+
+
+def _decode(body: bytes, kind: type[T], key: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise damaged(key, error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        # A lone surrogate is written as an escape, which only the slower decoder takes.
+        return msgspec.convert(json.loads(body), kind)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise damaged(key, error) from error
+
+
+def damaged(key: str, error: Exception) -> DamagedStore:
+    """What is said of a session that cannot be read."""
+    return DamagedStore(
+        f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
+    )
+
+
+def count(state: State, last_seq: int) -> int:
+    """How many messages there are."""
+    return spans.size(states.present(state, last_seq))
+
+
+# --- times and keys ---------------------------------------------------------------------------
+
+read_time = datetime.fromisoformat
+"""`read_time(at).tzinfo`, without a call of ours for each message that is read: None or ValueError
+where a time is damaged."""
+
+
+def moment(text: str | bytes) -> datetime:
+    """The time that was written like this. Raises ValueError, UnicodeDecodeError among them."""
+    found = read_time(text if isinstance(text, str) else text.decode())
+    if found.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return found
+
+
+def deletion_time(earlier: Iterable[str | bytes]) -> str:
+    """Return the time for a deletion: now, or later than all deletions of the key before.
+
+    So the last deleted session of a key is the one with the latest time, even if the clock was set
+    back in between.
+    """
+    at = now()
+    with suppress(ValueError, OverflowError):
+        newest = max(_readable(earlier), default=None)
+        if newest is not None and newest >= moment(at):
+            return timestamp(newest + timedelta(microseconds=1))
+    return at
+
+
+def _readable(times: Iterable[str | bytes]) -> Iterator[datetime]:
+    for text in times:
+        with suppress(ValueError):
+            yield moment(text).astimezone(UTC)
+
+
+def past(prefix: str) -> str | None:
+    """The least text above all that begin like this; None where nothing is."""
+    while prefix:
+        code = ord(prefix[-1])
+        if code < 0x10FFFF:
+            # The codes of surrogates are no characters.
+            return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
+        prefix = prefix[:-1]
+    return None
+
+
+def info(session: Session, met: list[Span]) -> SessionInfo:
+    """What is known of the session, of which these seqs were met damaged. Raises DamagedStore."""
+    end = session.last_seq
+    # What a copy says was lost elsewhere, and what was met here.
+    lost = spans.union(session.state.lost, met)
+    state = session.state if not met else msgspec.structs.replace(session.state, lost=lost)
+    try:
+        stored = moment(state.created), moment(session.updated)
+    except ValueError as error:
+        raise damaged(state.key, error) from error
+    created, updated = conversation_times(
+        *stored,
+        meta={} if state.forked_from is not None else state.meta,
+        last_seq=end,
+    )
+    sight = states.visible(state, end)
+    return SessionInfo(
+        key=state.key,
+        uid=state.uid,
+        created=created,
+        updated=updated,
+        last_seq=end,
+        floor=state.floor,
+        visible=spans.size(sight),
+        count=count(state, end),
+        lost=spans.size(lost),
+        damaged=spans.size(met),
+        void_bytes=0,
+        archived=states.archived_upto(state),
+        generation=state.generation,
+        bytes=session.bytes,
+        undoable=len(state.undo),
+        summary=state.summary,
+        meta=state.meta,
+        forked_from=state.forked_from,
+        in_sight=tuple(sight),
+        change=state.number,
+    )

@@ -1,0 +1,192 @@
+"""Read and write complete sessions, for copies between stores: rows ↔ stores/snapshots.py."""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Raw
+
+from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
+from stenolog.records import Archive, Message, Token
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.batches import token_bytes, token_text
+from stenolog.stores.snapshots import Life, LifeMark, Reading, life_of, state_of, token_of
+from stenolog.stores.sql.changes import add_change, looked_up
+from stenolog.stores.sql.dialect import Clash, Transaction
+from stenolog.stores.sql.lifecycle import copied_mark
+from stenolog.stores.sql.rows import NO_END, Session, damaged, encode, readable_undo
+from stenolog.stores.sql.sessions import session_state, shown, text
+
+
+class _Found(Session):
+    """A session with the other columns of its row."""
+
+    namespace: str
+    version: int
+    deleted: str | None
+    stamp: str
+
+
+def lives(transaction: Transaction, namespace: str) -> list[LifeMark]:
+    """Return every session in a namespace, the deleted ones first."""
+    found = []
+    for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_lives", namespace):
+        try:
+            texts = text(key), text(uid), None if deleted is None else text(deleted)
+        except UnicodeDecodeError:
+            texts = shown(key), "", None
+        found.append(
+            LifeMark(
+                key=texts[0],
+                uid=texts[1],
+                deleted=texts[2],
+                stamp=shown(stamp),
+                last_seq=last_seq,
+            )
+        )
+    return found
+
+
+def read(
+    transaction: Transaction, namespace: str, mark: LifeMark, *, after: int = 0, lock: bool = False
+) -> Reading:
+    """Read one session; valid until the transaction ends. Raises NoSuchSession.
+
+    `lock`: no other writer changes it meanwhile.
+    """
+    session = _find(transaction, namespace, mark, lock=lock)
+    if session is None or session.namespace != namespace:
+        raise NoSuchSession(mark.key, "it was purged")
+    begun = {
+        first: (token_text(token), count)
+        for token, first, count in transaction.run("tokens", session.id)
+    }
+    strays = [
+        Token(token_text(token), first, count, "")
+        for token, first, count in transaction.run("missing_tokens", session.id)
+    ]
+    state = session.state
+    copied = transaction.run("find_mark", namespace, copied_mark(state.uid))
+    return Reading(
+        life=life_of(
+            state,
+            last_seq=session.last_seq,
+            updated=session.updated,
+            undo=readable_undo(state, lambda entry: looked_up(transaction, session, entry)),
+            deleted=session.deleted,
+            tokens=strays,
+        ),
+        messages=_messages(transaction, session, begun, after),
+        stamp=session.stamp,
+        untouched=[version for (version,) in copied] == [session.version],
+    )
+
+
+def _find(
+    transaction: Transaction, namespace: str, mark: LifeMark, *, lock: bool = False
+) -> _Found | None:
+    """Return the session with this uid, perhaps of another namespace. Raises DamagedStore."""
+    try:
+        for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
+            number, raw_key, created, updated, last_seq, size, fork_of, body, tables, *rest = row
+            transaction.check_row_format(tables)
+            key = text(raw_key)
+            state = session_state(transaction, number, key, uid=mark.uid, body=body)
+            state.uid, state.created = mark.uid, created
+            state.forked_from = None if fork_of is None else text(fork_of)
+            return _Found(number, updated, last_seq, size, state, *rest)
+    except (UnicodeDecodeError, TypeError) as error:
+        raise damaged(mark.key, error) from error
+    if not mark.uid:
+        raise damaged(mark.key, ValueError("its row is damaged"))
+    return None
+
+
+def _messages(
+    transaction: Transaction, session: Session, begun: dict[int, tuple[str, int]], after: int
+) -> Iterator[Message]:
+    gone = states.missing(session.state)
+    for seq, at, body in transaction.intact_messages(session.id, after + 1, session.last_seq):
+        if gone and spans.contains(gone, seq):
+            continue
+        once, count = begun.get(seq, (None, 1))
+        part = (1, count) if count > 1 else None
+        yield Message(seq, at, Raw(body), _part=part, _once=once)
+
+
+class Writer:
+    """Writes sessions in one transaction."""
+
+    def __init__(self, transaction: Transaction, namespace: str) -> None:
+        self._transaction = transaction
+        self._namespace = namespace
+
+    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+        """Write a session as `LifeWriter.write` describes. Raises SessionExists, StoreBusy."""
+        try:
+            with self._transaction.savepoint():
+                self._write(life, messages, instead_of)
+        except Clash:
+            raise SessionExists(life.key) from None
+
+    def _write(self, life: Life, messages: Iterable[Message], instead_of: str) -> None:
+        transaction, run = self._transaction, self._transaction.run
+        mark = LifeMark(key=life.key, uid=life.uid, stamp="")
+        old = _find(transaction, self._namespace, mark, lock=True)
+        self._check(life, old, instead_of)
+        key, fork_of = transaction.key(life.key), life.forked_from
+        origin = None if fork_of is None else transaction.key(fork_of)
+        said = life.created, life.updated, life.last_seq, life.deleted, origin
+        if old is None:
+            added = run("add_life", self._namespace, key, life.uid, *said, transaction.format)
+            if not added:
+                transaction.check_format()
+            [(number,)] = added
+        else:
+            number = old.id
+            run("set_life", number, key, *said)
+            run("remove_messages", number, NO_END)
+            run("remove_tokens", number, NO_END)
+            run("remove_changes", number)
+        self._put_messages(number, messages)
+        self._put_state(number, life, old)
+        run("put_mark", number, copied_mark(life.uid))
+
+    def _check(self, life: Life, old: _Found | None, instead_of: str) -> None:
+        """Raise SessionExists, StoreBusy."""
+        if old is None and instead_of:
+            raise StoreBusy(f"{life.key!r}: it is gone; try again")
+        if old is not None and (not instead_of or old.namespace != self._namespace):
+            raise SessionExists(life.key, f"there is a session with its uid, {life.uid}")
+        if old is not None and old.stamp != instead_of:
+            raise StoreBusy(f"{life.key!r}: it has changed; try again")
+        if life.deleted is None:
+            key = self._transaction.key(life.key)
+            found = self._transaction.run("find_life", self._namespace, key)
+            if any(uid != life.uid for uid, *_ in found):
+                raise SessionExists(life.key)
+
+    def _put_messages(self, number: int, messages: Iterable[Message]) -> None:
+        tokens: list[tuple[int, bytes, int, int]] = []
+
+        def rows() -> Iterator[tuple[int, str, bytes]]:
+            for message in messages:
+                if message._once is not None and (found := token_of(message)) is not None:
+                    tokens.append((number, token_bytes(found[0]), message.seq, found[1]))
+                yield message.seq, message._at, message.to_json()
+
+        self._transaction.add_messages(number, rows())
+        self._transaction.run_many("put_token", tokens)
+
+    def _put_state(self, number: int, life: Life, old: _Found | None) -> None:
+        transaction = self._transaction
+        generation = 1 if old is None else old.state.generation + 1
+        state, _ = state_of(life, generation=generation)
+        if life.archived:
+            state.archive = Archive("", 1, life.archived)
+        session = Session(number, life.updated, life.last_seq, 0, state)
+        for change in states.recorded(state, life.undo):
+            add_change(transaction, session, change)
+        tokens = [(number, token_bytes(one.token), one.first, one.count) for one in life.tokens]
+        transaction.run_many("put_token", tokens)
+        [(*_, size)] = transaction.run("extent", number, life.archived + 1, NO_END)
+        transaction.run("set_state", number, size, transaction.body(encode(state)))

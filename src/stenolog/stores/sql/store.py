@@ -1,0 +1,533 @@
+"""SQLStore: every call of a store, over the dialect of a database."""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from stenolog.codec import check_key, check_once, encode_message, encode_object
+from stenolog.errors import NoSuchSession, StenologError, UsageError
+from stenolog.records import (
+    Compacted,
+    Health,
+    Message,
+    Purged,
+    SessionInfo,
+    Span,
+    Trashed,
+    Undone,
+)
+from stenolog.stores import operations
+from stenolog.stores import state as states
+from stenolog.stores.arguments import check_last, check_required, check_text, check_whole
+from stenolog.stores.base import Append, Deleted, SessionView
+from stenolog.stores.batches import Batch
+from stenolog.stores.batches import batch as batch_of
+from stenolog.stores.damage import Damage
+from stenolog.stores.following import News, arrivals
+from stenolog.stores.operations import Decide, T
+from stenolog.stores.snapshots import LifeMark, LifeWriter, Reading
+from stenolog.stores.sql import changes, lifecycle, reading, sessions, snapshots
+from stenolog.stores.sql.dialect import Dialect, Transaction
+from stenolog.stores.sql.leases import Held, SQLLease, release_all, take
+from stenolog.stores.sql.lifecycle import Removed
+from stenolog.stores.sql.rows import info, moment
+from stenolog.stores.sql.sessions import text
+
+
+class SQLStore:
+    """Sessions in the tables of a database; stores/base.py says what each call means."""
+
+    def __init__(self, namespace: str, dialect: Dialect) -> None:
+        self._namespace = namespace
+        self._dialect = dialect
+        self._lease: SQLLease[Any] | None = None
+        self._held = Held()
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing may be written."""
+        return self._dialect.read_only
+
+    @property
+    def namespace(self) -> str:
+        """Which of the sessions in the database belong to this store."""
+        return self._namespace
+
+    @property
+    def busy_timeout(self) -> float:
+        """How long a call waits for other writers, in seconds."""
+        return self._dialect.busy_timeout
+
+    # --- appending ---------------------------------------------------------------------------
+
+    def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
+        """Append `{"role": role, "content": content}` and return its seq."""
+        return self._append(key, encode_object({"role": role, "content": content}), once)
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Append one message and return its seq."""
+        return self._append(key, encode_message(message), once)
+
+    def _append(self, key: str, payload: bytes, once: str | None) -> int:
+        check_key(key)
+        if once is not None or self._lease is not None:
+            check_once(once)
+            return self._dialect.append(self._namespace, key, Batch((payload,), once), self._lease)
+        return self._dialect.append_one(self._namespace, key, payload)
+
+    def add_messages(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        once: str | None = None,
+        at: Sequence[datetime] | None = None,
+    ) -> list[int]:
+        """Append a batch, completely or not at all, and return its seqs."""
+        check_key(key)
+        batch = batch_of(messages, once, at)
+        if not batch.payloads:
+            self._dialect.check_writable()
+            return []
+        first = self._dialect.append(self._namespace, key, batch, self._lease)
+        return list(range(first, first + len(batch.payloads)))
+
+    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
+        """Append for several callers, in their order; return the seqs of each, or an error."""
+        check_key(key)
+        self._dialect.check_writable()
+        results: list[list[int] | StenologError] = [[] for _ in appends]
+        group: list[tuple[int, Batch]] = []
+        for index, one in enumerate(appends):
+            try:
+                batch = batch_of(one.messages, one.once, one.at)
+            except StenologError as error:
+                results[index] = error
+            else:
+                if batch.payloads:
+                    group.append((index, batch))
+        if group:
+            self._dialect.append_group(self._namespace, key, group, results, self._lease)
+        return results
+
+    # --- changing what is visible ------------------------------------------------------------
+
+    def set_summary(self, key: str, text: str) -> None:
+        """Replace the summary and nothing else."""
+        self._change(key, operations.set_summary(text))
+
+    def truncate_history(self, key: str, keep_last: int) -> None:
+        """Hide all but the last visible messages."""
+        self._change(key, operations.truncate(keep_last))
+
+    def clear(self, key: str, *, upto: int | None = None) -> None:
+        """Hide all messages and empty the summary."""
+        self._change(key, operations.clear(upto))
+
+    def hide(self, key: str, first: int, last: int) -> None:
+        """Hide the messages with these seqs."""
+        self._change(key, operations.hide(first, last))
+
+    def checkpoint(
+        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
+    ) -> None:
+        """Replace the summary and hide everything up to this seq."""
+        decide = operations.checkpoint(summary=summary, upto=upto, expect_floor=expect_floor)
+        self._change(key, decide)
+
+    def set_meta(self, key: str, /, **fields: Any) -> None:
+        """Set fields of the session's own data; None removes one."""
+        self._change(key, operations.set_meta(fields))
+
+    def pop(self, key: str) -> Message | None:
+        """Hide the last visible message and return it."""
+        return self._change(key, operations.pop)
+
+    def set_history(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        expect_last: int | None = None,
+    ) -> None:
+        """Make exactly these messages visible."""
+        self._change(key, operations.set_history(messages, expect_last=expect_last))
+
+    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
+        """Take back the newest operation that can be undone."""
+        return self._change(key, operations.undo(answered))
+
+    def _change(self, key: str, decide: Decide[T]) -> T:
+        """Decide on a change and store it, in one transaction, which may start over."""
+        check_key(key)
+        damage = self._dialect.damage
+        decision = self._write(
+            lambda transaction: changes.carry_out(transaction, self._namespace, key, decide, damage)
+        )
+        if decision.change is not None:
+            self._dialect.notify(self._namespace, key)
+        return decision.result
+
+    def compact(self, key: str) -> Compacted:
+        """Mark the messages below the floor as archived.
+
+        Nothing is moved: a reader of the rows above the floor does not meet those below it. It
+        changes what `info` returns: `archived`, `generation` and `bytes`.
+        """
+        check_key(key)
+
+        def work(transaction: Transaction) -> Compacted:
+            session = sessions.find(transaction, self._namespace, key, lock=True)
+            if session is None:
+                return Compacted(archived=0, bytes_before=0, bytes_after=0)
+            messages, size = changes.compact(transaction, session)
+            return Compacted(
+                archived=messages, bytes_before=session.bytes, bytes_after=session.bytes - size
+            )
+
+        return self._write(work)
+
+    # --- lifecycle ---------------------------------------------------------------------------
+
+    def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
+        """Create a session from the visible messages of another."""
+        check_key(key)
+        check_key(new_key)
+        check_whole(at=at)
+        self._write(
+            lambda transaction: lifecycle.fork(transaction, self._namespace, key, new_key, at=at)
+        )
+        self._dialect.notify(self._namespace, new_key)
+
+    def delete(self, key: str) -> Trashed:
+        """Put the session into the trash."""
+        check_key(key)
+        trashed = self._write(
+            lambda transaction: lifecycle.delete(transaction, self._namespace, key)
+        )
+        self._dialect.notify(self._namespace, key)
+        return trashed
+
+    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
+        """Restore the last deleted session of this key, or the one of this uid."""
+        check_key(key)
+        target = key if as_key is None else as_key
+        check_key(target)
+        self._write(
+            lambda transaction: lifecycle.restore(
+                transaction, self._namespace, key, uid=uid, as_key=target
+            )
+        )
+        self._dialect.notify(self._namespace, target)
+
+    def list_trash(self) -> list[Trashed]:
+        """Return the deleted sessions, the last deleted first."""
+        return self._dialect.look(
+            lambda transaction: lifecycle.list_trash(
+                transaction, self._namespace, self._dialect.damage
+            )
+        )
+
+    def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """Delete permanently, and erase the bytes.
+
+        SQLite rewrites the file for that, which takes as long as it is large; another writer that
+        waits longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
+        """
+        check_key(key)
+        check_whole(before=before)
+
+        def work(transaction: Transaction) -> tuple[Removed | None, bool]:
+            if before is None:
+                removed = lifecycle.purge_all(transaction, self._namespace, key)
+            else:
+                removed = lifecycle.purge_before(transaction, self._namespace, key, before=before)
+            return removed, bool(transaction.unfinished_purges())
+
+        removed, unfinished = self._write(work)
+        if removed is None and not unfinished:
+            raise NoSuchSession(key)
+        self._dialect.notify(self._namespace, key)
+        return self._purged(removed or Removed(0, 0, 0, ()))
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Permanently delete these sessions of a key, all of them in the trash."""
+        check_key(key)
+        removed = self._write(
+            lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, lives)
+        )
+        if removed is None:
+            raise NoSuchSession(key, "the trash has not what is to be purged")
+        self._dialect.notify(self._namespace, key)
+        return self._purged(removed)
+
+    def unfinished_purges(self) -> list[Trashed]:
+        """Return what interrupted purges left, in all namespaces; their keys are not known."""
+        begun = self._dialect.look(lambda transaction: transaction.unfinished_purges())
+        return [Trashed(key="", uid="", deleted=moment(at), count=0) for at in begun]
+
+    def finish_purge(self, uid: str) -> Purged:
+        """Finish the interrupted purges of this database; none of them has a uid any more."""
+        if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
+            raise NoSuchSession(uid, "no purge of it was interrupted")
+        return self._purged(Removed(0, 0, 0, ()))
+
+    def _purged(self, removed: Removed) -> Purged:
+        """Erase the bytes of a purge and return its result."""
+        return Purged(
+            messages=removed.messages,
+            first=removed.first,
+            last=removed.last,
+            not_reached=removed.not_reached + self._dialect.erase(),
+        )
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLLease[Self]:
+        """Take the lease of this session: one holder at a time, in all processes."""
+        check_key(key)
+        states.check_lease(ttl, wait)
+        self._dialect.check_writable()
+        wait = self.busy_timeout if wait is None else wait
+        epoch = take(self._dialect, self._held, self._namespace, key, ttl=ttl, wait=wait)
+        return SQLLease(self, self._dialect, self._held, key, epoch, ttl)
+
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return those of the keys whose lease is held now, by any process."""
+        return self._dialect.look(
+            lambda transaction: {
+                text(key)
+                for key, *lease in transaction.run("leases", self._namespace)
+                if self._dialect.is_held(tuple(lease))
+            }
+        ).intersection(keys)
+
+    def behind(self, held: SQLLease[Any]) -> Self:
+        """Return the same store, which refuses writes once this lease is lost."""
+        fenced = copy.copy(self)
+        fenced._lease = held
+        return fenced
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def get_history(
+        self,
+        key: str,
+        *,
+        last: int | None = None,
+        after: int | None = None,
+        full: bool = False,
+    ) -> list[Message]:
+        """Return the visible messages by seq, or with `full` all of them."""
+        check_key(key)
+        check_last(last)
+        check_whole(after=after)
+
+        def look(transaction: Transaction, damage: Damage | None) -> list[Message]:
+            session = sessions.find(transaction, self._namespace, key)
+            if session is None:
+                return []
+            if full:
+                return reading.everything(
+                    transaction, session, damage, last=last, after=max(0, after or 0)
+                )
+            return reading.visible(transaction, session, damage, last=last, after=after)
+
+        return self._dialect.look_at_messages(look)
+
+    def get_summary(self, key: str) -> str:
+        """Return the summary, or an empty text."""
+        check_key(key)
+        session = self._dialect.look(
+            lambda transaction: sessions.find(transaction, self._namespace, key)
+        )
+        return session.state.summary if session is not None else ""
+
+    def info(self, key: str) -> SessionInfo:
+        """Return what is known of the session."""
+        check_key(key)
+        session = self._dialect.look(
+            lambda transaction: lifecycle.known(transaction, self._namespace, key)
+        )
+        return info(session, self._dialect.damage.of(session.state.uid))
+
+    def view(self, key: str, last: int | None = None) -> SessionView:
+        """Return info, summary and visible messages of one moment."""
+        return self._view(key, last, None)
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Return the messages since a view was taken, or a full view."""
+        return self._view(view.key, view.last, view)
+
+    def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
+        check_key(key)
+        check_last(last)
+
+        def look(transaction: Transaction, damage: Damage | None) -> SessionView:
+            session = lifecycle.known(transaction, self._namespace, key)
+            state = session.state
+            unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
+            after = old.upto if old is not None and unchanged else None
+            messages = reading.visible(transaction, session, damage, last=last, after=after)
+            return SessionView(
+                info=info(session, self._dialect.damage.of(state.uid)),
+                messages=tuple(messages),
+                upto=session.last_seq,
+                last=last,
+                after=after,
+            )
+
+        return self._dialect.look_at_messages(look)
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """Return keys in the order of their bytes."""
+        check_whole(limit=limit)
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+        check_text(prefix=prefix, after=after)
+        return self._dialect.look(
+            lambda transaction: sessions.keys(
+                transaction,
+                self._namespace,
+                self._dialect.damage,
+                prefix=prefix,
+                limit=limit,
+                after=after,
+            )
+        )
+
+    def stamps(self) -> dict[str, str]:
+        """Return for each session a stamp that differs after every change."""
+        return self._dialect.look(
+            lambda transaction: sessions.stamps(transaction, self._namespace, self._dialect.damage)
+        )
+
+    def mark(self, name: str) -> str:
+        """Return the mark of this name; empty if it was never changed."""
+        found = self._dialect.look(
+            lambda transaction: transaction.run("find_mark", self._namespace, name)
+        )
+        return "".join(str(number) for (number,) in found)
+
+    def change_mark(self, name: str) -> None:
+        """Change the mark of this name."""
+        self._write(lambda transaction: transaction.run("change_mark", self._namespace, name))
+
+    def follow(
+        self,
+        key: str,
+        *,
+        after: int = 0,
+        uid: str | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Message]:
+        """Yield each message with a seq greater than `after` once, as it arrives."""
+        check_key(key)
+        check_required(after=after)
+        self._dialect.check_open()
+        return self._follow(key, max(0, after), uid, timeout)
+
+    def _follow(
+        self, key: str, after: int, uid: str | None, timeout: float | None
+    ) -> Iterator[Message]:
+        def ask(seen: int) -> News | None:
+            return self._dialect.look_at_messages(
+                lambda transaction, damage: self._news(transaction, damage, key, seen)
+            )
+
+        with self._dialect.listening(self._namespace, key) as (wait, poll):
+            yield from arrivals(ask, wait, key, after=after, uid=uid, timeout=timeout, poll=poll)
+
+    def _news(
+        self, transaction: Transaction, damage: Damage | None, key: str, after: int
+    ) -> News | None:
+        life = sessions.find_life(transaction, self._namespace, key)
+        if life is None or life[1] <= after:
+            return None if life is None else (*life, [])
+        session = sessions.find(transaction, self._namespace, key)
+        if session is None:
+            return None
+        found = reading.everything(transaction, session, damage, last=None, after=after)
+        return session.state.uid, session.last_seq, found
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have a session, even if only in the trash."""
+        return self._dialect.look(
+            lambda transaction: [name for (name,) in transaction.run("namespaces")]
+        )
+
+    def lives(self) -> list[LifeMark]:
+        """Return every session of this namespace, the deleted ones first."""
+        return self._dialect.look(lambda transaction: snapshots.lives(transaction, self._namespace))
+
+    @contextmanager
+    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+        """Read one session."""
+        with self._dialect.read() as transaction:
+            yield snapshots.read(transaction, self._namespace, mark, after=after)
+
+    @contextmanager
+    def hold_life(self, mark: LifeMark) -> Iterator[Reading]:
+        """Read one session while no other writer can change it."""
+        if self.read_only:
+            with self.read_life(mark) as found:
+                yield found
+            return
+        with self._dialect.write() as transaction:
+            yield snapshots.read(transaction, self._namespace, mark, lock=True)
+
+    @contextmanager
+    def writing_lives(self) -> Iterator[LifeWriter]:
+        """Write several sessions in one transaction."""
+        with self._dialect.write() as transaction:
+            writer = snapshots.Writer(transaction, self._namespace)
+            if self._lease is None:
+                yield writer
+                return
+            with self._lease.checked(transaction):
+                yield writer
+
+    # --- health and end ----------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Return whether writes can be expected to work."""
+        return self._dialect.health()
+
+    def close(self) -> None:
+        """Release every lease and let go of the database; a second call does nothing."""
+        release_all(self._dialect, self._held)
+        self._dialect.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in a transaction, behind the lease if there is one."""
+        lease = self._lease
+        if lease is None:
+            return self._dialect.change(work)
+        self._dialect.check_open()
+        lease.check_own()
+
+        def fenced(transaction: Transaction) -> T:
+            with lease.checked(transaction):
+                return work(transaction)
+
+        return self._dialect.change(fenced)

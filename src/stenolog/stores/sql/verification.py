@@ -1,0 +1,121 @@
+"""Find damage in the sessions of a database, and repair it, for `steno doctor`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from stenolog.errors import StenologError
+from stenolog.records import Span
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.findings import (
+    Finding,
+    RepairResult,
+    damaged_changes,
+    damaged_state,
+    lost_before,
+    past_the_end,
+    unreadable,
+)
+from stenolog.stores.sql.changes import add_change
+from stenolog.stores.sql.dialect import Transaction
+from stenolog.stores.sql.rows import Session, check_state, encode, moment, repaired_state
+from stenolog.stores.sql.sessions import raw, recorded_changes, shown, text
+
+_TEXTS: Final = ("key", "uid", "namespace", "fork_of")
+_TIMES: Final = ("created", "updated", "deleted")
+"""The text columns of a session in the order of the statement, those that hold times last."""
+
+
+def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
+    """Return the number of sessions and what is damaged in them; `advice`: for lost data."""
+    found: list[Finding] = []
+    sessions = transaction.run("every_session")
+    for number, last_seq, body, *columns in sessions:
+        texts = dict(zip(_TEXTS + _TIMES, columns, strict=True))
+        key, where = shown(texts["key"]), f"session {shown(texts['uid'])}"
+        found += _examine_texts(key, where, texts, advice)
+        found += _examine_session(
+            transaction, number, where, key, last_seq, None if body is None else raw(body), advice
+        )
+    return len(sessions), found
+
+
+def _examine_texts(
+    key: str, where: str, texts: Mapping[str, str | bytes | None], advice: str
+) -> Iterator[Finding]:
+    for name, value in texts.items():
+        try:
+            if value is not None and name in _TIMES:
+                moment(value)
+            elif value is not None:
+                text(value)
+        except ValueError:
+            yield Finding(
+                kind="damaged session",
+                key=key,
+                where=where,
+                meaning=f"Its {name} cannot be read: {shown(value)!r}.",
+                advice=advice,
+            )
+
+
+def _examine_session(
+    transaction: Transaction,
+    number: int,
+    where: str,
+    key: str,
+    last_seq: int,
+    body: bytes | None,
+    advice: str,
+) -> Iterator[Finding]:
+    check = check_state(body, key, partial(recorded_changes, transaction, number))
+    state = check.state
+    if check.rebuilt:
+        yield damaged_state(key, where)
+    if check.damaged_steps:
+        yield damaged_changes(key, where, check.damaged_steps)
+    readable: list[Span] = []
+    broken: list[Span] = []
+    past = 0
+    for seq, is_intact in transaction.examine_messages(number):
+        if not 1 <= seq <= last_seq:
+            past += 1
+        else:
+            (readable if is_intact else broken).append((seq, seq))
+    missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
+    if check.rebuilt:
+        missing = []  # they may have been purged
+    if state.lost:
+        yield lost_before(key, where, state.lost)
+    yield from unreadable(key, where, missing, spans.union(broken), advice=advice)
+    if past:
+        yield past_the_end(key, where, past, last_seq, advice=advice)
+
+
+def repair_sessions(
+    change: Callable[[Callable[[Transaction], str]], str], findings: Iterable[Finding]
+) -> list[RepairResult]:
+    """Store rebuilt states and remove damaged undo steps, each in a transaction by `change`."""
+    results = []
+    for finding in findings:
+        if finding.repairable:
+            try:
+                words = change(partial(_repair_session, finding=finding))
+                results.append(RepairResult(finding=finding, done=True, words=words))
+            except StenologError as error:
+                results.append(RepairResult(finding=finding, done=False, words=str(error)))
+    return results
+
+
+def _repair_session(transaction: Transaction, *, finding: Finding) -> str:
+    key, uid = finding.key or "", finding.where.removeprefix("session ")
+    for number, last_seq, found in transaction.run("lock_states", uid):
+        body = None if found is None else raw(found)
+        check = check_state(body, key, partial(recorded_changes, transaction, number))
+        if check.rebuilt or check.damaged_steps:
+            seqs = [seq for (seq,) in transaction.run("seqs", number)]
+            state, change = repaired_state(check, body, last_seq=last_seq, seqs=seqs)
+            add_change(transaction, Session(number, "", 0, 0, state), change)
+            transaction.run("repair_state", number, transaction.body(encode(state)))
+    return "the session has a readable state again"

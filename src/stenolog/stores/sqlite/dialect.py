@@ -1,0 +1,373 @@
+"""What the SQL engine needs from a SQLite file: transactions, appends, leases, purges."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import Struct
+
+from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy
+from stenolog.records import Health
+from stenolog.stores.batches import Batch, token_bytes, twin
+from stenolog.stores.catalog_file import delete_catalogs
+from stenolog.stores.damage import Damage
+from stenolog.stores.sql.dialect import Result, Row
+from stenolog.stores.sql.leases import STORES, Held, SQLLease, holder, holder_name
+from stenolog.stores.sql.rows import now
+from stenolog.stores.sql.sessions import create
+from stenolog.stores.sqlite import processes
+from stenolog.stores.sqlite.queries import SQL
+from stenolog.stores.sqlite.transactions import Transaction, checksum
+from stenolog.stores.state import blank
+
+if TYPE_CHECKING:
+    from stenolog.stores.sqlite.database import Database
+
+FOLLOW_POLL: Final = 0.03
+"""Seconds between two looks of a follower for commits of other processes."""
+_LEASE_POLL: Final = 0.005
+_SET_BACK: Final = 2.0
+"""Seconds by which a clock may be set back without freeing the leases taken before."""
+_TAKE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
+
+T = TypeVar("T")
+
+
+class SQLiteDialect:
+    """One database file, as `sql.dialect.Dialect` describes it."""
+
+    def __init__(self, database: "Database") -> None:
+        self.database = database
+        self.damage: Damage = database.damage
+        self.check_open = database.check_open
+        self.check_writable = database.check_writable
+        self.close = database.close
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing may be written."""
+        return self.database.settings.read_only
+
+    @property
+    def busy_timeout(self) -> float:
+        """How long a call waits for other writers, in seconds."""
+        return self.database.settings.busy_timeout
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def look(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work`, which only reads, as of one moment."""
+        with self.database.read() as transaction:
+            return work(transaction)
+
+    def look_at_messages(self, work: Callable[[Transaction, Damage | None], T]) -> T:
+        """Run `work`, which reads a session and its messages, as of one moment."""
+        with self.database.read() as transaction:
+            return work(transaction, self.damage)
+
+    def read(self) -> AbstractContextManager[Transaction]:
+        """Open a transaction that reads."""
+        return self.database.read()
+
+    def change(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in a transaction that writes."""
+        with self.database.write() as transaction:
+            return work(transaction)
+
+    def write(self) -> AbstractContextManager[Transaction]:
+        """Open a transaction that writes."""
+        return self.database.write()
+
+    # --- appends -----------------------------------------------------------------------------
+
+    def append_one(self, namespace: str, key: str, payload: bytes) -> int:
+        """Append one message by the fast path and return its seq."""
+
+        def work(transaction: Transaction) -> int:
+            at = now()
+            found = list(transaction.execute(_TAKE_SEQS, (namespace, key, at, 1, len(payload))))
+            if not found:
+                return _append(transaction, namespace, key, Batch((payload,)))
+            [(session, seq)] = found
+            transaction.execute(_ADD_MESSAGE, (session, seq, at, payload, checksum(payload, seq)))
+            return int(seq)
+
+        return self.database.share(work)
+
+    def append(self, namespace: str, key: str, batch: Batch, lease: SQLLease[Any] | None) -> int:
+        """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
+
+        def work(transaction: Transaction) -> int:
+            if lease is not None:
+                lease.check(transaction)
+            return _append(transaction, namespace, key, batch)
+
+        return self.database.share(work)
+
+    def append_group(
+        self,
+        namespace: str,
+        key: str,
+        group: Sequence[tuple[int, Batch]],
+        results: list[Result],
+        lease: SQLLease[Any] | None,
+    ) -> None:
+        """Append batches in one transaction; set the result at the index of each."""
+
+        def work(transaction: Transaction) -> None:
+            if lease is not None:
+                lease.check(transaction)
+            for index, batch in group:
+                try:
+                    first = _append(transaction, namespace, key, batch)
+                    results[index] = list(range(first, first + len(batch.payloads)))
+                except StenologError as error:
+                    results[index] = error
+
+        try:
+            self.database.share(work)
+        except StenologError as error:
+            for index, _ in group:
+                results[index] = twin(error)
+
+    # --- notification ------------------------------------------------------------------------
+
+    def notify(self, _namespace: str, _key: str, /) -> None:
+        """Do nothing: each commit wakes the followers of this process, others poll."""
+
+    @contextmanager
+    def listening(
+        self, _namespace: str, _key: str, /
+    ) -> Iterator[tuple[Callable[[float], object], float]]:
+        """Return a function that waits for a commit of this process, and the longest wait.
+
+        What a reader sees was committed, and by default a commit is on the disk before it is
+        visible, so a power cut takes back nothing that was yielded.
+        """
+        bell, bells = threading.Event(), self.database.bells
+        bells.append(bell)
+
+        def wait(seconds: float) -> None:
+            bell.wait(seconds)
+            # The look that follows sees every commit that has rung until now.
+            bell.clear()
+
+        try:
+            yield wait, FOLLOW_POLL
+        finally:
+            bells.remove(bell)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting_for_lease(
+        self, _namespace: str, _key: str, /
+    ) -> Iterator[Callable[[float], object]]:
+        """Return a function that waits for a few milliseconds."""
+        yield lambda seconds: time.sleep(min(_LEASE_POLL, seconds))
+
+    def lease_holder(self, row: Row) -> str | None:
+        """Return who holds the lease of this row, for people; None if it is free."""
+        name, *lease = row
+        if not _is_held(*lease):
+            return None
+        since = lease[1]
+        return f"{name.decode(errors='replace')}, since {since.decode(errors='replace')},"
+
+    def is_held(self, row: Row) -> bool:
+        """Return whether a row says that the lease is held."""
+        return _is_held(*row)
+
+    def take_lease(self, held: Held, namespace: str, key: str, *, ttl: float) -> int:
+        """Take the lease and return its epoch; 0 if another holder was first."""
+        epoch = 0
+        try:
+            with self.database.write() as transaction:
+                # guard: sqlite-one-lease-holder
+                if holder(self, transaction, namespace, key) is not None:
+                    return 0
+                transaction.run("end_lease_of", namespace, key)
+                [(epoch,)] = transaction.run(
+                    "add_lease",
+                    namespace,
+                    key,
+                    holder_name(),
+                    now(),
+                    time.time() + ttl,
+                    _format_taker(held.name, ttl),
+                )
+                held.add(key, epoch)
+        except BaseException:
+            # It was not committed, and its epoch may be given to another.
+            held.forget(key, epoch)
+            raise
+        return int(epoch)
+
+    def renew_lease(self, held: Held, key: str, epoch: int, *, ttl: float) -> None:
+        """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
+        with self.database.write() as transaction:
+            until, taker = time.time() + ttl, _format_taker(held.name, ttl)
+            renewed = transaction.run("renew_lease", epoch, now(), until, taker)
+            if not renewed or not held.keep(key, epoch):
+                raise LeaseLost(key, epoch)
+
+    def end_leases(self, epochs: Sequence[int]) -> None:
+        """Release these leases."""
+        with self.database.write() as transaction:
+            transaction.run_many("end_leases", ((epoch,) for epoch in epochs))
+
+    # --- purge and health --------------------------------------------------------------------
+
+    def erase(self) -> tuple[str, ...]:
+        """Rewrite the file and empty its log after a purge; return where bytes remain."""
+        database = self.database
+        try:
+            with database.read() as transaction:
+                [(last,)] = transaction.run("last_purge")
+            if last is None:
+                return ()
+            try:
+                # The row of the purge stays until this is done, so a later purge repeats it.
+                # guard: sqlite-purge-drops-catalog
+                delete_catalogs(database.file, seconds=database.settings.busy_timeout)
+            except (OSError, StoreBusy) as error:
+                return (f"the catalog beside {database.file} has it: {error}; purge again",)
+            database.rewrite()
+            with database.write() as transaction:
+                # Not those of other processes that have begun since.
+                transaction.run("end_purge", last)
+        except StoreBusy:
+            return (f"the log of {database.file} has it while others read; purge again",)
+        except StenologError as error:
+            return (f"free pages of {database.file} have it: {error}; purge again",)
+        return ()
+
+    def health(self) -> Health:
+        """Return whether writes can be expected to work."""
+        problems = self.database.problems()
+        with self.database.read() as transaction:
+            if transaction.unfinished_purges():
+                problems.append("a purge was interrupted; purge again to finish it")
+        free, wrong = self.database.room()
+        return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
+
+
+def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:
+    """Append a batch and return its first seq. Raises OnceConflict before it writes anything."""
+    once, payloads = batch.once, batch.payloads
+    if once is not None:
+        known = _known(transaction, namespace, key, once, payloads)
+        if known:
+            return known
+    at, count, size = now(), len(payloads), sum(map(len, payloads))
+    found = list(transaction.execute(_TAKE_SEQS, (namespace, key, at, count, size)))
+    if found:
+        [(session, last)] = found
+    else:
+        state = blank(key, os.urandom(8).hex(), 1, at)
+        session, last = create(transaction, namespace, state, count, size), count
+    first: int = last - count + 1
+    times = batch.times or [at] * count
+    transaction.add_messages(session, zip(range(first, last + 1), times, payloads, strict=True))
+    if once is not None:
+        transaction.execute(SQL["add_token"], (session, token_bytes(once), first, count))
+    return first
+
+
+def _known(
+    transaction: Transaction, namespace: str, key: str, once: str, payloads: Sequence[bytes]
+) -> int:
+    """Return the first seq of what the session has under this token; 0 if it has nothing."""
+    for session, first, count in transaction.execute(
+        SQL["find_token"], (namespace, key, token_bytes(once))
+    ):
+        stored = transaction.execute(SQL["bodies"], (session, first, first + count - 1))
+        if [body for (body,) in stored] != list(payloads):
+            raise OnceConflict(key, once, first)
+        return int(first)
+    return 0
+
+
+# --- lease holders ---------------------------------------------------------------------------
+
+
+def _is_held(epoch: int, since: bytes, expires: float, process: bytes) -> bool:
+    """Return whether the row of a lease says that it is held.
+
+    A lease ends by the monotonic clock of the machine; one that was taken on another machine, or
+    before a reboot, by the wall clock. It is also free if its holder certainly is done: a process
+    that has ended, or a store of this process that has released it.
+    """
+    taker = _taker_of(process)
+    return _in_force(since, expires, taker) and not _is_left(epoch, taker)
+
+
+class _Taker(Struct, frozen=True):
+    """The holder of a lease as its row names it: `PROCESS NAME@UNTIL`."""
+
+    process: processes.Process
+    name: str
+    """The name of the store in that process."""
+    until: float | None
+    """When the lease ends by the monotonic clock of the machine; None in rows of older versions."""
+
+
+def _taker_of(words: bytes) -> _Taker | None:
+    process, _, store = words.decode(errors="replace").rpartition(" ")
+    found = processes.parse(process)
+    if found is None:
+        return None
+    name, _, until = store.partition("@")
+    try:
+        return _Taker(found, name, float(until) if until else None)
+    except ValueError:
+        return _Taker(found, name, None)
+
+
+def _is_left(epoch: int, taker: _Taker | None) -> bool:
+    """Return whether the holder certainly is done with a lease that has not expired."""
+    here = processes.current()
+    if taker is None or here is None or not here.sees(taker.process):
+        return False
+    if taker.process == here:
+        held = STORES.get(taker.name)
+        return held is None or not held.has(epoch)
+    return processes.is_gone(taker.process)
+
+
+def _deadline(taker: _Taker | None) -> float | None:
+    """Return when a lease ends by our monotonic clock; None if it was taken by another clock."""
+    here = processes.current()
+    if taker is None or here is None or not here.shares_clock(taker.process):
+        return None
+    return taker.until
+
+
+def _in_force(since: bytes, expires: float, taker: _Taker | None) -> bool:
+    """Return whether a lease that was taken or renewed at `since` has not expired.
+
+    By the monotonic clock if it was taken on this machine since it booted, so that a clock that is
+    set does not matter. Otherwise by the wall clock.
+    """
+    if isinstance(expires, float) and expires <= 0:
+        return False  # released
+    until = _deadline(taker)
+    if until is not None:  # guard: sqlite-lease-clock
+        return time.monotonic() < until
+    present = time.time()
+    try:
+        # From the future: the clock was ahead then, and may have been by years.
+        begun = datetime.fromisoformat(since.decode()).timestamp()
+        return begun - _SET_BACK < present < expires
+    except (ValueError, TypeError):  # damaged
+        return False
+
+
+def _format_taker(name: str, ttl: float) -> str:
+    """Return how a row names a store that takes a lease now, and the end by the monotonic clock."""
+    here = processes.current()
+    return "" if here is None else f"{here} {name}@{time.monotonic() + ttl:.6f}"

@@ -1,0 +1,2 @@
+-- Nothing stands for it: the tables of the old catalog are not read any more.
+SELECT NULL;

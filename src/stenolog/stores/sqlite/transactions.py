@@ -1,0 +1,190 @@
+"""Transactions on a SQLite connection: named statements, and messages with their checksums.
+
+SQLite checks how its pages fit together and not what they contain: a letter that changed on the
+disk comes back as if it had been stored. So each message has a crc beside it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from msgspec import Raw
+
+from stenolog.records import Message, Span, State, decode_object
+from stenolog.stores import spans
+from stenolog.stores.sql.rows import NO_END, moment, now, read_time
+from stenolog.stores.sqlite.queries import FOLLOWING, PLACES, SQL
+
+if TYPE_CHECKING:
+    import apsw
+
+Row = tuple[Any, ...]
+
+checksum = crc32
+"""`checksum(body, seq)` is stored beside a message. It is the function itself, because every
+message that is read is checked and a wrapper would double the time. It does not cover the time."""
+
+_MESSAGES, _RAW_MESSAGES, _ADD_MESSAGE = SQL["messages"], SQL["raw_messages"], SQL["add_message"]
+
+
+class Transaction:
+    """An open transaction."""
+
+    __slots__ = ("_connection", "execute")
+
+    format = 0
+    """Rows carry no version: `Writer.begin` and `Reader.begin` check that of the file."""
+
+    def __init__(self, connection: "apsw.Connection") -> None:
+        self._connection = connection
+        # The driver's own, because an append makes few calls and each of ours would show.
+        self.execute: Callable[..., Iterable[Row]] = connection.execute
+        """Execute one statement, with values for its places, and return its rows."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still open: after some errors SQLite ends it by itself."""
+        return self._connection.in_transaction
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute one statement for each row of values."""
+        for _ in self._connection.executemany(sql, rows):
+            pass
+
+    def run(self, name: str, /, *values: Any) -> list[Row]:
+        """Execute the statements of this name and return the rows of the first one."""
+        sql = SQL[name]
+        found = list(self.execute(sql, values[: PLACES[sql]]))
+        if name in FOLLOWING:
+            for other in FOLLOWING[name]:
+                list(self.execute(other, values[: PLACES[other]]))
+        return found
+
+    def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute the statement of this name once for each row of values."""
+        self.executemany(SQL[name], rows)
+
+    def key(self, key: str) -> str:
+        """Return the key: keys are text here."""
+        return key
+
+    def body(self, body: bytes) -> bytes:
+        """Return the body: JSON is stored as a blob here."""
+        return body
+
+    def check_format(self) -> None:
+        """Do nothing: checked when the transaction began."""
+
+    def check_row_format(self, version: int | None) -> None:
+        """Do nothing: checked when the transaction began."""
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
+        """Return the intact messages with these seqs; `state` marks those that it hides."""
+        made = _visible if state is None else partial(_marked, state=state)
+        try:
+            return made(self._rows(_MESSAGES, session, wanted))
+        except (ValueError, TypeError):  # guard: sqlite-bad-time
+            # A row is so damaged that it cannot be read as text.
+            return made(legible(self._rows(_RAW_MESSAGES, session, wanted)))
+
+    def _rows(self, sql: str, session: int, wanted: Sequence[Span]) -> Iterable[Row]:
+        return chain.from_iterable(
+            self.execute(sql, (session, first, end)) for first, end in wanted
+        )
+
+    def intact_messages(
+        self, session: int, first: int, last: int
+    ) -> Iterator[tuple[int, str, bytes]]:
+        """Yield seq, time and body of each intact message."""
+        for seq, at, body, crc in legible(self.execute(_RAW_MESSAGES, (session, first, last))):
+            if crc is None or crc == checksum(body, seq):
+                yield seq, at, body
+
+    def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
+        """Yield the seq of each message row, and whether it is intact."""
+        for row in self.execute(_RAW_MESSAGES, (session, -NO_END, NO_END)):
+            yield row[0], _is_intact(row)
+
+    def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
+        """Store messages given as seq, time and body."""
+        self.executemany(
+            _ADD_MESSAGE,
+            ((session, seq, at, body, checksum(body, seq)) for seq, at, body in rows),
+        )
+
+    # --- savepoints and purges ---------------------------------------------------------------
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what is done inside, and nothing else, if it raises."""
+        self.execute("SAVEPOINT life")
+        try:
+            yield
+        except BaseException:
+            # After some errors SQLite has undone all of it by itself.
+            if self.is_open:
+                self.execute("ROLLBACK TO life")
+                self.execute("RELEASE life")
+            raise
+        self.execute("RELEASE life")
+
+    @contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Overwrite deleted rows with zeros, and note that the file is to be rewritten.
+
+        Their bytes stay in free pages, in unused parts of others, and in the log until then.
+        """
+        list(self.execute("PRAGMA secure_delete = ON"))
+        try:
+            yield
+            self.run("begin_purge", now())
+        finally:
+            list(self.execute("PRAGMA secure_delete = OFF"))
+
+    def unfinished_purges(self) -> list[str | bytes]:
+        """Return when purges began after which the file was not rewritten yet."""
+        return [begun for (begun,) in self.run("purge_begun")]
+
+
+def legible(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | None]]:
+    """Yield the message rows, with times as bytes, whose columns have values of the right type."""
+    for seq, at, body, crc in rows:
+        if isinstance(seq, int) and isinstance(body, bytes) and isinstance(crc, int | None):
+            with suppress(ValueError, AttributeError):
+                moment(at)
+                yield seq, at.decode(), body, crc
+
+
+def _visible(rows: Iterable[Row]) -> list[Message]:
+    return [  # guard: sqlite-row-crc
+        Message(seq, at, Raw(body))
+        for seq, at, body, crc in rows
+        if (crc is None or crc == checksum(body, seq)) and read_time(at).tzinfo is not None
+    ]
+
+
+def _marked(rows: Iterable[Row], state: State) -> list[Message]:
+    floor, hidden = state.floor, state.hidden
+    return [
+        Message(
+            seq,
+            at,
+            Raw(body),
+            hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
+        )
+        for seq, at, body, crc in rows
+        if (crc is None or crc == checksum(body, seq)) and read_time(at).tzinfo is not None
+    ]
+
+
+def _is_intact(row: Row) -> bool:
+    for seq, _, body, crc in legible([row]):
+        if crc is None or crc == checksum(body, seq):
+            with suppress(ValueError):
+                return isinstance(decode_object(body), dict)
+    return False
