@@ -7,7 +7,11 @@ Of a message that calls tools, `of_client` names the calls that the client carri
 What a model said has its name as `model`, what its provider counted as `usage` (`prompt`, `answer`
 and `cached`, in tokens) and how long it took as `seconds`; the result of a tool has `seconds`, and
 `failed` where it did.
-A user's message from a chat app has `origin`: where its answer belongs, in the app's own words.
+A user message that a stenolog agent accepted has `received`, the mark of docs/decisions/0012: with
+`sender` where a channel or the command line knows who wrote it. One from a chat app has `origin`,
+too: where its answer belongs, in the app's own words.
+The last message of an HTTP request has `request`, so that a retry of that request is recognised by
+every gateway of the store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +21,11 @@ FIELD: Final = "stenolog"
 _SEEN: Final = "seen"
 _INTERRUPTED: Final = "interrupted"
 _ORIGIN: Final = "origin"
+_REQUEST: Final = "request"
+_ID: Final = "id"
+_DIGEST: Final = "digest"
+_RECEIVED: Final = "received"
+_SENDER: Final = "sender"
 _OF_CLIENT: Final = "of_client"
 _MODEL: Final = "model"
 _USAGE: Final = "usage"
@@ -116,9 +125,52 @@ def has_failed(body: Mapping[str, Any]) -> bool:
     return _told(body).get(_FAILED) is True
 
 
-def from_channel(body: Mapping[str, Any], origin: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The message with where its answer belongs; None: where it was asked, and nowhere else."""
-    return dict(body) if origin is None else {**body, FIELD: {_ORIGIN: dict(origin)}}
+def received(
+    body: Mapping[str, Any], *, sender: str = "", origin: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the user message with the mark of the agent that accepts it.
+
+    `sender`: the user or group chat, if the caller has verified it. `origin`: where the answer
+    belongs; None if nobody but the caller waits for it. Replaces a mark that is already there.
+    """
+    mark: dict[str, Any] = {_RECEIVED: {_SENDER: sender} if sender else {}}
+    if origin is not None:
+        mark[_ORIGIN] = dict(origin)
+    return {**body, FIELD: mark}
+
+
+def is_received(body: Mapping[str, Any]) -> bool:
+    """Return whether a stenolog agent accepted this user message."""
+    return body.get("role") == "user" and isinstance(_told(body).get(_RECEIVED), Mapping)
+
+
+def sender_of(body: Mapping[str, Any]) -> str:
+    """Return the verified sender of a user message, or an empty string."""
+    mark = _told(body).get(_RECEIVED)
+    sender = mark.get(_SENDER) if isinstance(mark, Mapping) and is_received(body) else None
+    return sender if isinstance(sender, str) else ""
+
+
+def requested(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
+    """Return the message with the HTTP request that brought it.
+
+    `id`: the idempotency key of the client, or empty. `digest`: of all messages of the request.
+    """
+    return {**body, FIELD: {**_told(body), _REQUEST: {_ID: id, _DIGEST: digest}}}
+
+
+def request_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return idempotency key and digest of the HTTP request that brought a message."""
+    mark = _told(body).get(_REQUEST)
+    if not isinstance(mark, Mapping):
+        return None
+    id, digest = mark.get(_ID), mark.get(_DIGEST)
+    return (id, digest) if isinstance(id, str) and isinstance(digest, str) else None
+
+
+def without_marks(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message without the reserved field, as messages of others are stored."""
+    return {name: value for name, value in body.items() if name != FIELD}
 
 
 def origin_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:

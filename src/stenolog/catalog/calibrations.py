@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from stenolog.catalog.connections import is_calibration
-from stenolog.catalog.database import Broken, Database, Row, Unusable
-from stenolog.catalog.filters import clean
+from stenolog.catalog.database import Broken, Database, Row, Unusable, clean
 from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.tokens import Calibration
 

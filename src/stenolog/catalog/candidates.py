@@ -18,12 +18,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.database import Database, Transaction
+from stenolog.catalog.database import BLOCK, Database, Transaction, moment
 from stenolog.catalog.entries import Candidate, Candidates
 from stenolog.catalog.language import Values
 from stenolog.catalog.query import owner_mark, session_mark, stem_mark
-from stenolog.catalog.statements import BLOCK
-from stenolog.catalog.times import moment
 from stenolog.records import Span
 from stenolog.stores import spans
 
@@ -48,7 +46,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     owner: str
     """The key of the session that is looked at."""
     threads: bool
-    """All that has this owner is looked at instead (owners.py)."""
+    """Whether `owner` is a sender, and all sessions of that sender are searched (owners.py)."""
     stems: Sequence[str]
     """The words of the question in their common form."""
     agent: str | None
@@ -69,6 +67,7 @@ class _Session(Struct, frozen=True):
     visible: int
     sight: str
     withdrawn: str
+    mixed: int = 0
 
 
 Marks = Sequence[Sequence[str]]
@@ -93,14 +92,16 @@ class _Gathering:
         self._asked = asked
         self._stems = list(dict.fromkeys(asked.stems))[:_MOST_WORDS]
         rows = transaction.execute(sql["owned" if asked.threads else "own"], (asked.owner,))
-        self._sessions = {row[0]: _Session(*row) for row in rows}
+        found = [_Session(*row) for row in rows]
+        self._sessions = {one.id: one for one in found if not one.mixed}
         self._current = next(
             (one for one in self._sessions.values() if one.key == asked.in_sight_of), None
         )
         barred = [one.id for one in self._sessions.values() if not self._may_tell(one)]
         self._none = len(barred) == len(self._sessions)
+        barred += [one.id for one in found if one.mixed]
         marks = [owner_mark(asked.owner)] if asked.threads else map(session_mark, self._sessions)
-        self._where = list(marks)
+        self._where = list(marks)  # guard: recall-own-messages
         self._but = list(map(session_mark, barred))
         self._sights: dict[int, _Sight] = {}
         self._seen = self._seen_ids()

@@ -1,19 +1,139 @@
 """Connections to databases of the standard library's SQLite, and what their errors mean."""
 
 import math
+import os
 import sqlite3
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from queue import Empty, SimpleQueue
+from threading import get_ident
+from typing import Final, Literal
 
 from msgspec import Struct
 
-from stenolog.catalog.database import Broken, Busy, Row, Unusable
-from stenolog.catalog.statements import VERSION, schema, statements
+from stenolog.catalog.database import VERSION, Broken, Busy, Row, Unusable, schema, statements
+from stenolog.stores.disk import Descriptor
+from stenolog.stores.locks import ThreadLock
 
-_CACHE_KB: Final = 64 * 1024
-"""Enough for a whole transaction: readers have to wait only while it is committed."""
+# --- exclusive ------------------------------------------------------------------------------------
+# Exclusive use of a connection by one thread at a time, which survives Ctrl-C.
+#
+# KeyboardInterrupt may be raised between any two steps, also after the step that takes a lock. So
+# a use is an object: it ends when it is marked as ended or when nothing refers to it any more. A
+# traceback may keep it alive, as in a notebook; the thread that began it then takes it over at
+# its next call, and other threads wait no longer than their patience.
+
+
+_CHECK_INTERVAL: Final = 0.01
+"""Seconds until a waiting thread checks again if no other thread has woken it."""
+_STALE: Final = 0.2
+"""Seconds without a check after which a waiting thread loses its place in the queue."""
+
+
+class Use:
+    """One use, by the thread that creates it."""
+
+    __slots__ = ("__weakref__", "bell", "checked", "ended", "lock", "process", "thread")
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self.process = os.getpid()
+        self.ended = False
+        self.lock: Descriptor | None = None
+        """The lock file that it holds, if it writes."""
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread while it waits. It is written in C, so Ctrl-C leaves it usable."""
+        self.checked = 0.0
+        """Monotonic time at which the thread last checked whether it may begin."""
+
+
+class Exclusive:
+    """Lets one use begin at a time, in the order in which the threads asked."""
+
+    def __init__(self) -> None:
+        # Held for a few steps only, and by `with`, which takes it in one step.
+        self._guard = ThreadLock()
+        self._current: weakref.ref[Use] | None = None
+        self._waiting: deque[weakref.ref[Use]] = deque()
+
+    def begin(self, use: Use, *, patience: float, what: str) -> None:
+        """Wait until no other use is under way. Raises Busy after `patience` seconds."""
+        deadline = time.monotonic() + patience
+        while not self._take(use):
+            if time.monotonic() > deadline:
+                raise Busy(f"{what} is used by another thread all the time")
+            with suppress(Empty):
+                use.bell.get(timeout=_CHECK_INTERVAL)
+
+    def end(self, use: Use) -> None:
+        """Mark a use as ended and wake the thread that has waited longest."""
+        use.ended = True
+        if self._waiting:
+            with self._guard:
+                first = self._first_waiting()
+            if first is not None:
+                first.bell.put(None)
+
+    def is_current(self, use: Use) -> bool:
+        """Return whether this use is under way; one that was taken over must not clean up."""
+        return self._running() is use
+
+    def is_mine(self) -> bool:
+        """Return whether the use that is under way was begun by this thread."""
+        running = self._running()
+        return running is not None and running.thread == get_ident()
+
+    def _take(self, use: Use) -> bool:
+        with self._guard:
+            use.checked = time.monotonic()
+            running = self._running()
+            if running is None:
+                # Otherwise a thread that comes back at once would keep all others out.
+                if self._first_waiting() not in (None, use):
+                    return self._queue(use)
+                if self._waiting:
+                    self._waiting.popleft()
+            elif running.thread != use.thread:
+                return self._queue(use)
+            elif running.lock is not None:
+                # Interrupted, and kept alive by a traceback, so no finalizer closes it.
+                running.lock.close()
+            self._current = weakref.ref(use)
+            return True
+
+    def _queue(self, use: Use) -> Literal[False]:
+        if all(waiting() is not use for waiting in self._waiting):
+            self._waiting.append(weakref.ref(use))
+        return False
+
+    def _first_waiting(self) -> Use | None:
+        """Return the use that has waited longest; drop those that were given up."""
+        now = time.monotonic()
+        while self._waiting:
+            first = self._waiting[0]()
+            if first is not None and not first.ended and now - first.checked < _STALE:
+                return first
+            self._waiting.popleft()
+        return None
+
+    def _running(self) -> Use | None:
+        running = self._current() if self._current is not None else None
+        if running is None or running.ended or running.process != os.getpid():
+            return None  # threads of the parent do not exist in a forked child
+        return running
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+_CACHE_KB: Final = 2 * 1024
+"""Page cache of a connection; more would only repeat what the operating system keeps."""
+_WRITING_KB: Final = 64 * 1024
+"""Page cache during a write transaction: if it fits, readers wait only for the commit."""
 
 _NOT_NOW: Final = {
     sqlite3.SQLITE_FULL,
@@ -42,6 +162,17 @@ def connected(path: Path, mode: str, *, patience: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def room_to_write(connection: sqlite3.Connection) -> Iterator[None]:
+    """Give a connection the page cache of a write transaction, and take it back at the end."""
+    connection.execute(f"PRAGMA cache_size = -{_WRITING_KB}")
+    try:
+        yield
+    finally:
+        with suppress(sqlite3.Error):
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
 
 
 def _escaped(path: Path) -> str:

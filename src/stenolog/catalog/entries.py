@@ -39,6 +39,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     """How many damaged lines were met."""
     problem: str | None
     """Why it cannot be read; then the numbers are 0, and the times None."""
+    sender: str = ""
+    """The verified sender of all its user messages, as `telegram:123`; empty if there is none."""
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -74,6 +76,8 @@ class Hits(Struct, frozen=True, kw_only=True):
     exact: bool
     after: str | None
     """Where the next page begins; None where this is the last."""
+    unreadable: Mapping[str, str] = {}
+    """Sessions that could not be searched, by key: the reason for each."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

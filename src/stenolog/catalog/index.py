@@ -1,48 +1,77 @@
 """The one index of a store: titles, counts, states, full-text search."""
 
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from stenolog.catalog.database import Away, Broken, Busy, Database, Row, Transaction, Unusable
+from stenolog.catalog.database import (
+    MOST,
+    Away,
+    Broken,
+    Busy,
+    Database,
+    Row,
+    Transaction,
+    Unusable,
+    clean,
+    microseconds,
+    moment,
+    prefix_range,
+)
 from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
-from stenolog.catalog.files import FileDatabase
-from stenolog.catalog.filters import MOST, clean, prefix_range
-from stenolog.catalog.memory import MemoryDatabase
-from stenolog.catalog.refresh import Progress, Refresher
-from stenolog.catalog.tables import HasDatabase, TableDatabase, schema_of
-from stenolog.catalog.times import microseconds, moment
-from stenolog.catalog.turns import held
+from stenolog.catalog.files import FileDatabase, MemoryDatabase
+from stenolog.catalog.owners import Ownership
 from stenolog.errors import StoreUnavailable, UsageError
 from stenolog.stores import reports
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, leased_keys
+from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.jsonl import JSONLStore
 
 if TYPE_CHECKING:
-    # Who only lists does not wait for them.
+    # Imported when they are needed: a list does without them.
     from stenolog.catalog.calibrations import Calibrations
     from stenolog.tokens import Calibration
 
+
 T = TypeVar("T")
 
+Progress = Callable[[int, int], None]
+"""Called with how many of the changed sessions are done, and how many there are."""
+
+_MOST_ROUNDS: Final = 20
 _MOST_TRIES: Final = 12
 _MOST_BREAKS: Final = 8
 _MOST_WAITS: Final = 3
 _MOST_CANDIDATES: Final = 10_000
+_LATE: Final = (
+    "stenolog.catalog.calibrations",
+    "stenolog.catalog.candidates",
+    "stenolog.catalog.intake",
+    "stenolog.catalog.query",
+    "stenolog.catalog.search",
+    "stenolog.stores.jsonl.listing",
+    "hashlib",
+)
+"""Modules that are imported when they are first needed."""
 _STATES: Final = ("idle", "running", "interrupted")
 
 
 def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
     """The index of a store, which keeps itself up to date.
 
-    Beside a JSONL store it is the file `catalog.db`, in a SQLite or PostgreSQL store it has tables
-    of its own, else it is in memory. It can be deleted at any time. `keep`: whether it may be
-    written there; where that is not said, it is, unless the store was opened to read only.
+    It is the file `catalog.db` among the logs of a JSONL store, a file beside a SQLite database,
+    tables in a PostgreSQL database, or else in memory. It can be deleted at any time. `keep`:
+    whether it may be written there. [default: yes, unless the store was opened with read_only=True]
     """
     return Catalog(store, keep=keep)
 
@@ -56,12 +85,13 @@ class Catalog:
 
     def __init__(self, store: Store, *, keep: bool | None = None) -> None:
         self._store = store
+        _catalogs.add(self)
         self._mutex = threading.Lock()
         self._closed = False
-        self._keep = _may_keep(store) if keep is None else keep
+        self._keep = not getattr(store, "read_only", False) if keep is None else keep
         self.problems: tuple[str, ...] = ()
         """Why the index is not where it should be, each as a sentence."""
-        self._use(_database_of(store, keep=self._keep))
+        self._use(database_of(store, keep=self._keep))
         self._calibrations: Calibrations | None = None
 
     def __repr__(self) -> str:
@@ -110,7 +140,7 @@ class Catalog:
         rows, tags = self._look(lambda tx, db: _listed(tx, db, "list", values), progress)
         page = rows[:limit]
         if busy is None:
-            busy = held(self._store, [row[1] for row in page])
+            busy = leased_keys(self._store, [row[1] for row in page])
         entries = [_entry(row, tags.get(row[0], ()), row[1] in busy) for row in page]
         return Page(
             entries=entries, after=place_of(entries[-1]) if entries and len(rows) > limit else None
@@ -121,10 +151,17 @@ class Catalog:
         if clean(key) != key:
             return None  # it would be taken for another one
         # First of all: a turn that ends meanwhile must not leave what was said before its end.
-        running = bool(held(self._store, [key]))
+        running = bool(leased_keys(self._store, [key]))
         rows, tags = self._look(lambda tx, db: _listed(tx, db, "entry", (key,)), None)
         entries = [_entry(row, tags.get(row[0], ()), running) for row in rows]
         return entries[0] if entries else None
+
+    def sender(self, key: str) -> str:
+        """Return the verified sender of all user messages of a session, or an empty string."""
+        if clean(key) != key:
+            return ""
+        rows, _ = self._look(lambda tx, db: _listed(tx, db, "entry", (key,)), None)
+        return _entry(rows[0], (), False).sender if rows else ""
 
     def search(
         self,
@@ -166,7 +203,10 @@ class Catalog:
 
         def look(transaction: Transaction, database: Database) -> Hits:
             search = Search(transaction, database, parsed, wanted)
-            return search.newest(limit, after) if newest else search.best(limit, after)
+            found = search.newest(limit, after) if newest else search.best(limit, after)
+            rows = transaction.execute(database.sql["unreadable"])
+            unreadable = {key: problem for key, problem in rows if key.startswith(prefix)}
+            return replace(found, unreadable=unreadable) if unreadable else found
 
         return self._look(look, progress)
 
@@ -185,10 +225,11 @@ class Catalog:
         """What recall may choose from: messages of the session `owner`, and of no other.
 
         Those with the most and the rarest of the words, which are given as stemming.stem makes
-        them, and the messages beside those. `threads`: of all sessions that have this owner, as
-        owners.py says. `agent`: not of sessions that name another one.
-        `in_sight_of`: not what is visible in this session. With `since` and `until`, those of that
-        time come first. Raises UsageError for a limit that is none, and for a time without a zone.
+        them, and the messages beside those. `threads`: `owner` is a sender, and messages of all
+        sessions are searched whose user messages all carry that sender. `agent`: not of sessions
+        that name another one. `in_sight_of`: not what is visible in this session. With `since` and
+        `until`, those of that time come first. Raises UsageError for a limit that is none, and for
+        a time without a zone.
         """
         # Who only lists does not wait for it.
         from stenolog.catalog.candidates import Asked, candidates
@@ -242,7 +283,7 @@ class Catalog:
         def look(transaction: Transaction, database: Database) -> list[str]:
             return [key for key, _ in transaction.execute(database.sql["stamps"])]
 
-        return held(self._store, self._look(look, progress))
+        return leased_keys(self._store, self._look(look, progress))
 
     def _look(self, look: "Look[T]", progress: Progress | None) -> T:
         """What the index says when it is up to date, whatever state it was in before."""
@@ -306,7 +347,117 @@ class Catalog:
         reports.warning("%s", words)
 
 
+_catalogs: "weakref.WeakSet[Catalog]" = weakref.WeakSet()
+
+
+def _import_before_fork() -> None:
+    """Finish the imports that a forked child would need.
+
+    A module that another thread is importing at the fork stays locked in the child for ever.
+    """
+    for catalog in list(_catalogs):
+        for name in _LATE:
+            import_module(name)
+        # The language of a database is imported when it is asked for.
+        _ = catalog._current.database.language
+
+
+os.register_at_fork(before=_import_before_fork)
+
+
 Look = Callable[[Transaction, Database], T]
+
+
+class _Known(Struct, frozen=True):
+    """What the index has of each session."""
+
+    made: int | None
+    """Which index it was."""
+    writes: int
+    """How often it was written until then."""
+    stamps: dict[str, str | None]
+
+    def only(self, keys: set[str]) -> "_Known":
+        """The same of these sessions."""
+        return _Known(self.made, self.writes, _only(self.stamps, keys))
+
+
+class Refresher:
+    """Brings a catalog up to date with a store.
+
+    The store's stamps tell which sessions changed; of these only what is new is read. A stamp is
+    taken before its session is read, so what is written meanwhile is at worst read again.
+
+    Several processes may refresh one catalog at the same time. Each session has a version, and of
+    two that read the same one only the first can store the next; the other begins again with what
+    it finds then. No call to the store is made while a transaction is open: the tables may be in
+    the store's database.
+    """
+
+    def __init__(self, store: Store, database: Database) -> None:
+        self._store = store
+        self._database = database
+        self._sql = database.sql
+        self._known = _Known(None, 0, {})
+
+    def refresh(self, progress: Progress | None = None) -> int | None:
+        """Take in all that was stored before this call; into which index. Raises Broken, Unusable.
+
+        Busy: others were quicker every time, so what the index has may be older than the call.
+        """
+        made: int | None = None
+        missed: set[str] | None = None
+        for _ in range(_MOST_ROUNDS):
+            # The rows first, then the stamps: a session that has a row and no stamp is gone.
+            known = self._look_at_rows()
+            stamps = self._store.stamps()
+            if known.stamps == stamps:
+                return known.made
+            if missed is not None and known.made == made:
+                # The others were taken in by a look that is not older than this call.
+                known, stamps = known.only(missed), _only(stamps, missed)
+            missed, made = self._take_in(known, stamps, progress or _silent), known.made
+            if not missed:
+                return made
+            # Somebody else changed these rows, perhaps by an older look at the store than ours.
+        raise Busy("the index is changed by others all the time")
+
+    def is_in(self, transaction: Transaction, made: int | None) -> bool:
+        """Whether this is still a look at that index: a purge may have emptied it since."""
+        [(found, _)] = transaction.execute(self._sql["about"])
+        return bool(found == made)
+
+    def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> set[str]:
+        """Bring the rows up to these stamps; those that somebody else changed meanwhile."""
+        # Who finds nothing to do does not wait for it.
+        from stenolog.catalog.intake import Intake, Reading
+        from stenolog.stores.jsonl import listing
+
+        by_file = isinstance(self._store, JSONLStore)
+        reading = Reading(listing.grew, listing.changed) if by_file else Reading()
+        intake = Intake(self._store, self._database, reading, made=known.made, known=known.stamps)
+        changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
+        if changed:
+            intake.take_in(changed, progress)
+        intake.remove(known.stamps.keys() - stamps.keys())
+        return intake.missed
+
+    def _look_at_rows(self) -> _Known:
+        """What the index has, from memory where nobody changed it."""
+        with self._database.read() as transaction:
+            [(made, writes)] = transaction.execute(self._sql["about"])
+            if (self._known.made, self._known.writes) != (made, writes):
+                rows = transaction.execute(self._sql["stamps"])
+                self._known = _Known(made, writes, {key: stamp for key, stamp in rows})  # noqa: C416 - rows have any length
+        return self._known
+
+
+def _only(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
+    return {key: stamp for key, stamp in stamps.items() if key in keys}
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Nobody wants to know."""
 
 
 class _Current(Struct, frozen=True):
@@ -316,21 +467,17 @@ class _Current(Struct, frozen=True):
     refresher: Refresher
 
 
-def _may_keep(store: Store) -> bool:
-    return not (isinstance(store, JSONLStore) and store.read_only)
-
-
-def _database_of(store: Store, *, keep: bool) -> Database:
-    if isinstance(store, JSONLStore):
-        return FileDatabase(store.folder, writable=keep)
-    if isinstance(store, HasDatabase) and keep:
-        schema = schema_of(store)
-        if schema is None:
-            return TableDatabase(store.database, store.namespace)
-        # Who has one kind of store does not wait for the others.
+def database_of(store: Store, *, keep: bool) -> Database:
+    """Return where the catalog of a store is; with `keep=False` it is read there, not written."""
+    if isinstance(store, CatalogFileStore):
+        path = store.catalog_file()
+        return MemoryDatabase() if path is None else FileDatabase(path, writable=keep)
+    # A store of this class exists only if its module was imported.
+    postgres = sys.modules.get("stenolog.stores.postgres")
+    if postgres is not None and isinstance(store, postgres.PostgresStore):
         from stenolog.catalog.postgres import SchemaDatabase
 
-        return SchemaDatabase(store.database, schema, store.namespace)
+        return SchemaDatabase(store.database, store.namespace, writable=keep)
     return MemoryDatabase()
 
 
@@ -353,7 +500,7 @@ def _entry(row: Row, tags: Sequence[str], running: bool) -> Entry:
     (_, key, uid, title, state, visible, count, tokens, created, updated, agent, channel, *rest) = (
         row
     )
-    prompt, lost, damaged, problem = rest
+    prompt, lost, damaged, problem, owner, mixed = rest
     return Entry(
         key=key,
         uid=uid,
@@ -371,6 +518,7 @@ def _entry(row: Row, tags: Sequence[str], running: bool) -> Entry:
         lost=lost,
         damaged=damaged,
         problem=problem,
+        sender=Ownership(owner, bool(mixed)).sender,
     )
 
 

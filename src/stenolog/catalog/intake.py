@@ -1,25 +1,26 @@
 """Reads what is new of the sessions that changed, and has it written into the index."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from stenolog.catalog import steps, texts
-from stenolog.catalog.database import Database
+from stenolog.catalog.database import Database, microseconds
 from stenolog.catalog.entries import State
-from stenolog.catalog.steps import Row, Seen, Settled
+from stenolog.catalog.steps import Row, Seen, Settled, Step
 from stenolog.catalog.writing import Writer
 from stenolog.errors import (
     DamagedStore,
     ForeignLog,
     NoSuchSession,
+    StenologError,
     StoreBusy,
     StoreUnavailable,
 )
 from stenolog.records import Message, SessionInfo, Span
-from stenolog.stores import spans
+from stenolog.stores import reports, spans
 from stenolog.stores.base import Store
 
 _MOST_TRIES: Final = 20
@@ -34,6 +35,16 @@ class Reading(Struct, frozen=True):
     """Whether what happened from one to the other can have been an append, and nothing else."""
     age: Callable[[str], int] = lambda _stamp: 0
     """The more, the later the session was changed."""
+
+
+class NotIndexable(Exception):
+    """A session whose messages the catalog cannot process: a defect of the catalog."""
+
+    def __init__(self, error: Exception) -> None:
+        kind = type(error).__name__
+        super().__init__(f"it cannot be indexed ({kind}: {error}); its messages are intact")
+        self.passing = isinstance(error, MemoryError)
+        """Whether the next attempt may succeed."""
 
 
 class Intake:
@@ -56,6 +67,7 @@ class Intake:
         self._database = database
         self._sql = database.sql
         self._reading = reading
+        self._sessions = SessionReader(store, reading)
         self._writer = Writer(database, made)
 
     @property
@@ -100,23 +112,49 @@ class Intake:
             return
         writer = self._writer
         try:
-            seen = self._look(key, stamp, row)
+            writer.put(key, self._sessions.steps(key, stamp, row))
         except NoSuchSession:
             # Deleted since, or not finished yet: it is asked for again the next time.
             writer.put(key, steps.removal(key, row) if row is not None else ())
         except ForeignLog:
-            writer.put(key, steps.emptied(key, row, settled=Settled(stamp=stamp, listed=False)))
+            self._settle(key, row, Settled(stamp=stamp, listed=False))
         except DamagedStore as error:
-            writer.put(
-                key, steps.emptied(key, row, settled=Settled(stamp=stamp, problem=str(error)))
-            )
+            self._settle(key, row, Settled(stamp=stamp, problem=str(error)))
         except StoreUnavailable as error:
             # It may be readable the next time, without a change.
-            writer.put(
-                key, steps.emptied(key, row, settled=Settled(stamp=None, problem=str(error)))
-            )
-        else:
-            writer.put(key, steps.steps(key, stamp, row, seen))
+            self._settle(key, row, Settled(stamp=None, problem=str(error)))
+        except NotIndexable as error:
+            reports.warning("session %r: %s", key, error)
+            # Steps before the failure may have changed the row.
+            writer.flush()
+            settled = Settled(stamp=None if error.passing else stamp, problem=str(error))
+            self._settle(key, self._row(key), settled)
+
+    def _settle(self, key: str, row: Row | None, settled: Settled) -> None:
+        """Replace the row of a session by one without messages."""
+        if key not in self._writer.missed:
+            self._writer.put(key, steps.emptied(key, row, settled=settled))
+
+
+class SessionReader:
+    """Reads sessions of a store in the form that the index takes them in."""
+
+    def __init__(self, store: Store, reading: Reading) -> None:
+        self._store = store
+        self._reading = reading
+
+    def steps(self, key: str, stamp: str, row: Row | None) -> Iterator[Step]:
+        """Yield the steps from `row` to what the store holds now.
+
+        Raises what the store raises, and NotIndexable if the content causes any other error: one
+        session must not keep the others out of the index.
+        """
+        try:
+            yield from steps.steps(key, stamp, row, self._look(key, stamp, row))
+        except StenologError:
+            raise
+        except Exception as error:  # guard: catalog-contains-one-session
+            raise NotIndexable(error) from error
 
     def _look(self, key: str, stamp: str, row: Row | None) -> Seen:
         """The session as far as it is new, or all of it. Raises what the store raises."""
@@ -128,9 +166,12 @@ class Intake:
                 known = None
             after = known.indexed if known is not None else 0
             messages = self._store.get_history(key, after=after, full=True)
-            state = self._state(key)
+            state, tail = self._state(key)
             info = self._store.info(key)
             if info.uid != before.uid:
+                known = None
+                continue
+            if known is not None and not self._continues(info, known, tail):
                 known = None
                 continue
             if known is not None:
@@ -139,9 +180,29 @@ class Intake:
                     # Messages that the index has are not there any more.
                     known = None
                     continue
+                owner = known.ownership.after(messages).owner
+                if known.count and owner != known.ownership.owner:
+                    # All messages of a session are found under its sender, earlier ones too.
+                    known = None
+                    continue
             sight = self._sight(info, messages, known)
             return Seen(info, messages, sight, known is None, state)
         raise StoreBusy(f"{key!r} is deleted and made anew all the time")
+
+    def _continues(self, info: SessionInfo, known: Row, tail: Sequence[Message]) -> bool:
+        """Return whether the last message in the index is the one that the store has at its seq.
+
+        It is not if another store was put in the place of the one whose catalog this is, such as a
+        backup. A message in an archive is not compared: reading it would cost too much.
+        """
+        last = known.indexed
+        if known.last_at is None or last <= info.archived:
+            return True
+        found = [message for message in tail if message.seq == last]
+        if not found:
+            found = self._store.get_history(info.key, after=last - 1, full=True)[:1]
+        # guard: catalog-checks-last-message
+        return [(one.seq, microseconds(one.at)) for one in found] == [(last, known.last_at)]
 
     def _sight(
         self, info: SessionInfo, messages: Sequence[Message], known: Row | None
@@ -153,6 +214,7 @@ class Intake:
         """
         if known is None:
             return spans.union((one.seq, one.seq) for one in messages if not one.hidden)
+        # guard: catalog-reads-new-only
         if info.lost or info.damaged or spans.size(info.in_sight) != info.visible:
             seen = self._store.get_history(info.key)
             return spans.union((one.seq, one.seq) for one in seen)
@@ -167,11 +229,12 @@ class Intake:
             return info.archived <= row.archived
         return row.stamp is not None and not self._reading.grew(row.stamp, stamp)
 
-    def _state(self, key: str) -> State:
+    def _state(self, key: str) -> tuple[State, list[Message]]:
+        """Return the state of the session, and the visible messages that tell it."""
         last = _TAIL
         while True:
             tail = self._store.get_history(key, last=last)
             state = texts.state_from(tail, whole=len(tail) < last)
             if state is not None:
-                return state
+                return state, tail
             last *= 8

@@ -1,21 +1,48 @@
-"""Whose a session is where the threads of a sender are joined, by its key alone. Pure.
+"""Owner of a session: the sender that all its user messages name (docs/decisions/0012).
 
-What is said in a thread (`channel:thread:sender`) is its sender's, whatever the thread; every other
-key is its own. Keys of other programs may have three parts as well and mean something else by them,
-so that this holds only for who asks for it.
+The key does not prove who owns a session, because clients of the gateway and importers choose keys.
+A session has no owner if a user message has no sender, or if two messages have different senders.
+Such a session has its own scope. The functions here are pure.
 """
 
-import re
-from typing import Final
+from collections.abc import Iterable
+from typing import Self
 
-_PARTS: Final = 3
-_NO_ESCAPE: Final = re.compile("%(?!3A|25)")
-"""What no part of a key that was made by our rules has."""
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.catalog.answers import sender_of
+from stenolog.catalog.database import clean
+from stenolog.records import Message
 
 
-def owner_of(key: str) -> str:
-    """Who the messages of a session belong to: a user (`telegram:123`) or a chat."""
-    parts = key.split(":")
-    if len(parts) != _PARTS or not all(parts) or _NO_ESCAPE.search(key):
-        return key
-    return f"{parts[0]}:{parts[2]}"
+class Ownership(Struct, frozen=True):
+    """What the user messages of a session say about its sender."""
+
+    owner: str = ""
+    """The sender of the first user message; empty without a sender or without user messages."""
+    mixed: bool = False
+    """Whether a user message has no sender, or a different one than the first."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session has no user message yet."""
+        return not self.owner and not self.mixed
+
+    @property
+    def sender(self) -> str:
+        """The sender of all user messages, or an empty string."""
+        return "" if self.mixed else self.owner
+
+    def after(self, messages: Iterable[Message]) -> Self:
+        """Return the ownership after these further messages."""
+        now = self
+        for message in messages:
+            if now.mixed:
+                break
+            if getattr(message, "role", None) == "user":
+                sender = clean(sender_of(message.to_dict()))
+                first = now.is_open and bool(sender)
+                now = replace(now, owner=sender) if first else now
+                now = replace(now, mixed=not sender or sender != now.owner)  # guard: one-sender
+        return now

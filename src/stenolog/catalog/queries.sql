@@ -1,7 +1,4 @@
--- Statements by name; statements.py reads them.
-
--- name: has_tables
-SELECT count(*) FROM sqlite_master WHERE name = 'catalog_about';
+-- Statements by name; database.py reads them.
 
 -- name: version
 SELECT version FROM catalog_about;
@@ -15,19 +12,27 @@ UPDATE catalog_about SET writes = writes + 1;
 -- name: stamps
 SELECT key, stamp FROM catalog_session;
 
+-- name: sound
+SELECT key, stamp FROM catalog_session
+WHERE problem IS NULL AND stamp IS NOT NULL;
+
 -- name: row
 SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
-       prompt, stamp, problem
+       prompt, stamp, problem, owner, mixed,
+       (SELECT at FROM catalog_message WHERE session = catalog_session.id AND seq = indexed)
 FROM catalog_session WHERE key = ?;
 
 -- name: row_version
-SELECT id, version FROM catalog_session WHERE key = ?;
+SELECT id, version, owner FROM catalog_session WHERE key = ?;
 
 -- name: add_row
 INSERT INTO catalog_session (key, owner, version, listed, uid, generation, archived, indexed, count,
                              visible, tokens, sight, state, title, prompt, created, updated, lost,
                              damaged)
 VALUES (?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
+
+-- name: own_row
+UPDATE catalog_session SET owner = ?, mixed = ? WHERE id = ?;
 
 -- name: prompts
 SELECT role, text FROM catalog_message JOIN catalog_said USING (id)
@@ -101,7 +106,7 @@ WHERE session = ? AND seq BETWEEN ? AND ?;
 
 -- name: list
 SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem
+       prompt, lost, damaged, problem, owner, mixed
 FROM catalog_session
 WHERE listed
   AND (?1 IS NULL OR key >= ?1 AND key < CAST(?2 AS TEXT))
@@ -116,12 +121,15 @@ LIMIT ?11;
 
 -- name: entry
 SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem
+       prompt, lost, damaged, problem, owner, mixed
 FROM catalog_session WHERE listed AND key = ?;
 
 -- name: tags
 SELECT session, tag FROM catalog_tag
 WHERE session IN (SELECT value FROM json_each(?)) ORDER BY tag;
+
+-- name: unreadable
+SELECT key, problem FROM catalog_session WHERE listed AND problem IS NOT NULL ORDER BY key;
 
 -- name: unlisted
 SELECT id FROM catalog_session WHERE NOT listed;
@@ -166,7 +174,7 @@ WHERE key = ?;
 
 -- name: owned
 -- The same of all sessions of an owner.
-SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM catalog_session
+SELECT id, key, agent, listed, count, visible, sight, withdrawn, mixed FROM catalog_session
 WHERE owner = ?;
 
 -- name: seen
@@ -205,8 +213,3 @@ SELECT model, ratio, weight FROM catalog_calibration;
 -- name: calibrate
 INSERT INTO catalog_calibration (model, ratio, weight) VALUES (?, ?, ?)
 ON CONFLICT (model) DO UPDATE SET ratio = excluded.ratio, weight = excluded.weight;
-
--- name: held
--- Of the store itself: in which sessions somebody has the turn.
-SELECT key, epoch, CAST(since AS BLOB), expires, CAST(process AS BLOB) FROM lease
-WHERE namespace = ? AND expires > ?;

@@ -1,5 +1,4 @@
--- The tables of a catalog. Whatever else the database holds, they begin with catalog_ (in a SQLite
--- store: and the namespace), and nothing refers to them: they can be dropped at any time.
+-- The tables of a catalog, in a file of their own. It can be deleted at any time.
 
 -- One row. `version` is that of these tables and of the tokenizer, `made` a random number that no other
 -- index has that ever stood here, `writes` grows with every change.
@@ -14,11 +13,13 @@ CREATE TABLE catalog_about (
 -- `version` grows with every change, so that of two who read the same row one stores the next.
 -- `sight` are the runs of visible seqs, as JSON, and `withdrawn` those of which a message was taken back
 -- where it is out of sight. `listed` is 0 for what is no session (yet).
--- `owner` is whose it is where threads are joined, by the key alone (owners.py).
+-- `owner` is the sender of the first user message, and `mixed` is 1 if another user message has none or
+-- another one (owners.py).
 CREATE TABLE catalog_session (
     id         INTEGER PRIMARY KEY,
     key        TEXT    NOT NULL UNIQUE,
     owner      TEXT    NOT NULL,
+    mixed      INTEGER NOT NULL DEFAULT 0,
     stamp      TEXT,
     version    INTEGER NOT NULL,
     listed     INTEGER NOT NULL,

@@ -14,13 +14,19 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.database import Database, Row, Transaction
+from stenolog.catalog.database import (
+    BLOCK,
+    MOST,
+    Database,
+    Row,
+    Transaction,
+    microseconds,
+    moment,
+    prefix_range,
+)
 from stenolog.catalog.entries import Hit, Hits
-from stenolog.catalog.filters import MOST, prefix_range
 from stenolog.catalog.query import Query
 from stenolog.catalog.snippets import snippet
-from stenolog.catalog.statements import BLOCK
-from stenolog.catalog.times import microseconds, moment
 from stenolog.errors import UsageError
 from stenolog.records import Span
 from stenolog.stores import spans
@@ -191,7 +197,7 @@ class Search:
 
     def _hit(self, id_: int) -> list[Hit]:
         """The hit, where its session is still there."""
-        return [
+        return [  # guard: search-shows-hidden
             Hit(
                 key=key,
                 uid=uid,

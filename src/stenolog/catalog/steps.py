@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog import stemming, texts, tokenizer
+from stenolog.catalog.database import microseconds
 from stenolog.catalog.entries import State
+from stenolog.catalog.owners import Ownership
 from stenolog.catalog.query import stem_mark
-from stenolog.catalog.times import microseconds
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
 from stenolog.stores.withdrawn import withdrawn
@@ -41,6 +42,15 @@ class Row(Struct, frozen=True):
     prompt: str
     stamp: str | None
     problem: str | None
+    owner: str
+    mixed: int
+    last_at: int | None
+    """When the message with the seq `indexed` was said."""
+
+    @property
+    def ownership(self) -> Ownership:
+        """Whose the session is, by the messages that the index has."""
+        return Ownership(self.owner, bool(self.mixed)) if self.count else Ownership()
 
 
 def row_of(columns: Sequence[Any]) -> Row:
@@ -109,6 +119,8 @@ class Step(Struct, frozen=True, kw_only=True):
     remove: int = 0
     """So many of the newest messages go."""
     add: Sequence[Said] = ()
+    ownership: Ownership = Ownership()
+    """Whose the session is after all that was read; counts where messages are added."""
     settled: Settled | None = None
     """Where this is the last step."""
     gone: bool = False
@@ -138,6 +150,7 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
     partly = known is not None and (not known.listed or known.stamp is None)
     last_seq = known.indexed if known is not None else 0
     tokens = known.tokens if known is not None else 0
+    ownership = (Ownership() if known is None else known.ownership).after(seen.messages)
     parts = list(_parts(seen.messages)) or [()]
     for number, part in enumerate(parts, 1):
         said = [_said(message) for message in part]
@@ -164,7 +177,7 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
                 lost=info.lost,
                 damaged=info.damaged,
             )
-        yield Step(key=key, version=version, add=said, settled=settled)
+        yield Step(key=key, version=version, add=said, ownership=ownership, settled=settled)
         version += 1
 
 

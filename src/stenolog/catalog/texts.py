@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from stenolog.catalog.answers import seen_by
+from stenolog.catalog.database import clean
 from stenolog.catalog.entries import State
-from stenolog.catalog.filters import clean
 from stenolog.records import Message
 
 LONGEST_TEXT: Final = 64 * 1024
@@ -17,6 +17,8 @@ LONGEST_PROMPT: Final = 500
 LONGEST_TITLE: Final = 80
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
+_NO_VALUES: Final = {"{}", "[]"}
+"""Arguments or results of a tool that say nothing."""
 _NOT_SAID: Final = {"thinking", "redacted_thinking", "reasoning"}
 
 
@@ -103,14 +105,20 @@ def _content(content: Any, *, of_tool: bool) -> Iterator[str]:
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, str):
             yield _told(part) if of_tool else part
-        elif isinstance(part, dict) and part.get("type") not in _NOT_SAID:
+        elif isinstance(part, dict) and (kind := _kind(part)) not in _NOT_SAID:
             text = part.get("text")
             if isinstance(text, str):
                 yield _told(text) if of_tool else text
-            elif part.get("type") == "tool_use":
+            elif kind == "tool_use":
                 yield from _call(part.get("name"), part.get("input"))
-            elif part.get("type") == "tool_result":
+            elif kind == "tool_result":
                 yield from _content(part.get("content"), of_tool=True)
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    """The type of a part; empty if it is missing or not a string."""
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _calls(calls: Any) -> Iterator[str]:
@@ -129,23 +137,38 @@ def _call(name: Any, arguments: Any) -> Iterator[str]:
 
 
 def _told(text: str) -> str:
-    """JSON as it would be read aloud: an escaped line end must not stick to the next word."""
+    """Return JSON text with its structure removed, so that every word in it can be found.
+
+    An escaped line end would otherwise stick to the next word. Other text is returned unchanged.
+    """
     if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
         try:
-            return _flat(msgspec.json.decode(text))
+            return _flat(msgspec.json.decode(text)) or ("" if text in _NO_VALUES else text)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             pass
     return text
 
 
 def _flat(value: Any) -> str:
-    match value:
-        case str():
-            return value
-        case dict():
-            return ", ".join(f"{name}: {_flat(inner)}" for name, inner in value.items())
-        case list():
-            return ", ".join(map(_flat, value))
-        case None:
-            return ""
-    return msgspec.json.encode(value).decode()
+    """Return the values and names of a JSON value in one line.
+
+    Uses a stack instead of recursion: the depth that recursion allows differs between Python
+    versions.
+    """
+    pieces: list[str] = []
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, str):
+            pieces.append(one)
+        elif isinstance(one, dict):
+            for name, inner in reversed(one.items()):
+                stack += (inner, f"{name}: ", ", ")
+            del stack[len(stack) - bool(one) :]  # no comma before the first
+        elif isinstance(one, list):
+            for inner in reversed(one):
+                stack += (inner, ", ")
+            del stack[len(stack) - bool(one) :]
+        elif one is not None:
+            pieces.append(msgspec.json.encode(one).decode())
+    return "".join(pieces)

@@ -13,7 +13,7 @@ leaves out: each word as if it were written in small letters, so that `getuserna
 `getUserName`, and each single character of what is written without spaces.
 
 The tokens are letters, digits and marks only. Tokens of the index's own are made distinct by a
-character that no word has. Where the same text would give other tokens, `statements.VERSION` has
+character that no word has. Where the same text would give other tokens, `database.VERSION` has
 to be another.
 """
 

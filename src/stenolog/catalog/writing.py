@@ -8,11 +8,9 @@ import msgspec
 
 from stenolog.catalog import steps as sizes
 from stenolog.catalog import texts, tokenizer
-from stenolog.catalog.database import Database, Transaction
+from stenolog.catalog.database import BLOCK, Database, Transaction
 from stenolog.catalog.language import Indexed
-from stenolog.catalog.owners import owner_of
 from stenolog.catalog.query import owner_mark, role_mark, session_mark
-from stenolog.catalog.statements import BLOCK
 from stenolog.catalog.steps import Step, stem_marks
 from stenolog.stores import spans
 
@@ -77,7 +75,7 @@ class Writer:
         if (found[0][1] if found else None) != step.version:
             return False
         if not found:
-            transaction.execute(sql["add_row"], (step.key, owner_of(step.key)))
+            transaction.execute(sql["add_row"], (step.key, ""))
             found = list(transaction.execute(sql["row_version"], (step.key,)))
         session: int = found[0][0]
         if step.gone:
@@ -89,8 +87,11 @@ class Writer:
             values = (begun.uid, begun.generation, begun.archived, session)
             transaction.execute(sql["begin_row"], values)
         elif step.remove:
-            self._remove(transaction, session, step)
+            self._remove(transaction, session, step, owner=found[0][2])
         else:
+            if step.add:
+                owner, mixed = step.ownership.owner, int(step.ownership.mixed)
+                transaction.execute(sql["own_row"], (owner, mixed, session))
             self._add(transaction, session, step)
             if step.settled is not None:
                 self._settle(transaction, session, step)
@@ -112,7 +113,7 @@ class Writer:
         )
         transaction.executemany(sql["add_said"], [(id_, one.text) for id_, one in numbered])
         words = [(id_, one.role, one.lines, one.stems) for id_, one in numbered]
-        added = self._language.added(_words(session, step.key, words))
+        added = self._language.added(_words(session, step.ownership.owner, words))
         transaction.executemany(sql["add_words"], added)
         blocks: dict[int, tuple[int, int]] = {}
         for id_, one in numbered:
@@ -122,14 +123,14 @@ class Writer:
             sql["add_block"], [(block, *times) for block, times in blocks.items()]
         )
 
-    def _remove(self, transaction: Transaction, session: int, step: Step) -> None:
+    def _remove(self, transaction: Transaction, session: int, step: Step, *, owner: str) -> None:
         sql = self._sql
         found = list(transaction.execute(sql["some_messages"], (session, step.remove)))
 
         def again() -> list[Indexed]:
             named = [(id_, role, tokenizer.lines(text)) for id_, role, text in found]
             words = [(id_, role, lines, stem_marks(lines)) for id_, role, lines in named]
-            return _words(session, step.key, words)
+            return _words(session, owner, words)
 
         removed = self._language.removed([id_ for id_, _, _ in found], again)
         transaction.executemany(sql["remove_words"], removed)
@@ -185,10 +186,10 @@ class Writer:
 
 
 def _words(
-    session: int, key: str, said: Sequence[tuple[int, str, tokenizer.Lines, str]]
+    session: int, owner: str, said: Sequence[tuple[int, str, tokenizer.Lines, str]]
 ) -> list[Indexed]:
     """What the full-text index is told, of id, role, tokens and stems of each message."""
-    marks = f"{session_mark(session)} {owner_mark(owner_of(key))}"
+    marks = session_mark(session) + (f" {owner_mark(owner)}" if owner else "")
     return [
         Indexed(id_, lines.parts, lines.more, f"{marks} {role_mark(role)} {stems}")
         for id_, role, lines, stems in said

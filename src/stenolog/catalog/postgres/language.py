@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from stenolog.catalog.database import BLOCK
 from stenolog.catalog.language import Indexed, Values
 from stenolog.catalog.query import Query, Run, Term, forms, role_mark, session_mark
-from stenolog.catalog.statements import BLOCK
 
 _MOST_BYTES: Final = 1_000_000
 """What the words of one message may take; PostgreSQL allows for little more."""
@@ -149,5 +149,6 @@ def _joined(sign: str, asked: Iterable[str]) -> str:
 
 def _lexeme(token: str, *, begins: bool = False) -> str:
     """A token between quotes, whatever is in it."""
+    # guard: query-quoted
     plain = token[:_LONGEST].replace("\\", "\\\\").replace("'", "''").replace("\0", "\x1a")
     return f"'{plain}'{':*' if begins else ''}"

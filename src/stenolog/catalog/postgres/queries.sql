@@ -45,19 +45,27 @@ UPDATE {schema}.catalog_about SET writes = writes + 1;
 -- name: stamps
 SELECT key, stamp FROM {schema}.catalog_session;
 
+-- name: sound
+SELECT key, stamp FROM {schema}.catalog_session
+WHERE problem IS NULL AND stamp IS NOT NULL;
+
 -- name: row
 SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
-       prompt, stamp, problem
-FROM {schema}.catalog_session WHERE key = $1;
+       prompt, stamp, problem, owner, mixed,
+       (SELECT at FROM {schema}.catalog_message AS m WHERE m.session = s.id AND m.seq = s.indexed)
+FROM {schema}.catalog_session AS s WHERE key = $1;
 
 -- name: row_version
-SELECT id, version FROM {schema}.catalog_session WHERE key = $1;
+SELECT id, version, owner FROM {schema}.catalog_session WHERE key = $1;
 
 -- name: add_row
 INSERT INTO {schema}.catalog_session (key, owner, version, listed, uid, generation, archived, indexed,
                                       count, visible, tokens, sight, state, title, prompt, created,
                                       updated, lost, damaged)
 VALUES ($1, $2, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
+
+-- name: own_row
+UPDATE {schema}.catalog_session SET owner = $1, mixed = $2 WHERE id = $3;
 
 -- name: prompts
 SELECT role, text FROM {schema}.catalog_message JOIN {schema}.catalog_said USING (id)
@@ -132,7 +140,7 @@ WHERE session = $1 AND seq BETWEEN $2 AND $3;
 
 -- name: list
 SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem
+       prompt, lost, damaged, problem, owner, mixed
 FROM {schema}.catalog_session
 WHERE listed = 1
   AND ($1::bytea IS NULL OR key >= $1 AND key < $2::bytea)
@@ -153,13 +161,17 @@ LIMIT $11;
 
 -- name: entry
 SELECT id, key, uid, title, state, visible, count, tokens, created, updated, agent, channel,
-       prompt, lost, damaged, problem
+       prompt, lost, damaged, problem, owner, mixed
 FROM {schema}.catalog_session WHERE listed = 1 AND key = $1;
 
 -- name: tags
 SELECT session, tag FROM {schema}.catalog_tag
 WHERE session = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8')::jsonb)::int8))
 ORDER BY tag;
+
+-- name: unreadable
+SELECT key, problem FROM {schema}.catalog_session
+WHERE listed = 1 AND problem IS NOT NULL ORDER BY key;
 
 -- name: unlisted
 SELECT id FROM {schema}.catalog_session WHERE listed = 0;
@@ -233,7 +245,7 @@ SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM {schema}.ca
 WHERE key = $1;
 
 -- name: owned
-SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM {schema}.catalog_session
+SELECT id, key, agent, listed, count, visible, sight, withdrawn, mixed FROM {schema}.catalog_session
 WHERE sha256(owner) = sha256($1) AND owner = $1;
 
 -- name: seen
@@ -284,7 +296,3 @@ SELECT ratio, weight FROM {schema}.catalog_calibration WHERE model = $1;
 -- name: calibrate
 INSERT INTO {schema}.catalog_calibration (model, ratio, weight) VALUES ($1, $2, $3)
 ON CONFLICT (model) DO UPDATE SET ratio = excluded.ratio, weight = excluded.weight;
-
--- name: held
--- Of the store itself: in which sessions somebody has the turn, by the clock of the server.
-SELECT key FROM {schema}.lease WHERE namespace = $1 AND expires > clock_timestamp();

@@ -13,6 +13,7 @@ CREATE TABLE {schema}.catalog_session (
     id         int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     key        bytea NOT NULL,
     owner      bytea NOT NULL,
+    mixed      int8  NOT NULL DEFAULT 0,
     stamp      bytea,
     version    int8  NOT NULL,
     listed     int8  NOT NULL,

@@ -5,41 +5,88 @@ the row of `about`: one at a time, and no purge meanwhile.
 """
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psycopg
 
-from stenolog.catalog.database import Away, Broken, Busy, Row, Transaction, Unusable
-from stenolog.catalog.postgres.statements import (
-    prefix_of,
-    statements,
-    tables,
-    triggers,
-    version_of,
+from stenolog.catalog.database import (
+    VERSION,
+    Away,
+    Broken,
+    Busy,
+    Row,
+    Transaction,
+    Unusable,
+    in_order,
+    named,
 )
-from stenolog.catalog.tables import StoreDatabase
 from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
 from stenolog.stores.postgres.failures import is_lost, is_passing
 from stenolog.stores.postgres.queries import quoted
 
 if TYPE_CHECKING:
     from stenolog.catalog.language import Language
+    from stenolog.stores.postgres.database import Database as StoreDatabase
+
+
+_FOLDER: Final = Path(__file__).parent
+PREFIX: Final = "catalog_"
+_LAYOUT: Final = 2
+"""Another one wherever only the tables or the triggers here change."""
+
+
+def version_of(schema: str) -> str:
+    """The version of an index in this schema, whose name its triggers know."""
+    return f"{VERSION}/{_LAYOUT}/{schema}"
+
+
+def prefix_of(namespace: str) -> str:
+    """What the names of the tables begin with; short, because longer names are cut off."""
+    return f"{PREFIX}{blake2b(namespace.encode(), digest_size=8).hexdigest()}_"
+
+
+@cache
+def statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
+    """Every statement of queries.sql."""
+    return named(_read("queries.sql", schema, prefix))
+
+
+@cache
+def triggers(schema: str, namespace: str) -> Mapping[str, str]:
+    """What empties the index when something is purged, and what calls that."""
+    text = _read("triggers.sql", schema, prefix_of(namespace))
+    return named(text.replace("{namespace}", namespace.encode().hex()))
+
+
+@cache
+def tables(schema: str, prefix: str) -> tuple[str, ...]:
+    """The statements that make the tables; the last one takes the version."""
+    return in_order(_read("schema.sql", schema, prefix))
+
+
+def _read(name: str, schema: str, prefix: str) -> str:
+    text = (_FOLDER / name).read_text(encoding="utf-8").replace(PREFIX, prefix)
+    return text.replace("{schema}", quoted(schema))
 
 
 class SchemaDatabase:
     """The tables of one namespace in the schema of a store."""
 
-    def __init__(self, database: StoreDatabase, schema: str, namespace: str) -> None:
-        self.schema = schema
+    def __init__(self, database: "StoreDatabase", namespace: str, *, writable: bool = True) -> None:
+        self.schema = schema = database.settings.schema
         self.prefix = prefix_of(namespace)
         self.sql = statements(schema, self.prefix)
         self._about = f"{quoted(schema)}.{self.prefix}about"
         self._version = version_of(schema)
         self._database = database
         self._namespace = namespace
+        self._writable = writable
         self._damaged = False
 
     @property
@@ -62,6 +109,7 @@ class SchemaDatabase:
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction of one's own; others read meanwhile."""
+        self._check_writable()
         with self._sorted(), self._database.write() as plain:
             transaction = _Texts(plain)
             self._check(transaction.execute(self.sql["turn"]))
@@ -69,6 +117,7 @@ class SchemaDatabase:
 
     def renew(self) -> None:
         """Drop the tables, and make empty ones, unless somebody else just did."""
+        self._check_writable()
         damaged, self._damaged = self._damaged, False
         # One at a time: who appends, and who purges, has both of these tables, in another order.
         for table in ("message", "session"):
@@ -79,6 +128,10 @@ class SchemaDatabase:
 
     def close(self) -> None:
         """The database is the store's."""
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise Unusable("the catalog in this database is only read")
 
     @contextmanager
     def _alone(self) -> Iterator[Transaction]:

@@ -52,6 +52,7 @@ BEGIN
     END IF;
     BEGIN
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', array_to_string(known, ', '));
+        -- guard: catalog-purge-truncates
         EXECUTE format('TRUNCATE %s', array_to_string(known[2:], ', '));
         EXECUTE other;
     EXCEPTION WHEN lock_not_available THEN
