@@ -1,11 +1,14 @@
-"""Aliases: other names of sessions that were taken in, such as those another program used.
+"""Aliases: other names of imported sessions, such as those that another program used.
 
-They stand in the session's own meta, `aliases`, and nowhere else: so they are right after a
-restart and in other processes, and go with the session. A key that is a session of its own always
-wins, and only as long as it is one: who is to write asks each time. That is one look at the mark
-where no alias was ever given. Elsewhere, who first asks for a key that is no session pays for a
-look at all of them, and later ones for a look at what changed, once after each time that aliases
-were given.
+Aliases are stored only in the meta of their session, in the field `aliases`, so they are correct
+after a restart and in other processes, and move with the session. An existing session with that key
+takes precedence. Writers resolve a key until this process knows its session, readers whenever they
+find nothing.
+
+Each store has a mark that changes whenever a session gets aliases. It is created before the first
+alias and changed after each one. If it says that there are none, resolving a key costs one look at
+the mark. Otherwise the first unknown key costs a look at all sessions, and after each change of the
+mark a look at the changed sessions.
 """
 
 from array import array
@@ -14,12 +17,14 @@ from typing import Final
 
 from stenolog.codec import check_key
 from stenolog.errors import DamagedStore, NoSuchSession
-from stenolog.sessions import alias_marks
-from stenolog.stores.base import Store
+from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.locks import ThreadLock
 
 REMEMBERED: Final = 10_000
-"""How many names are known to open what they say, for who only reads."""
+"""Maximum number of keys that are known to be no alias."""
+_MARK: Final = "aliases"
+NO_ALIASES: Final = ""
+"""Mark of a store in which no session ever had an alias."""
 
 
 class Aliases:
@@ -29,6 +34,9 @@ class Aliases:
         self._store = store
         self._mutex = ThreadLock()
         self._plain: set[str] = set()
+        """Keys that opened themselves when they were read."""
+        self._sessions: set[str] = set()
+        """Keys of sessions that this process has seen or written to."""
         self._mark: object = None
         self._seen = array("q")
         """A hash of each session and its stamp at the last look: eight bytes, and not both."""
@@ -41,8 +49,8 @@ class Aliases:
     def own_key(self, key: str) -> str:
         """The key of the session that this name opens now; the name itself where it is no alias."""
         check_key(key)
-        mark = alias_marks.current(self._store)
-        if mark == alias_marks.NONE_YET or self._was_never_given(key, mark):
+        mark = alias_mark(self._store)
+        if mark == NO_ALIASES or self._was_never_given(key, mark):
             return key
         if self._exists(key):
             return key
@@ -51,6 +59,19 @@ class Aliases:
             # Deleted, restored under another key, or no longer its alias.
             owner = self.owners(anew=True).get(key)
         return key if owner is None else owner
+
+    def key_to_write(self, key: str) -> str:
+        """Return the `own_key`, without a look at the store if `note_session` knows the key."""
+        known = key.__class__ is str and key in self._sessions
+        return key if known else self.own_key(key)
+
+    def note_session(self, key: str) -> None:
+        """Remember that there is a session of this very key."""
+        _remember(self._sessions, key)
+
+    def forget_session(self, key: str) -> None:
+        """Resolve this key again before the next write: its session is gone."""
+        self._sessions.discard(key)
 
     def key_to_read(self, key: str) -> str:
         """The same without a look at the store, where the name opened itself before.
@@ -61,9 +82,7 @@ class Aliases:
             return key
         own = self.own_key(key)
         if own == key:
-            if len(self._plain) >= REMEMBERED:
-                self._plain.clear()
-            self._plain.add(key)
+            _remember(self._plain, key)
         return own
 
     def _was_never_given(self, key: str, mark: str | None) -> bool:
@@ -73,8 +92,8 @@ class Aliases:
     def owners(self, *, anew: bool = False) -> Mapping[str, str]:
         """Every alias, and the session that it opens unless there is one of that very key."""
         with self._mutex:
-            mark = alias_marks.current(self._store)
-            if mark == alias_marks.NONE_YET:
+            mark = alias_mark(self._store)
+            if mark == NO_ALIASES:
                 return {}
             if anew or mark is None or mark != self._mark:
                 self._look()
@@ -118,6 +137,12 @@ class Aliases:
         return () if info.forked_from is not None else claimed(info.meta)
 
 
+def _remember(keys: set[str], key: str) -> None:
+    if len(keys) >= REMEMBERED:
+        keys.clear()
+    keys.add(key)
+
+
 def _owners(claims: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Two may claim one alias, when they were taken in at the same time: the first key has it."""
     return {alias: key for key in sorted(claims, reverse=True) for alias in claims[key]}
@@ -129,3 +154,20 @@ def claimed(meta: Mapping[str, object]) -> tuple[str, ...]:
     if not isinstance(names, list):
         return ()
     return tuple(name for name in names if isinstance(name, str))
+
+
+def alias_mark(store: Store) -> str | None:
+    """Return the current mark; None if the store has no marks, so all sessions must be read."""
+    return store.mark(_MARK) if isinstance(store, MarkedStore) else None
+
+
+def prepare_alias_mark(store: Store) -> None:
+    """Create the mark before the first alias is stored. Raises StoreUnavailable."""
+    if alias_mark(store) == NO_ALIASES:
+        change_alias_mark(store)
+
+
+def change_alias_mark(store: Store) -> None:
+    """Change the mark. Raises StoreUnavailable."""
+    if isinstance(store, MarkedStore):
+        store.change_mark(_MARK)

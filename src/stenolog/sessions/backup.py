@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from stenolog.errors import DamagedStore, StenologError, UsageError
 from stenolog.records import timestamp
-from stenolog.sessions.digests import digest_of
+from stenolog.sessions.comparing import digest_of
 from stenolog.sessions.folders import AGENTS, NAMESPACE, NOTES, log_folders
 from stenolog.sessions.places import (
     Copied,
@@ -136,14 +136,15 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
         _write_manifest(
             Path(folder), replace(before, begun=_now(), finished=_now(), namespaces=entries)
         )
-    here_now = {one.uid for one in _carried(found)} | {
-        problem.uid for one in found.values() for problem in one.problems
-    }
+    problems = [(name, problem) for name, one in found.items() for problem in one.problems]
+    here_now = {one.uid for one in _carried(found)} | {problem.uid for _, problem in problems}
+    # Of a session that cannot be opened only the key is known.
+    unread = {(name, problem.key) for name, problem in problems if not problem.uid}
     kept = sum(
-        uid not in here_now
+        uid not in here_now and (entry.deleted is not None or (name, entry.key) not in unread)
         for name, lives in entries.items()
         if name not in refused
-        for uid in lives
+        for uid, entry in lives.items()
     )
     return BackedUp(namespaces=found | refused, seconds=time.monotonic() - begun, kept=kept)
 
@@ -154,13 +155,16 @@ def verify(folder: str, *, watch: Watch | None = None) -> Verified:
     findings: list[Finding] = []
     sessions = messages = 0
     for name, entries in manifest.namespaces.items():
-        digests = _digests(folder, name, _for(watch, name)) if entries else {}
+        digests, unread = _digests(folder, name, _for(watch, name)) if entries else ({}, {})
         for uid, entry in entries.items():
             if digests.get(uid) == entry.digest:
                 sessions += 1
                 messages += entry.messages
                 continue
-            if uid not in digests:
+            known_by = uid if entry.deleted or uid in unread else entry.key
+            if known_by in unread:
+                reason = unread[known_by]
+            elif uid not in digests:
                 reason = "it is missing"
             elif manifest.finished is None:
                 reason = "it is damaged, or newer: the last backup was cut short; run it again"
@@ -202,11 +206,17 @@ def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Cop
     return Copied(namespaces=found, seconds=time.monotonic() - begun), checked
 
 
-def _digests(folder: str, name: str, progress: Progress | None) -> dict[str, str]:
-    """The digest of each life as it stands; empty where it cannot be read."""
+def _digests(
+    folder: str, name: str, progress: Progress | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the digest of each life by uid, empty where it cannot be read.
+
+    The second value says why lives cannot be opened, by uid, or by key if the uid is not known.
+    """
     if name not in namespaces_of(_place(folder)):
-        return {}
+        return {}, {}
     found: dict[str, str] = {}
+    unread: dict[str, str] = {}
     with opened_to_read(_place(folder), name) as store:
         marks = store.lives()
         for number, mark in enumerate(marks, 1):
@@ -215,10 +225,12 @@ def _digests(folder: str, name: str, progress: Progress | None) -> dict[str, str
                     found[mark.uid] = digest_of(reading)
             except StenologError:
                 found[mark.uid] = ""
+            if mark.problem:
+                unread[mark.uid or mark.key] = mark.problem
             if progress is not None:
                 step = Step(phase="comparing", number=1, done=number, total=len(marks), messages=0)
                 progress(step)
-    return found
+    return found, unread
 
 
 # --- the manifest ----------------------------------------------------------------------------
@@ -274,8 +286,11 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
     source = _name_of(where)
     if (folder / MANIFEST).exists():
         found = read_manifest(folder)
+        # Earlier versions hashed the URL with its password.
+        same = found.source in (source, _digest_of_text(where))
+        found = replace(found, source=source)
         # Stamps mean something in the store they come from alone.
-        return found if found.source == source else _without_stamps(replace(found, source=source))
+        return found if same else _without_stamps(found)
     try:
         others = [entry.name for entry in folder.iterdir() if entry.name not in _OURS]
     except OSError as error:
@@ -316,7 +331,24 @@ def _name_of(where: str) -> str:
     found = address(where)
     if found.engine in ("jsonl", "sqlite"):
         where = f"{found.engine}:{Path(found.path).resolve()}"
-    return sha256(where.encode("utf-8", "surrogateescape")).hexdigest()
+    elif found.engine == "postgresql":
+        where = _without_password(where)  # guard: backup-hash-without-password
+    return _digest_of_text(where)
+
+
+def _without_password(url: str) -> str:
+    """Return the URL of a database without what only proves who asks."""
+    base, _, query = url.partition("?")
+    before, at, host = base.rpartition("@")
+    scheme, slashes, user = before.partition("://")
+    if at:
+        base = f"{scheme}{slashes}{user.partition(':')[0]}@{host}"
+    kept = [part for part in query.split("&") if "password" not in part.partition("=")[0]]
+    return f"{base}?{'&'.join(kept)}"
+
+
+def _digest_of_text(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _known(entries: dict[str, Entry]) -> dict[str, Known]:

@@ -4,18 +4,18 @@ Each step is one write, and each can be made again: whoever is killed between tw
 continued by the next run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from msgspec import Raw
 from msgspec.structs import replace
 
-from stenolog.errors import OnceConflict
+from stenolog.errors import OnceConflict, UsageError
 from stenolog.records import Message, timestamp
-from stenolog.sessions import alias_marks, merging
-from stenolog.sessions.aliases import claimed
-from stenolog.sessions.importers.old import OF_THE_REFERENCE, OldSession
+from stenolog.sessions import merging
+from stenolog.sessions.aliases import change_alias_mark, claimed, prepare_alias_mark
+from stenolog.sessions.importers.old import OldSession
 from stenolog.sessions.merging import Merge, There
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import KeptMessage
@@ -52,7 +52,7 @@ class Carrying:
         """Say what is being taken in, so that a later run can tell what it finds half done."""
         meta = {} if self.there is None else self.there.meta
         begun = {"sha256": self._digest, "carry": self.merge.carry}
-        fields: dict[str, Any] = {"importing": begun}
+        fields: dict[str, Any] = {"importing": begun}  # guard: import-mark
         aliases = [*claimed(meta), *(name for name in names if name not in claimed(meta))]
         if aliases:
             fields["aliases"] = aliases
@@ -62,10 +62,22 @@ class Carrying:
         if self.old.state and self._is_newest(meta):
             fields[self.old.layout] = self.old.state
         if names:
-            alias_marks.prepare(self._store)
-        self._store.set_meta(self._key, **fields)
+            prepare_alias_mark(self._store)
+        try:
+            self._store.set_meta(self._key, **self._new_meta(meta), **fields)
+        except UsageError:
+            self.problems.append("its meta is left out: together with the one here it is too long")
+            self._store.set_meta(self._key, **fields)
         if names:
-            alias_marks.change(self._store)
+            change_alias_mark(self._store)
+
+    def _new_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that the session gets: never old over newer, and once."""
+        if self.there is not None and self.there.begun(self._digest) is not None:
+            return {}
+        last = None if self.there is None else self.there.updated
+        is_newer = last is None or last < self.old.created
+        return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
 
     def _is_newest(self, meta: Mapping[str, Any]) -> bool:
         """Whether the state there is not older than the one that is here."""
@@ -97,19 +109,27 @@ class Carrying:
             self.merge = replace(self.merge, carry=False)
         self.problems += self.not_carried()
         if not self.merge.carry:
+            self._hide(n for n in self._hidden(floor) if self.old.messages[n].once is not None)
             return
         if floor:
             upto = self._seqs[floor - 1]
             self._store.checkpoint(self._key, summary=self.old.summary, upto=upto)
         elif self.old.summary:
             self._store.set_summary(self._key, self.old.summary)
-        hidden = [n for n, message in enumerate(self.old.messages) if message.hidden and n >= floor]
-        for first, last in _runs([self._seqs[number] for number in hidden]):
+        self._hide(self._hidden(floor))
+
+    def _hidden(self, floor: int) -> Iterator[int]:
+        """The indexes of messages that were hidden one by one, and not up to a floor."""
+        return (n for n, one in enumerate(self.old.messages) if one.hidden and n >= floor)
+
+    def _hide(self, numbers: Iterable[int]) -> None:
+        for first, last in _runs([self._seqs[n] for n in numbers if self._seqs[n]]):
             self._store.hide(self._key, first, last)
 
     def _is_all_old(self, upto: int) -> bool:
         """Whether a checkpoint up to this seq hides nothing but messages of the old session."""
         sight = {message.seq for message in self._store.get_history(self._key)}
+        # guard: merge-hides-only-covered
         return all(seq > upto for seq in sight.difference(self._seqs))
 
     def not_carried(self) -> Iterator[str]:
@@ -118,8 +138,13 @@ class Carrying:
             return
         if self.old.summary:
             yield "its summary is left out, because the session here has gone on without it"
-        if self.old.hidden:
-            yield f"{self.old.hidden} messages that were hidden there are in sight here"
+        if hidden := sum(one.hidden for one in self.old.messages) - self._hidden_here():
+            yield f"{hidden} messages that were hidden there are in sight here"
+
+    def _hidden_here(self) -> int:
+        """Return how many hidden messages are hidden here too, whatever else was said here."""
+        start = merging.hidden_start(self.old)
+        return sum(self.old.messages[n].once is not None for n in self._hidden(start))
 
     def receipt(self, name: str) -> None:
         """Say that it is done: the mark goes and the receipt comes in one step."""
@@ -139,7 +164,7 @@ class Carrying:
         }
         if self.old.layout == "stenolog-json" and self.old.messages:
             *_, receipt[merging.SAID] = merging.digests(self.old.messages)
-        if self.old.layout not in OF_THE_REFERENCE and info.summary == self.old.summary != "":
+        if info.summary == self.old.summary != "":
             receipt[merging.SUMMARY] = merging.summary_digest(info.summary)
         kept = [*merging.receipts(info.meta), receipt][-RECEIPTS:]
         self._store.set_meta(self._key, importing=None, imported=kept)
@@ -158,10 +183,13 @@ def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _batches(
     messages: Sequence[KeptMessage], start: int
 ) -> Iterator[tuple[int, Sequence[KeptMessage]]]:
-    """What is left to be added: messages with a token one by one, the others in batches."""
+    """What is left to be added: messages of one token together, those without in batches."""
     while start < len(messages):
         end, size = start + 1, len(messages[start].payload)
-        if messages[start].once is None:
+        if messages[start].once is not None:
+            while end < len(messages) and messages[end].once == messages[start].once:
+                end += 1
+        else:
             while end < len(messages) and end - start < CHUNK and messages[end].once is None:
                 size += len(messages[end].payload)
                 if size > CHUNK_BYTES:
@@ -169,3 +197,10 @@ def _batches(
                 end += 1
         yield start, messages[start:end]
         start = end
+
+
+def give_aliases(store: Store, key: str, meta: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Add aliases to a session that was imported before."""
+    prepare_alias_mark(store)
+    store.set_meta(key, aliases=[*claimed(meta), *names])
+    change_alias_mark(store)

@@ -7,21 +7,26 @@ code of the doctor is to tell of faults alone. Nothing is written.
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from msgspec import Struct
 
 from stenolog.catalog import Entry, State, open_catalog
 from stenolog.catalog.database import Broken, Unusable
-from stenolog.catalog.files import NAME as INDEX
 from stenolog.catalog.files import FileDatabase
+from stenolog.catalog.index import database_of
+from stenolog.catalog.intake import NotIndexable, Reading, SessionReader
 from stenolog.errors import StenologError
 from stenolog.sessions.damage import Finding
-from stenolog.sessions.folders import find_place, others_in
+from stenolog.sessions.folders import Place, find_place, others_in
 from stenolog.stores.base import Store
+from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.filesystems import kind_at, network_kind
 from stenolog.stores.jsonl.directory import LOW_DISK
+from stenolog.stores.jsonl.names import file_name
 from stenolog.stores.opening import address, open_store
 
 _MOUNTS: Final = "/proc/self/mounts"
@@ -79,6 +84,40 @@ def _folder(workspace: str) -> Path | None:
     return Path(found.path).absolute().parent if found.engine == "sqlite" else None
 
 
+def not_indexed(workspace: str) -> list[Finding]:
+    """Return a finding for each session that the catalog cannot index."""
+    findings: list[Finding] = []
+    with suppress(StenologError):  # the examination says why something cannot be read
+        for agent in (None, *others_in(workspace).agents):
+            findings += _not_indexed_of(workspace, agent)
+    return findings
+
+
+def _not_indexed_of(workspace: str, agent: str | None) -> Iterator[Finding]:
+    place = find_place(workspace, agent)
+    in_folder = address(place.where).engine == "jsonl"
+    if in_folder and not Path(place.where, place.namespace).is_dir():
+        return
+    with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+        for key, error in not_indexable(store):
+            whose = "" if agent is None else f" --agent {quote(agent)}"
+            yield Finding(
+                kind="not indexed",
+                key=key,
+                path=_path_of(workspace, place, key) if in_folder else str(workspace),
+                where="",
+                meaning=f"List and search leave its messages out: {error}.",
+                advice=f"Save it with `steno export {quote(key)}{whose} --all` and report this "
+                "as a defect of stenolog. All other sessions work; deleting this one also ends "
+                "the problem.",
+            )
+
+
+def _path_of(workspace: str, place: Place, key: str) -> str:
+    log = Path(place.where, place.namespace, file_name(key))
+    return str(log.relative_to(address(workspace).path))
+
+
 # --- what is good to know --------------------------------------------------------------------
 
 
@@ -128,13 +167,12 @@ def _of_the_disk(workspace: str, mounts: str) -> Iterator[Note]:
 def _of_sessions(workspace: str, agent: str | None) -> Iterator[Note]:
     place = find_place(workspace, agent)
     in_folder = address(place.where).engine == "jsonl"
-    if in_folder:
-        folder = Path(place.where, place.namespace)
-        if not folder.is_dir():
-            return
-        yield from _of_the_index(folder)
+    if in_folder and not Path(place.where, place.namespace).is_dir():
+        return
     whose = "" if agent is None else f" of the agent {agent}"
     with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+        if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
+            yield from _of_the_catalog(path)
         interrupted = _in_state(store, "interrupted")
         if interrupted:
             yield Note(
@@ -153,10 +191,10 @@ def _of_sessions(workspace: str, agent: str | None) -> Iterator[Note]:
             )
 
 
-def _of_the_index(folder: Path) -> Iterator[Note]:
-    if not (folder / INDEX).exists():
+def _of_the_catalog(path: Path) -> Iterator[Note]:
+    if not path.exists():
         return
-    database = FileDatabase(folder, writable=False)
+    database = FileDatabase(path, writable=False)
     try:
         with database.read():
             pass
@@ -203,3 +241,38 @@ def _of_versions(workspace: str) -> Iterator[Note]:
             with store.database.read() as transaction:
                 [(version,)] = transaction.execute("SELECT current_setting('server_version')")
         yield Note(kind="version", meaning=f"PostgreSQL {version}.")
+
+
+# --- checking -------------------------------------------------------------------------------------
+# Sessions that the catalog cannot index. Nothing is written.
+
+
+def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
+    """Yield the key of each session that cannot be indexed, and the reason.
+
+    Sessions that the catalog holds already, without a problem and unchanged, are not read again.
+    Sessions that the store itself cannot read are skipped.
+    """
+    indexed = _indexed(store)
+    reader = SessionReader(store, Reading())
+    for key, stamp in store.stamps().items():
+        if indexed.get(key) == stamp:
+            continue
+        try:
+            for _ in reader.steps(key, stamp, None):
+                pass
+        except NotIndexable as error:
+            yield key, error
+        except StenologError:
+            continue
+
+
+def _indexed(store: Store) -> dict[str, str]:
+    """Return the stamps of the sessions that the catalog holds without a problem."""
+    database = database_of(store, keep=False)
+    try:
+        with suppress(Broken, Unusable), database.read() as transaction:
+            return {key: stamp for key, stamp in transaction.execute(database.sql["sound"])}  # noqa: C416 - rows have any length
+    finally:
+        database.close()
+    return {}

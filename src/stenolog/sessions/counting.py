@@ -1,22 +1,28 @@
-"""How much was said: messages and tokens by day, model and channel. Pure.
+"""Messages, tokens and costs by day, model and channel. Pure.
 
-Where a message tells what its provider counted, that is taken. Elsewhere the text itself is
-estimated, and kept apart: what a model read again and again cannot be known from what was said.
+The provider's token counts are used if a message has them. Otherwise the tokens of its text are
+estimated and counted apart, as the number of times that a model read it is unknown.
+
+Prices are those of the installed package genai-prices; newer ones are not fetched. Each answer is
+priced on its own, because many models charge more per token for a long prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Final
+
+from msgspec import Struct
 
 from stenolog.catalog.answers import FIELD, model_of, usage_of
 from stenolog.catalog.texts import channel_of
 from stenolog.records import Message, SessionInfo
-from stenolog.stores.base import FORKED_AT
+from stenolog.stores.base import forked_at
 from stenolog.tokens import message_tokens
 
 Price = Callable[[str, Mapping[str, int]], float | None]
 """What an answer of a model costs by what its provider counted, in US dollars; None: unknown."""
+HOW_TO_GET: Final = "pip install 'stenolog[prices]'"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +90,7 @@ class Totals:
         """
         channel = self.channels.setdefault(channel_of(info.key) or "", Counts())
         before = self.whole.messages
-        copied = _copied(info)
+        copied = forked_at(info)
         waiting: list[tuple[Message, int]] = []
         for message in messages:
             if message.seq <= copied:
@@ -136,7 +142,53 @@ def _tokens(body: Mapping[str, Any]) -> int:
     return message_tokens({name: value for name, value in body.items() if name != FIELD})
 
 
-def _copied(info: SessionInfo) -> int:
-    """Up to which seq the messages are those of another session."""
-    found = info.meta.get(FORKED_AT) if info.forked_from is not None else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+class Cost(Struct, frozen=True, kw_only=True):
+    """Costs in US dollars."""
+
+    total: float
+    """Sum over the models that have a price."""
+    models: Mapping[str, float]
+    unknown: tuple[str, ...]
+    """Models without a price."""
+
+
+def prices() -> Price | None:
+    """Return the function that prices an answer; None if genai-prices is not installed."""
+    try:
+        # Optional, and only needed for costs.
+        import genai_prices  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+
+    def price(model: str, usage: Mapping[str, int]) -> float | None:
+        return _price(genai_prices, model, usage)
+
+    return price
+
+
+def cost_of(models: Mapping[str, Counts]) -> Cost:
+    """Return the costs of counts by model."""
+    answered = {name: counts for name, counts in models.items() if counts.answers}
+    known = {name: counts.dollars for name, counts in answered.items() if counts.priced}
+    return Cost(
+        total=sum(known.values()),
+        models=known,
+        unknown=tuple(name for name in answered if name not in known),
+    )
+
+
+def _price(package: Any, name: str, counted: Mapping[str, int]) -> float | None:
+    usage = package.Usage(
+        input_tokens=counted.get("prompt", 0),
+        output_tokens=counted.get("answer", 0),
+        cache_read_tokens=counted.get("cached", 0),
+    )
+    provider, slash, rest = name.partition("/")
+    ways: list[tuple[str, str | None]] = [(rest, provider), (rest, None)] if slash else []
+    for reference, of in [*ways, (name, None)]:
+        try:
+            found = package.calc_price(usage, model_ref=reference, provider_id=of)
+        except (LookupError, ValueError):
+            continue
+        return float(found.total_price)
+    return None

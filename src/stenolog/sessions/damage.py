@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from stenolog.codec import parse_line, re_sign, salvage
+from stenolog.codec import parse_line, plain_message, re_sign, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
 from stenolog.stores import spans
 from stenolog.stores.jsonl import names, scan
@@ -101,6 +101,8 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
     found: list[Finding] = []
     if unknown:
         found.append(_unknown_kind(key, path, unknown[0]))
+    if deleted and state is None:
+        found.append(_nameless(path))
     damage = _Damage(text, key, path, state, deleted=deleted)
     may_write = state is not None and not found and not deleted
     found += damage.in_the_middle()
@@ -180,6 +182,19 @@ def _wrong_name(key: str, path: str) -> Finding:
     )
 
 
+def _nameless(path: str) -> Finding:
+    return Finding(
+        kind=Kind.DAMAGED_LINE,
+        key=None,
+        path=path,
+        where="every state",
+        meaning="The key of this deleted session cannot be read, so it is neither listed nor "
+        "restored. Its messages can be read.",
+        advice="If you know the key, move the file out of the trash, to the folder above, as "
+        "KEY.jsonl (`steno doctor` says if another name is needed). Else delete it.",
+    )
+
+
 def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
     return Finding(
         kind=Kind.UNKNOWN_KIND,
@@ -218,6 +233,8 @@ class _Damage:
             lost = self._take(place)
             if place.edited:
                 yield self._hand_edit(place, lost or place.own)
+            elif plain_message(bad.text.strip()) is not None:
+                yield self._added_by_hand(place)
             elif not bad.known and not lost and salvage(bad.text):
                 glued.append(place)
             elif not bad.known:
@@ -239,6 +256,10 @@ class _Damage:
                 for place in edited
             )
         if start < end and edited:
+            return
+        added = [place for place in self._places.values() if place.offset >= start]
+        if added and all(self._is_plain(place) for place in added):
+            yield from map(self._added_by_hand, added)
             return
         kind, meaning = _kind_of_tail(tail, self._text[start:])
         # To set aside a batch that lacks only an edited line would take the choice away.
@@ -281,6 +302,21 @@ class _Damage:
             f"flipped. It is left out. {lost_in_words(lost)}",
             advice=f"{self._first}Read the line. --accept takes it in as it stands now.",
             lost=tuple(lost),
+        )
+
+    def _is_plain(self, place: "_Place") -> bool:
+        line = self._text[place.offset : place.offset + place.length]
+        return plain_message(line) is not None
+
+    def _added_by_hand(self, place: "_Place") -> Finding:
+        return Finding(
+            kind=Kind.HAND_EDIT,
+            key=self._key,
+            path=self._path,
+            where=place.words(),
+            meaning="A message in plain JSON that somebody added by hand. It is not a record of "
+            "the log, so it was never stored. No message is missing.",
+            advice=f"{self._first}Read the line. --accept stores it as a message.",
         )
 
     def _glued(self, places: Sequence["_Place"]) -> Finding:

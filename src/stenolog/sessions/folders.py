@@ -18,12 +18,15 @@ from stenolog.stores.jsonl.directory import TRASH, explained
 from stenolog.stores.jsonl.names import SUFFIX
 from stenolog.stores.names import escaped, unescaped
 from stenolog.stores.opening import address, check_no_file, open_store
-from stenolog.stores.whole import NamespacedStore
+from stenolog.stores.snapshots import NamespacedStore
 
 NAMESPACE: Final = "sessions"
 NOTES: Final = "notes"
 AGENTS: Final = "agents"
 """The folder that holds a workspace for each agent that has a name."""
+
+FALLBACK: Final = ".fallback"
+"""What follows the name of a folder or a database in that of its fallback."""
 
 _OURS: Final = b'{"kind":"'
 """How every line of a log begins."""
@@ -41,8 +44,18 @@ class Place(Struct, frozen=True, kw_only=True):
     namespace: str
     old: Path | None
     """The folder in which old sessions are looked for."""
-    stand_in: Path | None
-    """The folder to which the stand-in writes: this store's alone."""
+    fallback: Path | None
+    """The workspace of the fallback: this store's alone."""
+    json_fallback: Path | None
+    """The folder of JSON files that replaces the fallback where that cannot be written."""
+
+    def legacy_folders(self) -> list[tuple[Path, bool]]:
+        """Folders with old sessions, and whether JSON files of a fallback in them are ours."""
+        if self.old is None or self.json_fallback is None:
+            return []
+        if self.old == self.json_fallback:
+            return [(self.old, True)]
+        return [(self.old, False), (self.json_fallback, True)]
 
 
 class Others(Struct, frozen=True, kw_only=True):
@@ -69,16 +82,27 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
             check_no_file(path)
             workspace = path if agent is None else path / AGENTS / escaped(agent)
             folder = workspace / NAMESPACE
-            return Place(where=workspace, namespace=NAMESPACE, old=folder, stand_in=folder)
+            return Place(
+                where=workspace,
+                namespace=NAMESPACE,
+                old=folder,
+                # Inside of the workspace, which may be all that outlives a container.
+                fallback=workspace / f"{NAMESPACE}{FALLBACK}",
+                json_fallback=folder,
+            )
         case "sqlite":
             old: Path | None = _beside_database(path.parent, agent)
             # Other databases, and logs, may have the folder of the old sessions in common.
             apart = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escaped(agent)}"
-            stand_in: Path | None = Path(f"{path}{apart}")
+            json_fallback: Path | None = Path(f"{path}{apart}")
+            beside = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
+            fallback: Path | None = beside if agent is None else beside / AGENTS / escaped(agent)
         case _:
-            old = stand_in = None
+            old = fallback = json_fallback = None
     namespace = NAMESPACE if agent is None else agents_namespace(agent)
-    return Place(where=where, namespace=namespace, old=old, stand_in=stand_in)
+    return Place(
+        where=where, namespace=namespace, old=old, fallback=fallback, json_fallback=json_fallback
+    )
 
 
 def _beside_database(folder: Path, agent: str | None) -> Path:
@@ -129,6 +153,7 @@ def log_folders(workspace: Path) -> list[str]:
         agents = workspace / AGENTS
         # Each is a workspace, and a workspace may be a link.
         for agent in _folders(agents, follow=True) if agents.is_dir() else ():
+            # guard: doctor-reads-agents
             found += [f"{AGENTS}/{agent}/{name}" for name in _namespaces(agents / agent)]
     except OSError as error:
         raise explained(error, f"looking into {error.filename or workspace}") from error

@@ -9,6 +9,7 @@ import re
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.codec import check_key
 from stenolog.errors import InvalidKey, UsageError
@@ -68,6 +69,43 @@ def _text(name: str, part: object) -> str:
     raise InvalidKey(f"{name}={part!r}: text or a whole number is wanted")
 
 
+def person_in(key: str) -> str:
+    """Return the user or chat that a key names: `telegram:1` for `telegram:9:1`.
+
+    A client can choose any key, so the result is only a candidate. `steno purge --scope` asks the
+    user to confirm it.
+    """
+    parts = split(key)
+    return key if parts is None else join(Parts(parts.channel, parts.who))
+
+
+def owner_for(origin: Origin, *, scope: Scope = "sender") -> str:
+    """Return the sender for the mark of a message; it is the same in all threads of the sender.
+
+    For a group that shares one session, return the group. Raises InvalidKey, UsageError.
+    """
+    return key_for(replace(origin, thread=None), scope=scope)
+
+
+def cli_sender(key: str) -> str:
+    """Return the sender of messages typed in a terminal in this session, or an empty string.
+
+    Only `cli:default` and its threads have a sender. Scripts may pass a different key for each of
+    their users, so other keys have none.
+    """
+    parts = split(key)
+    is_own = parts is not None and join(Parts(parts.channel, parts.who)) == CLI_DEFAULT
+    return CLI_DEFAULT if is_own else ""
+
+
+def check_sender(sender: str) -> None:
+    """Raise InvalidKey if this is not a valid sender; an empty string is valid."""
+    if sender:
+        check_key(sender)
+        if sender.startswith("@"):
+            raise InvalidKey(f"sender {sender!r} must not begin with @")
+
+
 def join(parts: Parts) -> str:
     """The key of these parts. Raises InvalidKey."""
     given = [parts.channel, *([] if parts.thread is None else [parts.thread]), parts.who]
@@ -99,7 +137,7 @@ def from_reference_name(name: str) -> str | None:
     parts = name.split("_")
     if len(parts) not in (2, 3) or not all(parts):
         return None
-    if len(parts) == 3 and not _NUMBER.fullmatch(parts[1]):
+    if len(parts) == 3 and not _NUMBER.fullmatch(parts[1]):  # guard: old-name-not-guessed
         return None
     return join(Parts(parts[0], parts[-1], parts[1] if len(parts) == 3 else None))
 

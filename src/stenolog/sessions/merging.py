@@ -1,7 +1,7 @@
 """What an old session adds to one that is there: pure, and never old over newer.
 
-Messages with a token (our stand-in gives each one) are merged by it, wherever they belong. A
-session forgets tokens in time, so the receipt of what a stand-in wrote says how far it was merged.
+Messages with a token (those of a fallback have one each) are merged by it, wherever they belong. A
+session forgets tokens in time, so the receipt of a fallback says how far it was merged.
 The others are compared: what is there must be a beginning of the old session, or the old session a
 beginning of what is there (or, where its program cuts its files down, begin with the end of it);
 anything else is another conversation and gets a session of its own.
@@ -20,9 +20,9 @@ from stenolog.sessions.importers.old import OF_THE_REFERENCE, OldSession
 from stenolog.stores.json_file import KeptMessage
 
 SAID: Final = "said_sha256"
-"""In a receipt of our stand-in: the messages and tokens that were merged, as `digests` has them."""
+"""In the receipt of a fallback: the messages and tokens that were merged, as `digests` has them."""
 SUMMARY: Final = "summary_sha256"
-"""In the receipt of a program that may go on: the summary that was carried."""
+"""In a receipt: the summary that was carried."""
 TAKEN: Final = "taken"
 """In a receipt: when it was made. Retention counts from then on."""
 TOKENS_KEPT: Final = 1_000
@@ -31,6 +31,8 @@ APART: Final = " (legacy "
 """What follows the key in the name of a session that is kept apart."""
 CUT_DOWN: Final = ("nanobot",)
 """Who rewrites a session with its newest messages alone; each has its time, so none is like it."""
+OTHER_PROGRAMS: Final = OF_THE_REFERENCE - {"stenolog-json"}
+"""Programs that do not say which summary they began with."""
 MAX_NAMES: Final = 100
 """How many sessions of one key, and one day, are kept apart before it is called a fault."""
 
@@ -45,6 +47,7 @@ class There(Struct, frozen=True, kw_only=True):
     summary: str = ""
     floor: int = 0
     meta: Mapping[str, Any] = {}
+    updated: datetime | None = None
 
     def begun(self, digest: str) -> "Begun | None":
         """What was decided when somebody began to take exactly this in, and did not finish."""
@@ -83,7 +86,7 @@ def decide(old: OldSession, digest: str, there: There) -> Merge | None:
     has_all = common == len(there.payloads)
     if common < plain and not has_all and (known := _kept_end(old, given, there)):
         return Merge(seqs=tuple(known), carry=False)
-    if common < plain and not has_all:
+    if common < plain and not has_all:  # guard: import-keeps-conversations-apart
         return None
     known = there.seqs[: min(common, plain)]
     if plain < len(given):
@@ -91,10 +94,13 @@ def decide(old: OldSession, digest: str, there: There) -> Merge | None:
     if merged > len(known):
         known = (*there.seqs[: min(common, merged)], *[0] * (merged - common))
     begun = there.begun(digest)
-    saw_all = has_all and merged <= common and len(there.payloads) < len(given)
+    grown = len(there.payloads) < len(given) or old.layout == "stenolog-json"
+    saw_all = has_all and merged <= common and grown
     saw_all = saw_all or (has_all and _hid_more(old, there))
-    carry = saw_all if begun is None else begun.carry
-    theirs = there.summary in ("", old.began_with, old.summary) or _was_carried(there)
+    carry = saw_all if begun is None else begun.carry  # guard: resumed-merge-keeps-decision
+    theirs = there.summary in ("", old.began_with, old.summary)
+    if old.layout not in OTHER_PROGRAMS:
+        theirs = theirs or _was_carried(there)
     untouched = theirs and there.floor <= hidden_start(old)
     return Merge(seqs=tuple(known), carry=untouched and carry)
 
@@ -111,7 +117,7 @@ def is_taken_in(meta: Mapping[str, Any], digest: str) -> bool:
 
 
 def merged_before(old: OldSession, meta: Mapping[str, Any]) -> int:
-    """How many of its first messages a stand-in has given to this session already."""
+    """Return how many of its first messages a fallback has given to this session already."""
     if old.layout != "stenolog-json":
         return 0
     receipted = {one[SAID] for one in receipts(meta) if isinstance(one.get(SAID), str)}

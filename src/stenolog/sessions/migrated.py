@@ -1,8 +1,12 @@
 """What became of old sessions that were to be taken in, and telling it in the log."""
 
+import hashlib
 import logging
 
 from msgspec import Struct
+
+from stenolog.errors import StenologError
+from stenolog.stores.base import MarkedStore, Store
 
 _logger = logging.getLogger("stenolog")
 
@@ -24,6 +28,10 @@ class Taken(Struct, frozen=True, kw_only=True):
     """How many lines or messages of the file could not be carried."""
     problems: tuple[str, ...]
     """What could not be carried, and why, each as a sentence."""
+    aliases: tuple[str, ...] = ()
+    """Other keys that open the session from now on."""
+    aliases_left: tuple[str, ...] = ()
+    """Other keys that the file names for the session, and that the user has not accepted."""
 
 
 class Left(Struct, frozen=True):
@@ -65,12 +73,28 @@ class Migrated(Struct, frozen=True, kw_only=True):
         return sum(one.dropped for one in self.taken)
 
 
-def report(migrated: Migrated) -> None:
-    """Tell in the log what became of old sessions, where there were any."""
+def report(migrated: Migrated, store: Store) -> None:
+    """Log what became of old sessions. A file that cannot be imported is a warning only once."""
     if migrated.sessions:
         _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
     for one in migrated.taken:
         for words in one.problems:
             _logger.warning("%s: %s", one.file, words)
     for file in migrated.left:
-        _logger.warning("%s is left as it is: %s", file.file, file.reason)
+        level = logging.WARNING if _is_new(file, store) else logging.DEBUG
+        _logger.log(level, "%s is left as it is: %s", file.file, file.reason)
+
+
+def _is_new(file: Left, store: Store) -> bool:
+    """Whether the store was not told before that this file cannot be imported for this reason."""
+    if not isinstance(store, MarkedStore):
+        return True
+    digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()
+    mark = f"left-{digest[:16]}"
+    try:
+        if store.mark(mark):
+            return False
+        store.change_mark(mark)
+    except StenologError:
+        pass  # then it is a warning again at the next start
+    return True

@@ -10,7 +10,7 @@ from all that is in sessions/merging.py.
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -29,12 +29,20 @@ from stenolog.errors import (
 )
 from stenolog.records import SessionInfo
 from stenolog.sessions import merging
-from stenolog.sessions.aliases import Aliases
-from stenolog.sessions.carrying import Carrying
+from stenolog.sessions.aliases import Aliases, claimed
+from stenolog.sessions.carrying import Carrying, give_aliases
 from stenolog.sessions.importers.folder import Folder
-from stenolog.sessions.importers.old import OF_THE_REFERENCE, Layout, OldSession
+from stenolog.sessions.importers.old import (
+    OF_THE_REFERENCE,
+    Found,
+    Layout,
+    OldSession,
+    Shelf,
+    Source,
+    as_data,
+    without_reserved,
+)
 from stenolog.sessions.importers.pairs import LOG_SUFFIX
-from stenolog.sessions.importers.shelf import Found, Shelf, Source
 from stenolog.sessions.merging import Merge, There
 from stenolog.sessions.migrated import Left, Migrated, Taken, report
 from stenolog.stores.arguments import check_store
@@ -68,9 +76,12 @@ def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrat
     SessionManager wrote. What cannot be read is left alone and named. It can be called again at
     any time, and a folder that is not there has none. Raises what the store raised where that
     cannot be written; then every file is where it was.
+
+    The folder must be the agent's own: turns that our SessionManager left there are resumed, and
+    aliases are accepted. `steno import` takes in the files of others.
     """
     check_store(store, "migrate_from_json")
-    return take_in(Path(directory), store)
+    return take_in(Path(directory), store, own=True)
 
 
 def take_in(
@@ -80,8 +91,11 @@ def take_in(
     only: str | None = None,
     thorough: bool = True,
     renaming: bool = True,
-    stand_ins: bool = True,
+    fallbacks: bool = True,
+    own: bool = False,
+    aliases: bool = False,
     dry_run: bool = False,
+    without: Collection[str] = (),
     layouts: frozenset[Layout] = OF_THE_REFERENCE,
     renamed: Renamed | None = None,
     progress: Progress | None = None,
@@ -89,12 +103,25 @@ def take_in(
     """Take in the old sessions of a folder, or `only` those of one file in it.
 
     Without `thorough`, files that by their names are most likely our own logs are not looked at.
-    Without `renaming` sessions are copied: nothing in the folder changes, and what was deleted
-    here is taken in again. Without `stand_ins`, what a SessionManager wrote is left to the store
-    that it stood in for. A `dry_run` only looks. Of the `layouts`, those in databases and trees are
-    copied only. `renamed` says under which key a session is taken in. Raises what the store raised.
+    Without `renaming` sessions are copied: nothing in the folder changes, and what was deleted here
+    is taken in again, unless the folder is our `own`. Without `fallbacks`, JSON files that a
+    fallback wrote are left to the store that it replaced. `own`: the folder is that of this agent,
+    so that what its fallback wrote is stored as it is, and aliases are accepted. Everything else is
+    data of others: reserved fields and idempotency keys are dropped, and aliases are accepted only
+    with `aliases`; the report has those that were left out. A `dry_run` only looks. Of the
+    `layouts`, those in databases and trees are copied only. `without`: keys to leave out. `renamed`
+    says under which key a session is taken in. Raises what the store raised.
     """
-    how = _How(renaming, stand_ins, dry_run, renamed or (lambda key: key), progress)
+    how = _How(
+        renaming=renaming,
+        fallbacks=fallbacks,
+        own=own,
+        aliases=aliases or own,
+        dry_run=dry_run,
+        without=frozenset(without),
+        renamed=renamed,
+        progress=progress,
+    )
     if not renaming and layouts != OF_THE_REFERENCE:
         return _copy(path, store, only, layouts, how)
     try:
@@ -112,6 +139,11 @@ def take_in(
             # Whoever holds it takes in the same files, and is not yet done.
             return Migrated(left=(Left(str(path), str(error)),))
         return run.all(folder.sources(thorough=thorough))
+
+
+def merge_from(shelf: Shelf, store: Store) -> Migrated:
+    """Merge sessions of our own that are kept elsewhere. Raises what the store raised."""
+    return _Run(store, shelf, None, _How(renaming=False, own=True, aliases=True)).everything()
 
 
 def _copy(
@@ -136,14 +168,17 @@ def _copy(
     return total
 
 
-class _How(Struct, frozen=True):
-    """What `take_in` was told."""
+class _How(Struct, frozen=True, kw_only=True):
+    """The options of `take_in`."""
 
     renaming: bool
-    stand_ins: bool
-    dry_run: bool
-    renamed: Renamed
-    progress: Progress | None
+    fallbacks: bool = True
+    own: bool
+    aliases: bool
+    dry_run: bool = False
+    without: frozenset[str] = frozenset()
+    renamed: Renamed | None = None
+    progress: Progress | None = None
 
 
 class _Job(Struct):
@@ -164,9 +199,13 @@ class _Run:
         self._shelf = shelf
         self._in_place = folder
         self._renaming = how.renaming and not how.dry_run
-        self._stand_ins = how.stand_ins
+        self._fallbacks = how.fallbacks
+        self._without = how.without
+        self._own = how.own
+        self._at_start = how.own or self._renaming
+        self._takes_aliases = how.aliases
         self._dry_run = how.dry_run
-        self._renamed = how.renamed
+        self._renamed = how.renamed or (lambda key: key)
         self._progress = how.progress or (lambda _: None)
         self._owners: dict[str, str] | None = None
         self._wanted: Counter[str] = Counter()
@@ -252,10 +291,15 @@ class _Run:
             found = self._shelf.read(job.source)
         except OSError as error:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
-        if found.session.layout == "stenolog-json" and not self._stand_ins:
+        if found.session.layout == "stenolog-json" and not self._fallbacks:
             raise NotASession(
-                "the stand-in of another store wrote it, which merges it; `steno import` copies it"
+                "the fallback of another store wrote it, which merges it; `steno import` copies it"
             )
+        if found.session.key in self._without:  # guard: fallback-purge-not-read-in
+            raise NotASession("it was purged in the fallback")
+        if not (self._own and found.session.layout == "stenolog-json"):
+            data = as_data(found.session)  # guard: import-drops-marks
+            found = replace(found, session=data)
         key = self._renamed(found.session.key)
         check_key(key)
         if key != found.session.key:
@@ -281,28 +325,47 @@ class _Run:
         )
         if not old.messages and not old.summary:
             return taken  # somebody cleared it: there is nothing to carry
+        names: list[str]
+        left: list[str]
         for target in self._targets(key, old):
-            there = self._look(target, found.digest)
+            there = self._look(target, found)
             if there is None and target == key and self._was_deleted(key, found):
                 reason = f"{key!r} was deleted after this file was last written: it stays deleted"
                 return replace(taken, problems=(*old.problems, reason))
             if there is not None and merging.is_taken_in(there.meta, found.digest):
                 # A start-up has told what was wrong with it; whoever copies it is told each time.
-                told = replace(taken, dropped=0, problems=()) if self._renaming else taken
-                return replace(told, key=target)
+                told = replace(taken, dropped=0, problems=()) if self._at_start else taken
+                names, refused, left = self._names(old, target) if target == key else ([], [], [])
+                new = [name for name in names if name not in claimed(there.meta)]
+                if new and not self._dry_run:
+                    give_aliases(self._store, target, there.meta, new)
+                problems = (*told.problems, *refused) if new else told.problems
+                return replace(
+                    told,
+                    key=target,
+                    problems=problems,
+                    aliases=tuple(new),
+                    aliases_left=tuple(left),
+                )
             merge = Merge() if there is None else merging.decide(old, found.digest, there)
             if merge is not None:
                 plan = Carrying(self._store, target, old, found.digest, there, merge)
                 words = [*old.problems]
-                names: list[str] = []
+                names, left = [], []
                 if target == key:
-                    names, refused = self._names(old, key)
+                    names, refused, left = self._names(old, key)
                     words += refused
                 else:
                     words.append(f"{key!r} is another conversation: it is kept as {target!r}")
                 added, more = self._carry_out(job, plan, names)
                 return replace(
-                    taken, key=target, added=added, known=False, problems=(*words, *more)
+                    taken,
+                    key=target,
+                    added=added,
+                    known=False,
+                    problems=(*words, *more),
+                    aliases=tuple(names),
+                    aliases_left=tuple(left),
                 )
         raise UsageError(f"there are {merging.MAX_NAMES} other conversations named {old.key!r}")
 
@@ -357,24 +420,29 @@ class _Run:
                 return None
             raise
 
-    def _look(self, key: str, digest: str) -> There | None:
+    def _look(self, key: str, found: Found) -> There | None:
         info = self._info(key)
         if info is None:
             return None
-        is_known = merging.is_taken_in(info.meta, digest)
+        is_known = merging.is_taken_in(info.meta, found.digest)
         messages = [] if is_known else self._store.get_history(key, full=True)
+        payloads = [message.to_json() for message in messages]
+        if not self._own:
+            # Versions before this stored the reserved field of an imported message as well.
+            payloads = [without_reserved(payload) for payload in payloads]
         return There(
-            payloads=[message.to_json() for message in messages],
+            payloads=payloads,
             seqs=[message.seq for message in messages],
             said=[message.at for message in messages],
             summary=info.summary,
             floor=info.floor,
             meta=info.meta,
+            updated=info.updated,
         )
 
     def _was_deleted(self, key: str, found: Found) -> bool:
         """Whether somebody deleted the session since: an old file must not bring it back."""
-        if not self._renaming:
+        if not self._at_start:
             return False
         if self._deleted is None:
             # The last deleted stands first; the first of each key is to stay.
@@ -383,8 +451,10 @@ class _Run:
         deleted = self._deleted.get(key)
         return deleted is not None and deleted > found.changed
 
-    def _names(self, old: OldSession, key: str) -> tuple[list[str], list[str]]:
-        """The aliases that the session gets, and why not the others."""
+    def _names(self, old: OldSession, key: str) -> tuple[list[str], list[str], list[str]]:
+        """Return the aliases that the session gets, why not others, and those to be confirmed."""
+        if old.aliases and not self._takes_aliases:  # guard: import-asks-for-aliases
+            return [], [], [name for name in old.aliases if self._aliases().get(name) != key]
         given: list[str] = []
         problems = []
         room = MAX_ALIAS_BYTES
@@ -400,7 +470,7 @@ class _Run:
             else:
                 given.append(name)
         self._aliases().update(dict.fromkeys(given, key))
-        return given, problems
+        return given, problems, []
 
     # --- names of files ----------------------------------------------------------------------
 

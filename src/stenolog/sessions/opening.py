@@ -1,20 +1,21 @@
-"""`open_sessions`: the store for an agent loop, with old sessions taken in, or a stand-in.
+"""`open_sessions`: the store for an agent loop, with old sessions imported, or its fallback.
 
-A loop must be able to start. Where the store cannot be opened, or old sessions cannot be taken in,
-it is closed again and the legacy JSON store stands in for this run, loudly; the next good start
-merges what was written there.
+A loop must be able to start. If the store cannot be opened, or old sessions cannot be imported, the
+store is closed again and the run uses the fallback, which is logged as an error. The next good
+start merges what was stored there.
 """
 
 import logging
 import os
+from pathlib import Path
 
 from stenolog.errors import ForeignLog, StenologError, UsageError
+from stenolog.sessions.fallback import merge_fallback, open_fallback
 from stenolog.sessions.folders import Place, find_place
 from stenolog.sessions.migration import report, take_in
+from stenolog.sessions.session_manager import SessionManager, refusal
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Store
-from stenolog.stores.json_folder import refusal
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.stores.opening import open_store
 
 _logger = logging.getLogger("stenolog")
@@ -24,12 +25,14 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     """The sessions at a place, for an agent loop: what `open_store` takes is taken here.
 
     With a name, those of that agent: they share nothing with those of any other. Old sessions in
-    the folder `sessions` there (picoclaw's, zeroclaw's, and what the stand-in wrote) are taken in
-    first, and their files renamed to `.migrated`. If the store cannot be opened, or old sessions
-    cannot be taken in, the answer is a SessionManager, and its `health()` says why, and whether
-    that can write. A place that can only be read is opened: `health()` says so, and each write
-    answers that it failed. Raises UsageError where no engine takes the place, ForeignLog where it
-    is another program's database, and what the store raised where there is no folder to stand in.
+    the folder `sessions` there (picoclaw's and zeroclaw's) are taken in first, and their files
+    renamed to `.migrated`; what a fallback keeps is merged. If the store cannot be opened, or old
+    sessions cannot be taken in, the sessions of this run are in the fallback: a JSONL store in
+    `sessions.fallback` or FILE.fallback that starts with the old sessions, and whose `health()`
+    says why. If that folder cannot be written either, the result is a SessionManager. A place that
+    can only be read is opened: `health()` says so, and each write returns that it failed. Raises
+    UsageError where no engine takes the place, ForeignLog where it is another program's database,
+    and the error of the store where there is no folder for a fallback.
     """
     place = find_place(where, agent)
     try:
@@ -37,12 +40,12 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     except (UsageError, ForeignLog):
         raise  # no later start would find it otherwise
     except StenologError as error:
-        return _stand_in(place, error)
+        return _fall_back(place, error)
     try:
         _take_all_in(place, store)
     except (StenologError, OSError) as error:
         _close(store)
-        return _stand_in(place, error)
+        return _fall_back(place, error)
     except BaseException:
         _close(store)
         raise
@@ -54,28 +57,37 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
 
 
 def _take_all_in(place: Place, store: Store) -> None:
-    shares = place.old != place.stand_in
-    if place.old is not None:
-        report(take_in(place.old, store, thorough=False, stand_ins=not shares))
-    if place.stand_in is not None and shares:
-        report(take_in(place.stand_in, store, thorough=False))
+    for folder, fallbacks in place.legacy_folders():
+        report(take_in(folder, store, thorough=False, fallbacks=fallbacks, own=True), store)
+    merge_fallback(place, store)
 
 
-def _stand_in(place: Place, error: Exception) -> SessionStore:
-    if place.stand_in is None:
+def _fall_back(place: Place, error: Exception) -> SessionStore:
+    if place.fallback is None or place.json_fallback is None:
         raise error
     words = f"{type(error).__name__}: {error}"
-    old = None if place.old == place.stand_in else place.old
-    manager = SessionManager(place.stand_in, because=words, old=old)
-    cannot = refusal(place.stand_in)
+    try:
+        store = open_fallback(place, because=words)
+    except (StenologError, OSError) as failed:
+        _logger.debug("the fallback cannot be used", exc_info=failed)
+        return _json_files(place.json_fallback, place.old, words)
+    _logger.error(
+        "the store cannot be used (%s); for this run sessions are kept in %s", words, store.folder
+    )
+    return JSONLBackend(store)
+
+
+def _json_files(folder: Path, old: Path | None, words: str) -> SessionStore:
+    """Return the sessions as JSON files; if these cannot be written either, each write fails."""
+    manager = SessionManager(folder, because=words, old=None if old == folder else old)
+    cannot = refusal(folder)
     if cannot is not None:
-        # A loop must be able to start all the same; each write answers that it failed.
         _logger.error("nothing can be saved, neither in the store (%s) nor as %s", words, cannot)
     else:
         _logger.error(
             "the store cannot be used (%s); for this run sessions are kept as JSON files in %s",
             words,
-            place.stand_in,
+            folder,
         )
     return manager
 

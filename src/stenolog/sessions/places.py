@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.errors import ReadOnly, StoreUnavailable, UsageError
-from stenolog.sessions import alias_marks
-from stenolog.sessions.digests import of_many
+from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
+from stenolog.sessions.comparing import of_many
 from stenolog.sessions.folders import (
     AGENTS,
     NAMESPACE,
@@ -35,8 +35,8 @@ from stenolog.stores.base import Store
 from stenolog.stores.disk import refusal
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.names import unescaped
-from stenolog.stores.opening import address, open_store
-from stenolog.stores.whole import NamespacedStore, NothingYet, WholeStore
+from stenolog.stores.opening import Address, address, open_store
+from stenolog.stores.snapshots import NamespacedStore, NothingYet, SharedPlace, WholeStore
 
 Watch = Callable[[str, Step], None]
 """Is told of each step, and in which namespace it is."""
@@ -60,6 +60,11 @@ class Copied(Struct, frozen=True, kw_only=True):
     def deleted(self) -> int:
         """How many deleted ones do, in the trash."""
         return sum(one.deleted is not None for one in self._carried())
+
+    @property
+    def not_compared(self) -> int:
+        """How many have not changed since an earlier copy, and were not read again."""
+        return sum(not one.compared for one in self._carried())
 
     @property
     def written(self) -> int:
@@ -162,15 +167,15 @@ def copy_namespace(
 @contextmanager
 def alias_looks(here: WholeStore, there: WholeStore) -> Iterator[None]:
     """While sessions with aliases may be written: processes that know of none look again."""
-    given = isinstance(here, Store) and alias_marks.current(here) != alias_marks.NONE_YET
+    given = isinstance(here, Store) and alias_mark(here) != NO_ALIASES
     if not given or not isinstance(there, Store):
         yield
         return
-    alias_marks.prepare(there)
+    prepare_alias_mark(there)
     try:
         yield
     finally:
-        alias_marks.change(there)
+        change_alias_mark(there)
 
 
 # --- which there are -------------------------------------------------------------------------
@@ -205,12 +210,36 @@ def check_apart(source: str, target: str) -> None:
     here, there = address(source), address(target)
     if here.engine != there.engine:
         return
-    same = source == target
-    if here.engine in ("jsonl", "sqlite"):
-        same = Path(here.path).resolve() == Path(there.path).resolve()
-    if same:
+    if source == target or _is_same(here, there):
         # Not by name: that may hold a password.
         raise UsageError("both are the same place; name another one")
+
+
+def _is_same(here: Address, there: Address) -> bool:
+    """Return whether two addresses of one engine lead to the same place."""
+    if here.engine == "postgresql":
+        return _is_same_database(str(here.path), str(there.path))
+    try:
+        # By inode, which symlinks, hard links and bind mounts share.
+        return Path(here.path).samefile(there.path)
+    except OSError:
+        return Path(here.path).resolve() == Path(there.path).resolve()
+
+
+def _is_same_database(source: str, target: str) -> bool:
+    try:
+        with (
+            open_store(source, read_only=True) as here,
+            open_store(target, read_only=True) as there,
+        ):
+            # No URL can tell: host names, sockets and poolers may lead to one server.
+            return (
+                isinstance(here, SharedPlace)
+                and isinstance(there, SharedPlace)
+                and here.is_same_place(there)
+            )
+    except StoreUnavailable:
+        return False  # there is nothing yet, or opening it for the copy says why it failed
 
 
 # --- opening ---------------------------------------------------------------------------------

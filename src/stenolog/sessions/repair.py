@@ -5,34 +5,36 @@ settled meanwhile, or may have been a write under way.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from stenolog.codec import control_line, parse_line, re_sign
+from stenolog.codec import control_line, parse_line, plain_line, plain_message, re_sign
 from stenolog.errors import StenologError
-from stenolog.records import Message, Record, Span, StateRecord, VoidRecord
-from stenolog.sessions.chains import spare_archives
+from stenolog.records import Message, Record, Span, StateRecord, VoidRecord, timestamp
 from stenolog.sessions.damage import ASIDE, Finding, Kind, judge
 from stenolog.sessions.folders import check_workspace, log_folders
-from stenolog.sessions.standing_still import (
+from stenolog.sessions.log_files import (
     BUSY_TIMEOUT,
     archives_standing_still,
     read_whole,
+    spare_archives,
     standing_still,
     trash_of,
 )
-from stenolog.sessions.verify import LEFTOVER, examine_folder
+from stenolog.sessions.verify import LEFTOVER, examine, examine_folder, finding_of
+from stenolog.stores import findings as databases
 from stenolog.stores import spans
 from stenolog.stores.disk import sync_file, sync_folder, write_all
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.table import Logs
-from stenolog.stores.opening import address
+from stenolog.stores.jsonl.open_logs import Logs
+from stenolog.stores.opening import address, open_store
+from stenolog.stores.state import copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,43 @@ _GONE = "it was settled meanwhile"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[Settled]:
-    """Examine a workspace and settle each finding that is repairable. Raises as examine."""
+    """Examine a workspace or database and repair what can be. Raises as examine."""
+    found = address(workspace)
+    if found.engine == "sqlite":
+        return _repair_file(Path(found.path))
+    if found.engine == "postgresql":
+        return _repair_server(workspace)
     return _each(
         workspace, lambda found: [finding for finding in found if finding.repairable], _repair
     )
+
+
+def _repair_file(file: Path) -> list[Settled]:
+    # The driver is an extra, and takes a while to import.
+    from stenolog.stores.sqlite.store import missing_driver
+
+    try:
+        from stenolog.stores.sqlite import verify
+    except ImportError as error:
+        raise missing_driver(error) from error
+    return [_settled(one, path=file.name) for one in verify.repair(file)]
+
+
+def _repair_server(where: str | os.PathLike[str]) -> list[Settled]:
+    if not any(finding.repairable for finding in examine(where).findings):
+        return []
+    with open_store(where) as store:
+        # The driver is an extra; it is there by now.
+        from stenolog.stores.postgres import PostgresStore, verify
+
+        assert isinstance(store, PostgresStore), "it is the engine of this place"
+        path = store.database.place
+        return [_settled(one, path=path) for one in verify.repair(store.database)]
+
+
+def _settled(result: databases.RepairResult, *, path: str) -> Settled:
+    finding = finding_of(result.finding, path=path)
+    return Settled(finding=finding, done=result.done, words=result.words)
 
 
 def accept(workspace: str | os.PathLike[str]) -> list[Settled]:
@@ -155,7 +190,11 @@ def _move_trashed(folder: _Folder, name: str) -> str:
 def _mark_void(directory: Directory, key: str) -> str:
     """Let the store's own writer set the bad tail aside, as it would before the next message."""
     with _locked(directory, key) as log:
-        if log is None or log.tail is None:
+        if log is None:
+            return _GONE
+        with log.mutex:
+            has_bad_tail = log.tail is not None
+        if not has_bad_tail:
             return _GONE
         _, outcome = writer.append(log, [])
         if outcome.error is not None:
@@ -201,7 +240,7 @@ def _aside(directory: Directory) -> Iterator[int]:
     try:
         yield folder
     finally:
-        os.close(folder)
+        folder.close()
 
 
 def _stamp() -> str:
@@ -218,12 +257,14 @@ def _accept(folder: _Folder, finding: Finding) -> str:
     with _locked(folder.directory, finding.key) as log:
         if log is None:
             return _GONE
-        text = log.read(0, log.size)
-        signed = accepted(text)
+        with log.mutex:
+            size, known = log.size, copy(log.known_state())
+        text = log.read(0, size)
+        signed = accepted(text, last=0 if known.archive is None else known.archive.last)
         if signed is None:
             return _GONE
         kept = _copy(folder.directory, log.name, text)
-        found = rewrite.replay(signed, log.known_state())
+        found = rewrite.replay(signed, known)
         whole = rewrite.composed(
             found.head,
             found.state,
@@ -252,22 +293,58 @@ def _copy(directory: Directory, name: str, text: bytes) -> str:
     return target
 
 
-def accepted(text: bytes) -> bytes | None:
-    """The log with each hand edit signed, and no record left that calls it lost; None: no edit."""
+def accepted(text: bytes, *, last: int = 0) -> bytes | None:
+    """Return the log with each hand edit signed, and each plain message as a record.
+
+    No record is left that calls one of them lost. None if there is no hand edit. `last`: the seq
+    before the first message of the log.
+    """
     lines = text.split(b"\n")
+    records = [parse_line(line) if line else None for line in lines]
+    upcoming = _next_seqs(records)
+    at = ""
     back: list[Span] = []
     for index, line in enumerate(lines):
-        signed = re_sign(line) if line and parse_line(line) is None else None
-        if signed is not None:
-            lines[index] = signed
-            back += _brought_back(parse_line(signed))
+        if line and records[index] is None:
+            signed = re_sign(line) or _as_record(line, last + 1, upcoming[index], at)
+            if signed is not None:
+                lines[index] = signed
+                records[index] = parse_line(signed)
+                back += _brought_back(records[index])
+        record = records[index]
+        at = at if record is None else _time_of(record)
+        last = record.seq if isinstance(record, Message) else last
     if b"\n".join(lines) == text:
         return None
+    if lines[-1] and records[-1] is not None:
+        lines.append(b"")  # the line end was missing
     for index, line in enumerate(lines):
         record = parse_line(line)
         if isinstance(record, StateRecord | VoidRecord):
             lines[index] = _without(record, spans.union(back)) or line
     return b"\n".join(lines)
+
+
+def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
+    """Return for each line the seq of the first message after it; None after the last one."""
+    found: list[int | None] = []
+    upcoming: int | None = None
+    for record in reversed(records):
+        found.append(upcoming)
+        upcoming = record.seq if isinstance(record, Message) else upcoming
+    return found[::-1]
+
+
+def _as_record(line: bytes, seq: int, upcoming: int | None, at: str) -> bytes | None:
+    """Return the record of a message in plain JSON; None if it is none, or its seq is taken."""
+    payload = plain_message(line)
+    if payload is None or not at or (upcoming is not None and seq >= upcoming):
+        return None
+    return plain_line(seq, at, payload).removesuffix(b"\n")
+
+
+def _time_of(record: Record) -> str:
+    return timestamp(record.at) if isinstance(record, Message) else record.at
 
 
 def _brought_back(record: Record | None) -> list[Span]:

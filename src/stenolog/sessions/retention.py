@@ -107,7 +107,7 @@ def _asked_by(
     look: Callable[[str], SessionInfo | None],
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[Step]:
-    if not rule.says_something:
+    if not rule.says_something:  # guard: retention-rule-needs-condition
         return
     if rule.action == "purge":
         yield from _of_trash(rule, entries, trash, now=now, tags_of=tags_of)

@@ -22,7 +22,7 @@ from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.opening import address, open_store
-from stenolog.stores.whole import LifeMark, WholeStore
+from stenolog.stores.snapshots import LifeMark, WholeStore
 
 LOG: Final = "retention.log"
 """The file in a workspace that tells what was done: a line each, with tabs between."""
@@ -138,7 +138,7 @@ def keep_to(
                 for one in _planned(workspace, rules, who, name)
                 if not (ended_once and one.step.unfinished and not one.step.uid)
             )
-    if dry_run or not planned or not confirm(planned):
+    if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
         return planned
     ended: list[Done] = []
     with _log_of(workspace) as tell:
@@ -207,11 +207,12 @@ def _planned(
 ) -> list[Done]:
     place = find_place(workspace, agent)
     name = namespace or place.namespace
-    in_folder = address(place.where).engine == "jsonl"
-    if in_folder and not Path(place.where, name).exists():
+    engine = address(place.where).engine
+    if engine == "jsonl" and not Path(place.where, name).exists():
         return []  # nothing was ever stored there
     with open_store(place.where, namespace=name, read_only=True) as store:
-        with open_catalog(store, keep=in_folder) as catalog:
+        # The catalog of a PostgreSQL store is in the database, which is only read here.
+        with open_catalog(store, keep=engine != "postgresql") as catalog:
             entries = list(_every(catalog))
         now = datetime.now(UTC)
         steps = plan(

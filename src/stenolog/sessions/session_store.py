@@ -1,41 +1,61 @@
-"""The face that an agent loop holds: a failed write is an answer, not an exception.
+"""The SessionStore facade of an agent loop: a failed write returns None or False.
 
-A loop must go on talking; so what failed is logged, counted and shown in `health()`.
+A loop must keep talking. So failures are logged, counted and shown in `health()`, not raised.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
-from stenolog.errors import NoSuchSession
-from stenolog.records import Message
+from msgspec import Struct
+
+from stenolog.errors import NoSuchSession, StenologError
+from stenolog.records import Health, Message
 from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store
-from stenolog.stores.failures import Failures, SessionHealth
+from stenolog.stores.locks import ThreadLock
 
 __all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
 
 WORTH_A_REWRITE: Final = 64 * 1024
 """Below this size of the live log, `save` leaves it alone."""
 
-_Found = TypeVar("_Found")
 _logger = logging.getLogger("stenolog")
+_Found = TypeVar("_Found")
+
+
+class SessionHealth(Struct, frozen=True, kw_only=True):
+    """Whether writes can be expected to be kept, and what went wrong so far."""
+
+    ok: bool
+    """The store says so, and the newest write succeeded."""
+    free_bytes: int | None
+    """Room left where the store lives; None where that has no meaning, or could not be asked."""
+    problems: tuple[str, ...]
+    """What is wrong now or soon will be, each with what to do."""
+    failed_writes: int
+    """How many writes failed since the store was opened."""
+    failed_reads: int
+    """How many reads fell back to nothing since the store was opened."""
+    last_error: str | None
+    """The newest failure in words; None where there was none."""
 
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """Sessions as an agent loop uses them. Only `save` raises.
+    """Sessions as an agent loop uses them. A context manager. Only `save` and `close` raise.
 
-    A write that appends answers with the seq, or None where it failed. Any other write answers
-    True, or False where it failed. So `if not sessions.add_message(…)` is the test for all.
+    A write that appends returns the seq, or None if it failed. Any other write returns True, or
+    False if it failed. So `if not sessions.add_message(…)` detects every failure.
     """
 
     @property
-    def store(self) -> Store | None:
-        """The store beneath, for what this face lacks: undo, fork, follow …; None without one.
+    def store(self) -> Store:
+        """The store below, for calls that this facade lacks, such as undo and fork.
 
-        Calls made there raise when they fail.
+        Its calls raise when they fail.
         """
         ...
 
@@ -74,8 +94,17 @@ class SessionStore(Protocol):
         """Replace the summary and nothing else. A failure gives False: the old one stays."""
         ...
 
-    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
-        """Make exactly these messages visible. A failure gives False: all is as it was."""
+    def set_history(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        expect_last: int | None = None,
+    ) -> bool:
+        """Make exactly these messages visible. A failure gives False: all is as it was.
+
+        `expect_last`: fail if the last seq is not this one, as `Store.set_history` does.
+        """
         ...
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
@@ -111,12 +140,29 @@ class SessionStore(Protocol):
         """What the store says of itself, and what failed. A failure to ask is a problem in it."""
         ...
 
-    def close(self) -> None:
-        """Let go of the store; a second call does nothing.
+    def close(self) -> SessionHealth:
+        """Close the store; return its health before that. A second call only returns it again.
 
-        A failure is logged, not raised: every write was on disk when it was answered.
+        `failed_writes` in it counts the writes that were not stored. A failure to close is raised
+        as the store raised it, and the next call tries again; every write that was acknowledged is
+        stored all the same.
         """
         ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def fallback_reason(store: Store) -> str | None:
+    """Return why sessions are not in the store that was asked for; None if they are."""
+    reason = getattr(store, "because", None)
+    return reason if isinstance(reason, str) else None
 
 
 class JSONLBackend:
@@ -126,14 +172,16 @@ class JSONLBackend:
     that one (sessions/aliases.py).
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, session: str | None = None) -> None:
+        """`session`: key of a session that exists, so that it need not be looked up."""
         self._store = store
         self._closing = Lock()
+        self._at_close: SessionHealth | None = None
         self._closed = False
-        self._failures = Failures()
-        aliases = Aliases(store)
-        self._own_key = aliases.own_key
-        self._key_to_read = aliases.key_to_read
+        self._failures = _Failures()
+        self._aliases = Aliases(store)
+        if session is not None:
+            self._aliases.note_session(session)
 
     def __repr__(self) -> str:
         return f"JSONLBackend({self._store!r})"
@@ -150,7 +198,9 @@ class JSONLBackend:
         return self._failures.write(
             "add_message",
             key,
-            lambda: self._store.add_message(self._own_key(key), role, content, once=once),
+            lambda: self._written(
+                key, lambda own: self._store.add_message(own, role, content, once=once)
+            ),
         )
 
     def add_full_message(
@@ -160,7 +210,9 @@ class JSONLBackend:
         return self._failures.write(
             "add_full_message",
             key,
-            lambda: self._store.add_full_message(self._own_key(key), message, once=once),
+            lambda: self._written(
+                key, lambda own: self._store.add_full_message(own, message, once=once)
+            ),
         )
 
     def get_history(
@@ -183,19 +235,41 @@ class JSONLBackend:
         )
 
     def _read(self, key: str, get: Callable[[str], _Found]) -> _Found:
-        """What is read where this name leads; asked anew where that is nothing."""
-        return get(self._key_to_read(key)) or get(self._own_key(key))
+        """Read where this key leads; resolve it again if there is nothing."""
+        found = get(self._aliases.key_to_read(key))
+        if not found:
+            self._aliases.forget_session(key)
+            found = get(self._aliases.own_key(key))
+        return found
+
+    def _written(self, key: str, write: Callable[[str], _Found]) -> _Found:
+        own = self._aliases.key_to_write(key)
+        done = write(own)
+        self._aliases.note_session(own)
+        return done
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace the summary. A failure gives False and is logged and counted."""
         return self._failures.change(
-            "set_summary", key, lambda: self._store.set_summary(self._own_key(key), text)
+            "set_summary",
+            key,
+            lambda: self._store.set_summary(self._aliases.key_to_write(key), text),
         )
 
-    def set_history(self, key: str, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
+    def set_history(
+        self,
+        key: str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        expect_last: int | None = None,
+    ) -> bool:
         """Replace what is visible. A failure gives False and is logged and counted."""
         return self._failures.change(
-            "set_history", key, lambda: self._store.set_history(self._own_key(key), messages)
+            "set_history",
+            key,
+            lambda: self._store.set_history(
+                self._aliases.key_to_write(key), messages, expect_last=expect_last
+            ),
         )
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
@@ -203,7 +277,7 @@ class JSONLBackend:
         return self._failures.change(
             "truncate_history",
             key,
-            lambda: self._store.truncate_history(self._own_key(key), keep_last),
+            lambda: self._store.truncate_history(self._aliases.key_to_write(key), keep_last),
         )
 
     def checkpoint(
@@ -214,7 +288,10 @@ class JSONLBackend:
             "checkpoint",
             key,
             lambda: self._store.checkpoint(
-                self._own_key(key), summary=summary, upto=upto, expect_floor=expect_floor
+                self._aliases.key_to_write(key),
+                summary=summary,
+                upto=upto,
+                expect_floor=expect_floor,
             ),
         )
 
@@ -223,7 +300,7 @@ class JSONLBackend:
 
         A failure is raised as the store raised it; a session that is not there is none.
         """
-        key = self._own_key(key)
+        key = self._aliases.key_to_write(key)
         try:
             info = self._store.info(key)
         except NoSuchSession:
@@ -248,13 +325,111 @@ class JSONLBackend:
         """The store's health and the failures here. A failure to ask is a problem in it."""
         return self._failures.health(self._store.health)
 
-    def close(self) -> None:
-        """Close the store, once. A failure is logged, not raised."""
+    def close(self) -> SessionHealth:
+        """Close the store; return its health before that. A failure is raised.
+
+        A second call does nothing, or tries again if the first one failed.
+        """
         with self._closing:
-            if self._closed:
-                return
-            self._closed = True
+            if self._at_close is None:
+                self._at_close = self.health()
+            if not self._closed:
+                self._store.close()
+                self._closed = True
+            return self._at_close
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Failures:
+    """Makes calls that do not raise: failures are logged and counted."""
+
+    def __init__(self) -> None:
+        self._counting = ThreadLock()
+        self._writes = 0
+        self._reads = 0
+        self._last_error: str | None = None
+        self._write_trouble: str | None = None
+
+    def write(self, call: str, key: str, write: Callable[[], _Found]) -> _Found | None:
+        """What the write gave; None where it failed."""
         try:
-            self._store.close()
-        except Exception:
-            _logger.exception("close failed; every write was on disk when it was answered")
+            result = write()
+        except StenologError as error:
+            words = _in_words(call, key, error)
+            _logger.log(logging.ERROR, words)
+        except Exception as error:
+            words = _in_words(call, key, error)
+            _logger.exception(words)
+        else:
+            with self._counting:
+                self._write_trouble = None
+            return result
+
+        with self._counting:
+            self._writes += 1
+            self._last_error = words
+            self._write_trouble = f"the newest write failed: {words}"
+        return None
+
+    def change(self, call: str, key: str, change: Callable[[], object]) -> bool:
+        """Whether the change was made."""
+
+        def changed() -> bool:
+            change()
+            return True
+
+        return bool(self.write(call, key, changed))
+
+    def read(
+        self, call: str, key: str | None, read: Callable[[], _Found], *, otherwise: _Found
+    ) -> _Found:
+        """What the read gave; `otherwise` where it failed."""
+        try:
+            return read()
+        except StenologError as error:
+            words = _in_words(call, key, error)
+            _logger.log(logging.ERROR, "%s; taken as empty", words)
+        except Exception as error:
+            words = _in_words(call, key, error)
+            _logger.exception("%s; taken as empty", words)
+
+        with self._counting:
+            self._reads += 1
+            self._last_error = words
+        return otherwise
+
+    def health(self, ask: Callable[[], Health]) -> SessionHealth:
+        """What the store says of itself, and what failed; a failure to ask is a problem in it."""
+        try:
+            found = ask()
+        except StenologError as error:
+            found = Health(ok=False, free_bytes=None, problems=(str(error),))
+        except Exception as error:
+            _logger.exception("health failed")
+            found = Health(ok=False, free_bytes=None, problems=(repr(error),))
+
+        with self._counting:
+            trouble = () if self._write_trouble is None else (self._write_trouble,)
+            return SessionHealth(
+                ok=found.ok and not trouble,
+                free_bytes=found.free_bytes,
+                problems=(*found.problems, *trouble),
+                failed_writes=self._writes,
+                failed_reads=self._reads,
+                last_error=self._last_error,
+            )
+
+
+def _in_words(call: str, key: str | None, error: Exception) -> str:
+    of = "" if key is None else f" of {key!r}"
+    return f"{call}{of} failed: {type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ Last of all everything is read back and compared by digest.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -21,11 +21,17 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import Span
-from stenolog.sessions.comparing import compare
-from stenolog.sessions.digests import MessagesDigest, NewlyLost, digest_of, missing, of_many
+from stenolog.records import Message, Span
+from stenolog.sessions.comparing import (
+    MessagesDigest,
+    NewlyLost,
+    compare,
+    digest_of,
+    missing,
+    of_many,
+)
 from stenolog.stores import spans
-from stenolog.stores.whole import Life, LifeMark, LifeWriter, Reading, WholeStore
+from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, WholeStore
 
 GROUP_LIVES: Final = 256
 GROUP_MESSAGES: Final = 20_000
@@ -44,6 +50,7 @@ _NO_REST: Final = (
     "others hold it, or delete, restore or rename it all the time; copy again when they do not"
 )
 _BUSY: Final = "The destination has it as it was: copy again when nobody else writes there"
+_TOO_DAMAGED: Final = "it is too damaged to be read; `steno doctor` says more"
 _NOT_EQUAL: Final = (
     "what was written is not what was read, or somebody wrote to it since; look at the disk, "
     "purge the session there, and copy again"
@@ -104,6 +111,8 @@ class Carried(Struct, frozen=True, kw_only=True):
     """Whether anything had to be written for it."""
     lost: int = 0
     """How many of its messages damage has taken: they are in neither of the two."""
+    compared: bool = True
+    """Whether both sides were read; False where the stamp of the source says "unchanged"."""
 
 
 class Transferred(Struct, frozen=True, kw_only=True):
@@ -129,14 +138,14 @@ class Transferred(Struct, frozen=True, kw_only=True):
 
 
 class _Done(Struct, frozen=True):
-    """How much of a life is known to be in the destination."""
+    """A life that the destination has as the source had it."""
 
     life: Life
-    """As it stands there, or, without a stamp, as far as it does."""
+    """As it stands there."""
     digest: MessagesDigest
-    """Of its messages up to the last seq."""
-    stamp: str = ""
-    """Of the source as it was copied; empty where there is more to do."""
+    """Of its messages."""
+    stamp: str
+    """Of the source as it was copied; empty if it may have changed since."""
     checked: bool = False
     """Whether what is in the destination was read and compared."""
     written: bool = False
@@ -193,9 +202,12 @@ class _Copy:
         """Why a life could not be written when that was tried last."""
         self._lost: dict[str, list[Span]] = {}
         """Messages that were found to be damaged on the way."""
-        self._anew: set[str] = set()
-        """Lives whose beginning is not what it was: all of it is written again."""
+        self._outdated: dict[str, MessagesDigest] = {}
+        """Earlier copies that nobody changed since, by uid: they are replaced. The digest is of the
+        source's messages that they have."""
         self._here: set[str] = set()
+        self._unread: set[str] = set()
+        """Keys of sessions that the source has, and whose uid cannot be read there."""
         self._there: dict[str, LifeMark] = {}
         self._messages = self._bytes = self._passes = 0
         self._unlocked = False
@@ -222,11 +234,10 @@ class _Copy:
                 self._recognise(mark)
             if mark.uid in self._problems or self._is_done(mark):
                 continue
-            before = self._done.get(mark.uid)
             with self._reading(mark) as reading:
                 if reading is not None:
-                    there = 0 if before is None else before.digest.messages
-                    self._messages += _count(reading.life) - there
+                    there = self._outdated.get(mark.uid, MessagesDigest()).messages
+                    self._messages += max(0, _count(reading.life) - there)
                     self._done[mark.uid] = _Done(
                         reading.life, MessagesDigest(), reading.stamp, written=True
                     )
@@ -236,14 +247,23 @@ class _Copy:
 
     def _changed(self) -> list[LifeMark]:
         """The lives of the source that the destination has not, or not as they are now."""
-        self._there = {mark.uid: mark for mark in self._target.lives()}
+        self._there = {}
+        shut: dict[str, str] = {}
+        for mark in self._target.lives():
+            if mark.uid or not mark.problem:
+                self._there[mark.uid] = mark
+            else:
+                shut[mark.key] = mark.problem
         for uid in self._done.keys() - self._there.keys():
             del self._done[uid]
         marks = self._source.lives()
         self._here = {mark.uid for mark in marks}
         for mark in marks:
             if not mark.uid:
-                self._fail(mark, "it is too damaged to be read; `steno doctor` says more")
+                self._unread.add(mark.key)
+                self._fail(mark, mark.problem or _TOO_DAMAGED)
+            elif mark.key in shut and mark.deleted is None:
+                self._fail(mark, shut[mark.key])
         return [
             mark
             for mark in marks
@@ -271,6 +291,7 @@ class _Copy:
             stamp=mark.stamp,
             digest=known.digest,
             written=False,
+            compared=False,
         )
         return True
 
@@ -297,17 +318,18 @@ class _Copy:
     def _is_wanting(self, mark: LifeMark) -> bool:
         """Whether there is something to be written, now that the destination was looked at."""
         self._taken.pop(mark.uid, None)
+        self._outdated.pop(mark.uid, None)
+        done = self._done.pop(mark.uid, None)
         if mark.uid in self._there:
-            if mark.uid in self._done and not self._is_untouched(mark):
-                del self._done[mark.uid]
-            if mark.uid not in self._done:
+            if done is not None and self._is_untouched(mark):
+                self._outdated[mark.uid] = done.digest
+            else:
                 self._recognise(mark)
         return mark.uid not in self._problems and not self._is_done(mark)
 
     def _is_untouched(self, mark: LifeMark) -> bool:
         """Whether the copy stands as it was left."""
-        done = self._done[mark.uid]
-        with self._reading_target(mark, after=done.life.last_seq) as found:
+        with self._reading_target(mark) as found:
             return found is not None and found.untouched
 
     def _write_group(self, group: Sequence[LifeMark]) -> None:
@@ -315,11 +337,10 @@ class _Copy:
         waiting = list(reversed(group))
         while waiting:
             pending: list[_Done] = []
-            before = self._messages, self._bytes
             left = len(waiting)
             try:
                 with self._target.writing_lives() as writer:
-                    while waiting and not self._is_much(before):
+                    while waiting and not _is_much(pending):
                         mark = waiting.pop()
                         with self._reading(mark) as reading:
                             if reading is not None:
@@ -330,10 +351,6 @@ class _Copy:
                 continue  # somebody was faster: the next pass finds out
             for done in pending:
                 self._done[done.life.uid] = done
-
-    def _is_much(self, before: tuple[int, int]) -> bool:
-        messages, size = self._messages - before[0], self._bytes - before[1]
-        return messages >= GROUP_MESSAGES or size >= GROUP_BYTES
 
     def _last_pass(self) -> None:
         """What still changes, one by one, while nobody else can write to it."""
@@ -373,29 +390,27 @@ class _Copy:
     # --- one life ----------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(
-        self, mark: LifeMark, *, hold: bool = False, all_of_it: bool = False
-    ) -> Iterator[Reading | None]:
-        """A look at the source, past what is there already; None where there is none to be had."""
-        done = None if all_of_it or mark.uid in self._anew else self._done.get(mark.uid)
-        after = 0 if done is None else done.life.last_seq
+    def _reading(self, mark: LifeMark, *, hold: bool = False) -> Iterator[Reading | None]:
+        """Read a life of the source; None if it cannot be read now."""
         with ExitStack() as stack:
             reading = None
             try:
                 if hold:
-                    reading = self._held(stack, mark, after)
+                    reading = self._held(stack, mark)
                 if reading is None:
-                    reading = stack.enter_context(self._source.read_life(mark, after=after))
+                    reading = stack.enter_context(self._source.read_life(mark))
             except (NoSuchSession, StoreBusy):
                 pass  # the next pass sees what became of it
-            except DamagedStore as error:
+            except (DamagedStore, StoreUnavailable) as error:
                 self._fail(mark, str(error))
+            if reading is not None:
+                reading = replace(reading, messages=_readable(reading.messages))
             yield reading
 
-    def _held(self, stack: ExitStack, mark: LifeMark, after: int) -> Reading | None:
-        """A look under the lock; None where the source has none for us, as who may only read."""
+    def _held(self, stack: ExitStack, mark: LifeMark) -> Reading | None:
+        """Read under the lock; None if the source refuses its lock, as a read-only store does."""
         try:
-            return stack.enter_context(self._source.hold_life(mark, after=after))
+            return stack.enter_context(self._source.hold_life(mark))
         except StoreBusy:
             raise
         except (ReadOnly, StoreUnavailable):
@@ -403,33 +418,30 @@ class _Copy:
             return None
 
     @contextmanager
-    def _reading_target(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading | None]:
+    def _reading_target(self, mark: LifeMark) -> Iterator[Reading | None]:
         with ExitStack() as stack:
             reading = None
-            with suppress(NoSuchSession, StoreBusy):
+            try:
                 there = self._there[mark.uid]
-                reading = stack.enter_context(self._target.read_life(there, after=after))
+                reading = stack.enter_context(self._target.read_life(there))
+            except (NoSuchSession, StoreBusy):
+                pass  # the next pass sees what became of it
+            except (DamagedStore, StoreUnavailable) as error:
+                self._fail(mark, str(error))
             yield reading
 
     def _write(self, writer: LifeWriter, mark: LifeMark, reading: Reading) -> list[_Done]:
-        """Put into the destination what it lacks; empty where that has to be tried again."""
-        done = None if mark.uid in self._anew else self._done.get(mark.uid)
+        """Write it to the destination; return nothing if that has to be tried again."""
         there = self._there.get(mark.uid)
         self._reasons.pop(mark.uid, None)
-        if there is not None and done is None and mark.uid not in self._anew:
-            return []  # nobody could tell yet whether it is a copy
-        life = self._with_all_lost(reading.life, done)
-        after = 0 if done is None else done.life.last_seq
-        if done is not None and not _begins_like(life, done.life, after):
-            self._anew.add(mark.uid)  # purged, or mended
-            return []
-        digest = MessagesDigest() if done is None else done.digest.copy()
-        before = digest.messages, digest.bytes
+        if there is not None and mark.uid not in self._outdated:
+            return []  # it is not known yet whether it is a copy
+        life = self._with_all_lost(reading.life)
+        digest = MessagesDigest()
         try:
             writer.write(
                 life,
-                digest.passing(life, reading.messages, after=after),
-                after=after,
+                digest.passing(life, reading.messages),
                 instead_of="" if there is None else there.stamp,
             )
         except NewlyLost as met:
@@ -444,30 +456,24 @@ class _Copy:
         except DamagedStore as error:
             self._fail(mark, str(error))
             return []
-        self._anew.discard(mark.uid)
-        self._messages += digest.messages - before[0]
-        self._bytes += digest.bytes - before[1]
+        known = self._outdated.pop(mark.uid, MessagesDigest())
+        self._messages += max(0, digest.messages - known.messages)
+        self._bytes += max(0, digest.bytes - known.bytes)
         return [_Done(life, digest, reading.stamp, written=True)]
 
-    def _with_all_lost(self, life: Life, done: _Done | None) -> Life:
+    def _with_all_lost(self, life: Life) -> Life:
         lost = spans.union(life.lost, self._lost.get(life.uid, []))
-        if done is not None:
-            lost = spans.union(lost, spans.clipped(done.life.lost, 1, done.life.last_seq))
         return replace(life, lost=spans.minus(lost, spans.union(life.void, life.purged)))
 
     # --- what is there already ---------------------------------------------------------------
 
     def _recognise(self, mark: LifeMark) -> None:
         """Find out how much of a life is in the destination; it is a problem if it is no copy."""
-        self._anew.discard(mark.uid)
         for _ in range(ROUNDS):
-            with (
-                self._reading(mark, all_of_it=True) as here,
-                self._reading_target(mark) as there,
-            ):
+            with self._reading(mark) as here, self._reading_target(mark) as there:
                 if here is None or there is None:
                     return
-                life = self._with_all_lost(here.life, None)
+                life = self._with_all_lost(here.life)
                 try:
                     found = compare(replace(here, life=life), there)
                 except NewlyLost as met:
@@ -482,11 +488,8 @@ class _Copy:
                 self._fail(mark, found.reason, newer=found.newer)
             elif found.equal:
                 self._done[mark.uid] = _Done(life, found.digest, here.stamp, checked=True)
-            elif found.begins_like:
-                upto = there.life.last_seq
-                self._done[mark.uid] = _Done(replace(life, last_seq=upto), found.digest)
             else:
-                self._anew.add(mark.uid)
+                self._outdated[mark.uid] = found.digest
             return
 
     def _compare(self) -> None:
@@ -538,7 +541,11 @@ class _Copy:
             for uid, done in self._done.items()
         ]
         carried += [one for one in self._taken.values() if one.uid not in self._done]
-        only_there = [mark.key for uid, mark in self._there.items() if uid not in self._here]
+        only_there = [
+            mark.key
+            for uid, mark in self._there.items()
+            if uid not in self._here and (mark.deleted or mark.key not in self._unread)
+        ]
         return Transferred(
             carried=tuple(sorted(carried, key=lambda one: (one.key, one.uid))),
             problems=tuple(self._problems.values()),
@@ -550,15 +557,24 @@ class _Copy:
         )
 
 
-def _begins_like(life: Life, before: Life, upto: int) -> bool:
-    """Whether the same messages are there up to a seq as there were before."""
-    return upto <= life.last_seq and all(
-        spans.clipped(now, 1, upto) == spans.clipped(then, 1, upto)
-        for now, then in (
-            (life.lost, before.lost),
-            (life.void, before.void),
-            (life.purged, before.purged),
-        )
+def _readable(messages: Iterator[Message]) -> Iterator[Message]:
+    """Yield the messages of the source; raise DamagedStore if some of them cannot be read.
+
+    The error is then not mistaken for one of the destination, which ends the copy.
+    """
+    try:
+        yield from messages
+    except StoreBusy:
+        raise
+    except StoreUnavailable as error:
+        raise DamagedStore(str(error)) from error
+
+
+def _is_much(written: Sequence[_Done]) -> bool:
+    """Whether so much was written that it is made durable before more is."""
+    return (
+        sum(done.digest.messages for done in written) >= GROUP_MESSAGES
+        or sum(done.digest.bytes for done in written) >= GROUP_BYTES
     )
 
 

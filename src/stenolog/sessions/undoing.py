@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stenolog.errors import StenologError
 from stenolog.records import Message, Span, Undo, Undone
 from stenolog.stores.base import Store
-from stenolog.stores.whole import LifeMark, WholeStore
+from stenolog.stores.snapshots import LifeMark, WholeStore
 
 
 def undo(store: Store, key: str) -> Undone:
@@ -39,7 +39,7 @@ def _answered(history: Sequence[Message], step: Undo) -> Span | None:
     found: list[int] = []
     for message in history:
         if message.seq > end:
-            if message.role == "user":
+            if getattr(message, "role", None) == "user":
                 break
             found.append(message.seq)
     return (found[0], found[-1]) if found else None

@@ -1,43 +1,45 @@
 """The doctor: what is wrong in a workspace of logs.
 
-sessions/damage.py judges the bytes of each log, sessions/chains.py the archives that it leads to;
-here is what only the folder shows, and sessions/findings.py has the words for it. Nothing is
-written; sessions/repair.py does that.
+sessions/damage.py judges the bytes of a log, sessions/log_files.py its archives; this module checks
+the folders. It writes nothing; sessions/repair.py does.
 """
 
 import fcntl
 import os
 import re
+import shlex
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from stenolog.errors import StenologError, UsageError
-from stenolog.sessions import findings
-from stenolog.sessions.chains import archives_of, listed_archives, spare_archives
 from stenolog.sessions.damage import ASIDE, Finding, Kind
 from stenolog.sessions.folders import NAMESPACE, check_is_ours, check_workspace, log_folders
-from stenolog.sessions.standing_still import (
+from stenolog.sessions.log_files import (
+    archives_of,
     archives_standing_still,
     folder_below,
     judge_file,
+    listed_archives,
     names_in,
+    spare_archives,
     standing_still,
     trash_of,
 )
 from stenolog.stores import findings as databases
+from stenolog.stores.catalog_file import NAME as CATALOG
+from stenolog.stores.catalog_file import journal_of, lock_of
 from stenolog.stores.disk import refusal
 from stenolog.stores.jsonl import archive, leases, names, trash
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.jsonl.purging import CATALOG
 from stenolog.stores.opening import address, open_store
 
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
-_INDEX: Final = (CATALOG, f"{CATALOG}-journal", f"{CATALOG}.lock")
+_CATALOG: Final = (CATALOG, journal_of(CATALOG), lock_of(CATALOG))
 LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 """The name of a file that was still being made."""
 
@@ -73,10 +75,10 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     wide = dict.fromkeys(one for seen in all_seen for one in seen.open_to_others)
     told = [finding for seen in all_seen for finding in seen.findings]
     if wide:
-        told.append(findings.wide_permissions(str(place), list(wide)))
+        told.append(_wide_permissions(str(place), list(wide)))
     shut = {folder: why for folder in folders if (why := _refusal(place / folder)) is not None}
     if shut:
-        told.append(findings.not_writable(list(shut), next(iter(shut.values()))))
+        told.append(_not_writable(list(shut), next(iter(shut.values()))))
     return Report(
         workspace=str(place),
         sessions=sum(seen.logs for seen in all_seen),
@@ -92,7 +94,7 @@ def _refusal(folder: Path) -> str | None:
 
 def _examine_database(file: Path) -> Report:
     # The driver is an extra, and takes a while to import.
-    from stenolog.stores.sqlite.opening import missing_driver
+    from stenolog.stores.sqlite.store import missing_driver
 
     try:
         from stenolog.stores.sqlite import verify as database
@@ -117,18 +119,21 @@ def _report(found: databases.Report, workspace: str, *, path: str) -> Report:
     return Report(
         workspace=workspace,
         sessions=found.sessions,
-        findings=tuple(
-            Finding(
-                kind=one.kind,
-                key=one.key,
-                path=path,
-                where=one.where,
-                meaning=one.meaning,
-                advice=one.advice,
-                lost=one.lost,
-            )
-            for one in found.findings
-        ),
+        findings=tuple(finding_of(one, path=path) for one in found.findings),
+    )
+
+
+def finding_of(found: databases.Finding, *, path: str) -> Finding:
+    """Return the finding of a database at this path."""
+    return Finding(
+        kind=found.kind,
+        key=found.key,
+        path=path,
+        where=found.where,
+        meaning=found.meaning,
+        advice=found.advice,
+        repairable=found.repairable,
+        lost=found.lost,
     )
 
 
@@ -160,7 +165,7 @@ def examine_folder(workspace: Path, folder: str) -> Seen:
     except StenologError as error:
         if folder == NAMESPACE:
             raise
-        seen.findings.append(findings.unreadable(folder, None, error))
+        seen.findings.append(_unreadable(folder, None, error))
         return seen
     try:
         _look_at_folder(directory, workspace, folder, seen)
@@ -182,7 +187,7 @@ def _look_at_folder(directory: Directory, workspace: Path, namespace: str, seen:
     _look_at_trash(directory, namespace, seen)
     _look_at_locks(directory, namespace, seen)
     if seen.foreign:
-        seen.findings.append(findings.foreign_logs(directory, seen.foreign))
+        seen.findings.append(_foreign_logs(directory, seen.foreign))
     for uid, files in listed.items():
         _look_at_archives(directory, namespace, uid, files, seen)
 
@@ -192,15 +197,15 @@ def _look_at_entry(
 ) -> None:
     path = f"{namespace}/{name}"
     leftover = LEFTOVER.fullmatch(name)
-    if (stat.S_ISDIR(found.st_mode) and name in _FOLDERS) or name in _INDEX:
+    if (stat.S_ISDIR(found.st_mode) and name in _FOLDERS) or name in _CATALOG:
         _look_at_mode(seen, path, found)
     elif name in _FOLDERS or (name.endswith(names.SUFFIX) and not stat.S_ISREG(found.st_mode)):
-        seen.findings.append(findings.not_a_file(path, name, found))
+        seen.findings.append(_not_a_file(path, name, found))
         seen.obscure = True
     elif leftover is not None:
         with standing_still(directory, leftover[1]):
             if directory.stat(name) is not None:
-                seen.findings.append(findings.leftover(path, names.key_of(leftover[1])))
+                seen.findings.append(_leftover_file(path, names.key_of(leftover[1])))
     elif name.endswith(names.SUFFIX):
         _look_at_mode(seen, path, found)
         _look_at_log(directory, namespace, name, seen)
@@ -217,7 +222,7 @@ def _look_at_log(
     except (StenologError, OSError) as error:
         seen.obscure = True
         key = names.key_of(name) if above is None else None
-        seen.findings.append(findings.unreadable(f"{namespace}/{name}", key, error))
+        seen.findings.append(_unreadable(f"{namespace}/{name}", key, error))
         return
     if judged is None:
         return
@@ -252,10 +257,10 @@ def _look_at_trash(directory: Directory, namespace: str, seen: Seen) -> None:
             if leftover is not None:
                 with standing_still(folder, leftover[1]):
                     if folder.stat(name) is not None:
-                        seen.findings.append(findings.leftover(path, None))
+                        seen.findings.append(_leftover_file(path, None))
             elif (entry := trash.entry_of(name)) is not None and entry.purged:
                 seen.purged.add(entry.uid)
-                seen.findings.append(findings.unfinished_purge(folder, path, name))
+                seen.findings.append(_unfinished_purge(folder, path, name))
             elif entry is not None and stat.S_ISREG(found.st_mode):
                 _look_at_mode(seen, path, found)
                 above = f"{namespace}/{trash.FOLDER}"
@@ -277,7 +282,7 @@ def _look_at_locks(directory: Directory, namespace: str, seen: Seen) -> None:
                 finally:
                     os.close(descriptor)
                 if holder is not None:
-                    seen.findings.append(findings.stalled_lease(path, name, holder))
+                    seen.findings.append(_stalled_lease(path, name, holder))
 
 
 def _stalled(descriptor: int) -> leases.Holder | None:
@@ -315,10 +320,142 @@ def _look_at_archives(
         for file in spare_archives(directory, folder, uid, key):
             if file in files:
                 is_leftover = LEFTOVER.fullmatch(file) is not None
-                finding = findings.leftover if is_leftover else findings.unreferenced
+                finding = _leftover_file if is_leftover else _unreferenced_archive
                 seen.findings.append(finding(f"{above}/{file}", key))
 
 
 def _look_at_mode(seen: Seen, path: str, found: os.stat_result) -> None:
     if found.st_mode & 0o077 and not stat.S_ISLNK(found.st_mode):
         seen.open_to_others.append((path, stat.S_IMODE(found.st_mode)))
+
+
+def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
+    """Another kind of file has the name of a log or of one of our folders."""
+    what = "something that is no file"
+    if stat.S_ISLNK(found.st_mode):
+        what = "a symbolic link, and none is followed here"
+    elif stat.S_ISDIR(found.st_mode):
+        what = "a folder"
+    places = {
+        archive.FOLDER: "the folder of the archives",
+        trash.FOLDER: "the folder of the deleted sessions",
+        leases.FOLDER: "the folder of the lock files",
+    }
+    place = places.get(name, "a log")
+    return Finding(
+        kind=Kind.NOT_A_FILE,
+        key=names.key_of(name),
+        path=path,
+        where="",
+        meaning=f"Where {place} should be stands {what}.",
+        advice="Move it elsewhere, and put back what belongs here.",
+    )
+
+
+def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
+    """A log or a folder that could not be read."""
+    return Finding(
+        kind=Kind.UNREADABLE,
+        key=key,
+        path=path,
+        where="",
+        meaning=f"It could not be read: {error}.",
+        advice="Run the doctor as the user who owns the file, and look at the disk.",
+    )
+
+
+def _foreign_logs(directory: Directory, found: Sequence[Finding]) -> Finding:
+    """Logs of other programs in one folder, as one finding."""
+    first, *others = found
+    if not others:
+        name = first.path.rpartition("/")[2]
+        return replace(first, advice=f"Move it elsewhere; {directory.how_to_import(name)}.")
+    return replace(
+        first,
+        key=None,
+        where=f"and {len(others):,} more",
+        meaning="Another program wrote these files; stenolog neither reads nor changes them.",
+        advice=f"Move them elsewhere; {directory.how_to_import()}.",
+    )
+
+
+def _leftover_file(path: str, key: str | None) -> Finding:
+    """A temporary file of an interrupted rewrite."""
+    return Finding(
+        kind=Kind.LEFTOVER,
+        key=key,
+        path=path,
+        where="",
+        meaning="Something that makes a log or an archive anew was interrupted before this file "
+        "counted. Nothing is missing.",
+        advice=f"--repair moves it into {ASIDE}/.",
+        repairable=True,
+    )
+
+
+def _unreferenced_archive(path: str, key: str | None) -> Finding:
+    """An archive that no session refers to."""
+    return Finding(
+        kind=Kind.UNREFERENCED_ARCHIVE,
+        key=key,
+        path=path,
+        where="",
+        meaning="No session leads to this archive: a compaction or a purge was interrupted, or the "
+        "log that did was removed by hand.",
+        advice="If you were purging, purge again, and it is gone. "
+        f"--repair moves it into {ASIDE}/; look whether a log is missing first.",
+        repairable=True,
+    )
+
+
+def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
+    """A file that an interrupted purge left behind."""
+    state = None
+    with suppress(StenologError):
+        state = trash.head_at(folder, folder.descriptor, name, name)
+    return Finding(
+        kind=Kind.LEFTOVER,
+        key=state.key if state is not None else None,
+        path=path,
+        where="",
+        meaning="A purge was interrupted: the session is gone for good, but not yet from the disk.",
+        advice="Purge it again." if state is not None else "Delete the file.",
+    )
+
+
+def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
+    """A lease that is held longer than it should be."""
+    return Finding(
+        kind=Kind.STALLED_LEASE,
+        key=names.key_of(name.removesuffix(leases.SUFFIX)),
+        path=path,
+        where="",
+        meaning=f"{holder.words()}, has the turn in this session and should have ended it by "
+        f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),
+        advice="Look what that process does; when it ends, the turn is free.",
+    )
+
+
+def _not_writable(folders: Sequence[str], why: str) -> Finding:
+    """Folders that cannot be written. One finding for all: they usually share a disk."""
+    return Finding(
+        kind=Kind.NOT_WRITABLE,
+        key=None,
+        path=folders[0],
+        where=f"and {len(folders) - 1:,} more" if len(folders) > 1 else "",
+        meaning="What is there can be read, but every message from now on is lost.",
+        advice=f"{why}.",
+    )
+
+
+def _wide_permissions(workspace: str, open_to_others: Sequence[tuple[str, int]]) -> Finding:
+    """Paths that other users may read, with their modes, as one finding."""
+    (path, mode), *others = open_to_others
+    return Finding(
+        kind=Kind.WIDE_PERMISSIONS,
+        key=None,
+        path=path,
+        where=f"mode {mode:04o}" + (f", and {len(others):,} more" if others else ""),
+        meaning="Other users of this machine may read these conversations.",
+        advice=f"chmod -R go= {shlex.quote(workspace)}",
+    )

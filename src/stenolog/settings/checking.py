@@ -13,9 +13,8 @@ from msgspec import inspect
 
 from stenolog.errors import UsageError
 from stenolog.settings.environment import half_characters
-from stenolog.settings.fields import Field
+from stenolog.settings.fields import Field, literal
 from stenolog.settings.secrets import has_password, has_user
-from stenolog.settings.writing import literal
 from stenolog.stores.opening import address
 
 _LONGEST: Final = 60
@@ -74,7 +73,7 @@ def _from_to(kind: inspect.IntType | inspect.FloatType) -> str:
 
 def _instead_of(field: Field, value: object) -> str:
     # A secret that stands in the wrong place must not stand in a log, too.
-    if field.secret or isinstance(value, Mapping):
+    if field.secret or isinstance(value, Mapping):  # guard: settings-error-redacted
         return ""
     if field.address or field.type is str:
         # Whatever is wrong here, a password or a key may be in it.

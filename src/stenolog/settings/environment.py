@@ -11,8 +11,7 @@ from msgspec import inspect
 
 from stenolog.errors import Problem
 from stenolog.settings.fields import NAMED, Field, all_fields, find, unknown
-from stenolog.settings.file import PREFIX
-from stenolog.settings.paths import Path
+from stenolog.settings.file import PREFIX, Path
 
 DOT: Final = "__"
 

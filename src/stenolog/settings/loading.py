@@ -1,6 +1,7 @@
 """From file, environment and flags to the settings in force."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path as File
 from types import MappingProxyType
@@ -9,18 +10,21 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
-from stenolog.errors import WrongSettings
+from stenolog.errors import Problem, WrongSettings
+from stenolog.settings.checking import Wrong, checked
+from stenolog.settings.environment import Said, as_in_variables
 from stenolog.settings.fields import (
+    ALIASES,
     NAMED,
     all_fields,
+    find,
     general,
     of_section,
     section_class,
     sections,
+    unknown,
 )
-from stenolog.settings.file import Written, config_path, read_file
-from stenolog.settings.layers import Entry, Layer, Layers, over, with_shared
-from stenolog.settings.paths import Path, dotted
+from stenolog.settings.file import Path, Written, at_home, config_path, dotted, read_file
 from stenolog.settings.values import (
     AgentSettings,
     ModelSettings,
@@ -30,6 +34,255 @@ from stenolog.settings.values import (
     masked,
 )
 from stenolog.stores import reports
+
+# --- layers ---------------------------------------------------------------------------------------
+# The layers of settings: what file, environment and flags each say, checked field by field.
+#
+# A later layer stands over an earlier one, and a further agent over `agent` in the same way. What
+# is wrong is collected, so that all of it can be told at once.
+
+
+FLAGS: Final = "the command line"
+
+_MAIN: Final = "main"
+_NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
+_RIVALS: Final = {
+    "system": "system_file",
+    "system_file": "system",
+    "key": "key_env",
+    "key_env": "key",
+    "token": "token_env",
+    "token_env": "token",
+    "secret": "secret_env",
+    "secret_env": "secret",
+}
+"""Two ways to say the same: whichever was said last counts."""
+_LONGEST_PROMPT: Final = 1_048_576
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A value and where it was said."""
+
+    value: Any
+    source: str
+    folder: File | None = None
+    """Where a relative path in it starts; None for the current folder."""
+
+
+Layer = dict[Path, Entry]
+
+
+def over(below: Layer, above: Layer) -> Layer:
+    """Two layers as one; what says the same in another way goes, too."""
+    kept = {
+        path: entry
+        for path, entry in below.items()
+        if not ((rival := _rival(path)) in above and above[rival].value)
+    }
+    return {**kept, **above}
+
+
+class Layers:
+    """One reading of all layers: the names that users gave, and all that is wrong."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.names: dict[str, set[str]] = {kind: set() for kind in NAMED}
+        self._sources: dict[Path, str] = {}
+        """Where each name was first said."""
+
+    # --- the layers --------------------------------------------------------------------------
+
+    def of_file(self, written: Written | None) -> Layer:
+        """What the config file says."""
+        layer: Layer = {}
+        if written is None:
+            return layer
+        for path, value in self._walk(written, written.table, ()):
+            self._take(layer, path, value, source=written.source(path), folder=written.file.parent)
+        self._settle(layer)
+        return layer
+
+    def of_environment(self, variables: Mapping[str, str]) -> Layer:
+        """What the environment says; after the file, which has the names."""
+        layer: Layer = {}
+        said = Said(variables, self.names)
+        self.problems += said.problems
+        for path, (variable, value) in said.values.items():
+            self._take(layer, path, value, source=variable)
+        self._settle(layer)
+        return layer
+
+    def of_flags(self, flags: Mapping[str, object]) -> Layer:
+        """What the flags of a command say; None was not given."""
+        layer: Layer = {}
+        for name, value in flags.items():
+            path = tuple(name.split("."))
+            if value is None:
+                continue
+            if find(path) is None:
+                self._refuse(FLAGS, path, unknown(path))
+            else:
+                self._take(layer, path, value, source=FLAGS)
+        self._settle(layer)
+        return layer
+
+    def _walk(
+        self, written: Written, table: Mapping[str, Any], above: Path
+    ) -> Iterable[tuple[Path, object]]:
+        """The fields of a table and of those in it; what is no field is refused."""
+        for name, value in table.items():
+            path = (*above, name)
+            if find(path) is not None:
+                yield path, value
+            elif general(path) not in sections():
+                self._refuse(written.source(path), path, unknown(path))
+            elif not isinstance(value, dict):
+                reason = f"a table is wanted, as in [{dotted(path)}]"
+                self._refuse(written.source(path), path, reason)
+            else:
+                self._note_name(path, written.source(path))
+                yield from self._walk(written, value, path)
+
+    def _take(
+        self, layer: Layer, path: Path, value: object, *, source: str, folder: File | None = None
+    ) -> None:
+        self._note_name(path, source)
+        field = find(path)
+        if field is None:
+            raise AssertionError(f"{path} was looked up before")
+        try:
+            layer[path] = Entry(value=checked(field, value), source=source, folder=folder)
+        except Wrong as wrong:
+            self._refuse(source, path, str(wrong))
+
+    def _note_name(self, path: Path, source: str) -> None:
+        if len(path) > 1 and path[0] in NAMED:
+            self.names[path[0]].add(path[1])
+            self._sources.setdefault(path[:2], source)
+
+    def _refuse(self, source: str, path: Path, reason: str) -> None:
+        self.problems.append(Problem(source=source, field=dotted(path), reason=reason))
+
+    def _settle(self, layer: Layer) -> None:
+        """What is left to do when all of a layer was taken."""
+        for alias, path in ALIASES.items():
+            self._settle_alias(layer, alias, path)
+        self._check_rivals(layer)
+
+    def _settle_alias(self, layer: Layer, alias: Path, path: Path) -> None:
+        other = layer.pop(alias, None)
+        if other is None:
+            return
+        own = layer.setdefault(path, other)
+        if own.value != other.value:
+            reason = f"{dotted(path)} ({own.source}) says otherwise; keep that one alone"
+            self._refuse(other.source, alias, reason)
+
+    # --- what one value cannot tell ----------------------------------------------------------
+
+    def _check_rivals(self, layer: Layer) -> None:
+        for path, entry in layer.items():
+            rival = _rival(path)
+            # Of the two, only one reports it.
+            if entry.value and rival > path and rival in layer and layer[rival].value:
+                reason = f"say this or {dotted(rival)} ({layer[rival].source}), not both"
+                self._refuse(entry.source, path, reason)
+
+    def check_names(self) -> None:
+        """Refuse names that could not be told from others."""
+        seen: dict[Path, str] = {}
+        for kind in NAMED:
+            for name in sorted(self.names[kind]):
+                path = (kind, name)
+                source = self._sources[path]
+                if not _NAME.fullmatch(name):
+                    reason = "a name has letters, digits and single - or _ between them"
+                    self._refuse(source, path, reason)
+                elif path == ("agents", _MAIN):
+                    self._refuse(source, path, "the agent main is the one that [agent] describes")
+                same = seen.setdefault((kind, as_in_variables(name)), name)
+                if same != name:
+                    reason = f"{same!r} is too much like it: variables cannot tell them apart"
+                    self._refuse(source, path, reason)
+
+    def check_routes(self, layer: Layer) -> None:
+        """Refuse a route that two agents claim."""
+        taken: dict[str, Path] = {}
+        for path, entry in layer.items():
+            if general(path) != ("agents", "NAME", "routes"):
+                continue
+            for route in entry.value:
+                other = taken.setdefault(route, path)
+                if other != path:
+                    reason = f"{route} is routed by {dotted(other)} ({layer[other].source}), too"
+                    self._refuse(entry.source, path, reason)
+
+    def check_reserves(self, layer: Layer) -> None:
+        """Refuse a reserve that leaves nothing of the context."""
+        for path, entry in layer.items():
+            if path[-2:] != ("context", "reserve"):
+                continue
+            limit_path = (*path[:-2], "max_context_tokens")
+            field = all_fields()["agent", "max_context_tokens"]
+            limit = layer[limit_path].value if limit_path in layer else field.default
+            if entry.value >= limit:
+                reason = f"{entry.value:,} leaves nothing of max_context_tokens, which is {limit:,}"
+                self._refuse(entry.source, path, reason)
+
+    def read_prompts(self, layer: Layer) -> None:
+        """Put the text of each system_file in the place of the system prompt."""
+        for path, entry in list(layer.items()):
+            if path[-1] != "system_file" or not entry.value:
+                continue
+            file = at_home(entry.value)
+            if entry.folder is not None:
+                file = entry.folder / file
+            try:
+                text = _prompt(file)
+            except Wrong as wrong:
+                self._refuse(entry.source, path, str(wrong))
+                continue
+            layer[path] = Entry(value=str(file), source=entry.source)
+            layer[(*path[:-1], "system")] = Entry(value=text, source=str(file))
+
+
+def _prompt(file: File) -> str:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_LONGEST_PROMPT + 1)
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise Wrong(f"{file} is no UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise Wrong(f"{file} cannot be read: {reason}") from error
+    if len(content) > _LONGEST_PROMPT:
+        raise Wrong(f"{file} is too long for a system prompt")
+    return text
+
+
+def _rival(path: Path) -> Path:
+    """The path of the field that says the same; where there is none, a path that is no field."""
+    return (*path[:-1], _RIVALS.get(path[-1], ""))
+
+
+def with_shared(layer: Layer, agents: Iterable[str]) -> Layer:
+    """The layer with what each further agent shares with `agent`."""
+    whole = dict(layer)
+    for name in agents:
+        shared = {
+            ("agents", name, *path[1:]): Entry(value=entry.value, source=dotted(path))
+            for path, entry in layer.items()
+            if path[0] == "agent"
+        }
+        own = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
+        whole.update(over(shared, own))
+    return whole
+
+
+# --- loading --------------------------------------------------------------------------------------
+
 
 DEFAULT: Final = "default"
 

@@ -130,8 +130,9 @@ class ChannelSettings(Struct, frozen=True, kw_only=True):
     """What is true of all chat apps."""
 
     session_persistence: bool = True
-    """Whether the sessions of channels are kept on disk. false: in memory, until the process ends.
-    `channels_config.session_persistence`, as zeroclaw calls it, is read too."""
+    """Whether `steno serve` keeps sessions on disk. false: all sessions of the gateway, also those
+    of the HTTP API, are in memory until the process ends. `channels_config.session_persistence`,
+    the name in zeroclaw, is read too."""
     telegram: TelegramSettings = field(default_factory=TelegramSettings)
 
 
@@ -159,7 +160,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """The port. 0: any that is free."""
     hosts: tuple[str, ...] = ()
     """Further names that it is called by, as in `steno.example.org`; requests that call it by any
-    other are refused."""
+    other are refused. Browsers can log in at these names."""
     origins: tuple[str, ...] = ()
     """Web pages of other origins that may use it, as in `https://chat.example.org`."""
     token_file: str = ""

@@ -1,4 +1,4 @@
-"""Which parts of a text that is meant as Markdown are code, between fences."""
+"""Code in Markdown: which parts of a text are code, and in which language it may be coloured."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,62 @@ from msgspec import Struct
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _TICKS: Final = re.compile(r"`+")
+
+
+MAX_COLOURED: Final = 2_000
+"""Longest code, in characters, that is coloured."""
+MAX_COLOURED_IN_MESSAGE: Final = 20_000
+"""Maximum number of characters of code that are coloured in one message."""
+LANGUAGES: Final = {
+    **dict.fromkeys(("bash", "sh", "shell", "zsh"), "bash"),
+    "css": "css",
+    "diff": "diff",
+    "go": "go",
+    "html": "html",
+    "ini": "ini",
+    **dict.fromkeys(("javascript", "js", "jsx"), "javascript"),
+    **dict.fromkeys(("json", "jsonl"), "json"),
+    **dict.fromkeys(("python", "py", "python3"), "python"),
+    **dict.fromkeys(("rust", "rs"), "rust"),
+    "sql": "sql",
+    "toml": "toml",
+    "xml": "xml",
+    **dict.fromkeys(("yaml", "yml"), "yaml"),
+}
+"""Languages that are coloured, by the names used in Markdown, and the Pygments lexer of each.
+
+Pygments has lexers whose regular expressions need hours for a few thousand characters, and holds
+the GIL meanwhile. Only lexers that tests/unit/test_colouring.py attacks are used.
+"""
+
+
+def colour_language(info: str, code: str) -> str:
+    """Return the name of the lexer that may colour this code; empty if none may.
+
+    `info` is what follows the fence; its first word names the language.
+    """
+    language, _, _ = info.strip().partition(" ")
+    if len(code) > MAX_COLOURED:  # guard: colour-length
+        return ""
+    return LANGUAGES.get(language.lower(), "")  # guard: colour-languages
+
+
+class ColourBudget:
+    """The number of characters of code that may still be coloured in one message."""
+
+    def __init__(self, left: int = MAX_COLOURED_IN_MESSAGE) -> None:
+        self._left = left
+
+    def take(self, code: str) -> bool:
+        """Return whether this code may be coloured, and count it if so."""
+        if len(code) > self._left:  # guard: colour-total
+            return False
+        self._left -= len(code)
+        return True
+
+    def copy(self) -> "ColourBudget":
+        """Return a budget with the same number of characters left."""
+        return ColourBudget(self._left)
 
 
 class Block(Struct, frozen=True):

@@ -15,7 +15,7 @@ from stenolog.sessions.exporting.reading import Conversation, Part, Said, minute
 # Code in a line stays as it is, or the backslash would be seen.
 _TAG: Final = re.compile(
     r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
-    r"|(?P<slashes>\\{0,99})<(?=[A-Za-z/!?])"
+    r"|(?P<slashes>(?<!\\)\\*+)<(?=[A-Za-z/!?])"
 )
 _SIGNS: Final = re.compile(r"([\\`*_\[\]<>#|~])")
 _LANGUAGE: Final = re.compile(r"[A-Za-z0-9_+.#-]{0,40}")

@@ -15,8 +15,8 @@ from stenolog.sessions.exporting.reading import Conversation, Part, Said, minute
 _ROLES: Final = ("user", "assistant", "tool", "system")
 _HEADING: Final = re.compile(r"(#{1,6}) +(.+)")
 # Each part has a longest length: a line of nothing but brackets must not be looked at for ever.
-_INLINE: Final = re.compile(
-    r"(?P<tick>`{1,3})(?P<code>[^\n]{1,500}?)(?P=tick)(?!`)"
+_INLINE: Final = re.compile(  # guard: export-links-http-only
+    r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
     r"|\*\*(?P<bold>[^*\n]{1,500})\*\*"
     r"|\[(?P<words>[^\[\]\n]{1,300})\]\((?P<target>https?://[^\s()<>\"']{1,2000})\)"
     r"|(?P<bare>https?://[^\s<>\"'`()\[\]]{1,2000})"
@@ -153,7 +153,7 @@ def _inline(text: str) -> str:
     for found in _INLINE.finditer(text):
         pieces += [escape(text[at : found.start()]), _marked(found)]
         at = found.end()
-    return "".join([*pieces, escape(text[at:])])
+    return "".join([*pieces, escape(text[at:])])  # guard: export-escaped
 
 
 def _marked(found: re.Match[str]) -> str:

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.sessions.importers.chat import (
+from stenolog.sessions.importers.conversion import (
+    NotAMessage,
     Part,
+    Report,
     as_id,
     as_object,
     as_text,
@@ -18,10 +20,9 @@ from stenolog.sessions.importers.chat import (
     content_of,
     filled,
     image_part,
+    moment,
     text_part,
 )
-from stenolog.sessions.importers.report import NotAMessage, Report
-from stenolog.sessions.importers.times import moment
 from stenolog.stores.json_file import KeptMessage
 
 FIELD: Final = "adk"

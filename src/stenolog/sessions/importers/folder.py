@@ -21,12 +21,16 @@ from msgspec.structs import replace
 
 from stenolog.codec import parse_line
 from stenolog.sessions import keys
-from stenolog.sessions.importers import langchain, legacy, nanobot, picoclaw, plain, zeroclaw
+from stenolog.sessions.importers import langchain, nanobot, picoclaw, plain, zeroclaw
 from stenolog.sessions.importers.old import (
     OF_THE_REFERENCE,
+    TAKEN_IN,
+    Found,
     Layout,
     Line,
     OldSession,
+    Source,
+    dated,
     lines,
     with_state_that_fits,
     with_summary_that_fits,
@@ -40,7 +44,6 @@ from stenolog.sessions.importers.pairs import (
     pairs,
     plain_name,
 )
-from stenolog.sessions.importers.shelf import TAKEN_IN, Found, Source
 from stenolog.stores import disk, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl import names
@@ -52,6 +55,8 @@ _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OURS: Final = b'{"kind":"state",'
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What a file system says that knows no second name for a file."""
+_SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
+"""Fields of a JSON session file beside its messages."""
 
 
 class Folder:
@@ -315,9 +320,20 @@ def _whole(source: Source, body: bytes, changed: datetime) -> OldSession:
     if "plain" in may and any(line.fields is not None for line in lines(body)):
         # Lines in a file that is called as if it were one value.
         return plain.read_lines(body, name=name, changed=changed)
+    if found == []:
+        raise NotASession("it is an empty list: there are no messages in it")
     if may.isdisjoint(("picoclaw-legacy", "stenolog-json")):
+        _check_json(body)
         raise NotASession(_not_of(may))
-    return legacy.read(body, name=name, changed=changed)
+    return _read_json_session(body, name=name, changed=changed)
+
+
+def _check_json(body: bytes) -> None:
+    """Raise NotASession with the reason if it is not JSON at all."""
+    try:
+        loads(body.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise NotASession(f"it is not JSON: {error}") from error
 
 
 def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
@@ -326,7 +342,7 @@ def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
         found = loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None, {}
-    if isinstance(found, dict) and found.keys().isdisjoint(legacy.FIELDS):
+    if isinstance(found, dict) and found.keys().isdisjoint(_SESSION_FIELDS):
         # What is sent to a model, as a whole.
         rest = {name: value for name, value in found.items() if name != "messages"}
         found = found.get("messages")
@@ -372,3 +388,23 @@ def _not_of(may: frozenset[Layout]) -> str:
 
 def _mark(found: os.stat_result | None) -> tuple[int, int, int]:
     return (0, 0, 0) if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _read_json_session(text: bytes, *, name: str, changed: datetime) -> OldSession:
+    """Return the session in a JSON file, of picoclaw or of SessionManager. Raises NotASession."""
+    kept = json_file.parse(text)
+    stem = name.removesuffix(json_file.SUFFIX)
+    created = kept.created or kept.updated or changed
+    updated = kept.updated or changed
+    return OldSession(
+        layout="stenolog-json" if kept.ours else "picoclaw-legacy",
+        key=kept.key or stem,
+        messages=dated(kept.messages, created, updated),
+        summary=kept.summary,
+        began_with=kept.began_with,
+        aliases=() if kept.ours or kept.key in (None, stem) else (stem,),
+        created=created,
+        updated=updated,
+        dropped=kept.dropped,
+        problems=kept.problems,
+    )

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
-from stenolog.sessions.importers.chat import (
+from stenolog.sessions.importers.conversion import (
+    NotAMessage,
     Part,
+    Report,
     as_id,
     as_object,
     beside,
@@ -17,7 +19,6 @@ from stenolog.sessions.importers.chat import (
 )
 from stenolog.sessions.importers.old import OldSession, dated
 from stenolog.sessions.importers.plain import stem_of
-from stenolog.sessions.importers.report import NotAMessage, Report
 from stenolog.stores.json_file import KeptMessage
 
 FIELD: Final = "langchain"

@@ -9,10 +9,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from stenolog.sessions.importers.chat import as_message, as_object, filled, parsed
+from stenolog.sessions.importers.conversion import (
+    NotAMessage,
+    Report,
+    as_message,
+    as_object,
+    filled,
+    local_time,
+    parsed,
+)
 from stenolog.sessions.importers.old import OldSession, dated
-from stenolog.sessions.importers.report import NotAMessage, Report
-from stenolog.sessions.importers.times import local_time
 from stenolog.stores.json_file import KeptMessage
 
 KIND: Final = "_type"

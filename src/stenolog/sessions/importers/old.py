@@ -1,15 +1,20 @@
-"""What an old session is, whichever program kept it, and the lines of the logs among them."""
+"""Values of all importers: a session of another program, its source, and the place of sources."""
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from json import loads
-from typing import Any, Final, Literal, get_args
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stenolog.catalog.answers import FIELD, without_marks
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
+from stenolog.records import decode_object
+from stenolog.sessions.importers.pairs import MIGRATED
 from stenolog.stores.json_file import KeptMessage
 
 Layout = Literal[
@@ -24,7 +29,7 @@ Layout = Literal[
     "adk",
     "plain",
 ]
-"""Who wrote it: picoclaw's logs, its older whole files, zeroclaw's logs, our own stand-in; then the
+"""Who wrote it: picoclaw's logs, its older whole files, zeroclaw's logs, our own fallback; then the
 frameworks, and whoever writes messages down as they are."""
 OF_THE_REFERENCE: Final[frozenset[Layout]] = frozenset(
     {"picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"}
@@ -33,6 +38,8 @@ OF_THE_REFERENCE: Final[frozenset[Layout]] = frozenset(
 EVERY_LAYOUT: Final[frozenset[Layout]] = frozenset(get_args(Layout))
 MAX_STATE_BYTES: Final = 16 * 1024
 """What a program knew of a session besides its messages: meta has room for more than it."""
+TAKEN_IN: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
+"""End of the name of an imported file."""
 
 
 class OldSession(Struct, frozen=True, kw_only=True):
@@ -43,13 +50,15 @@ class OldSession(Struct, frozen=True, kw_only=True):
     messages: tuple[KeptMessage, ...]
     summary: str = ""
     began_with: str = ""
-    """The summary before; only our own stand-in knows it."""
+    """The summary before; only JSON files of our own fallback have it."""
     aliases: tuple[str, ...] = ()
     """Other names under which that program, or its users, knew it."""
     agent: str | None = None
     channel: str | None = None
     state: dict[str, Any] = {}
     """What that program knew of it besides, kept in meta under the name of the layout."""
+    meta: dict[str, Any] = {}
+    """Fields of the meta, of a session of our own."""
     created: datetime
     updated: datetime
     dropped: int = 0
@@ -99,6 +108,30 @@ def payload(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | N
         return None
 
 
+def as_data(session: OldSession) -> OldSession:
+    """Return the session as one of another program is stored: nothing in it acts for us.
+
+    Without the reserved field of messages, which could name a sender, an address for answers or a
+    turn to resume, and without idempotency keys, which could make later messages look stored.
+    """
+    plain = [
+        replace(message, payload=without_reserved(message.payload), once=None)
+        for message in session.messages
+    ]
+    return replace(session, messages=tuple(plain))
+
+
+def without_reserved(payload: bytes) -> bytes:
+    """Return a stored message without the reserved field; the same bytes if it has none."""
+    # The name may be written with escapes.
+    if FIELD.encode() not in payload and b"\\" not in payload:
+        return payload
+    fields = decode_object(payload)
+    if FIELD not in fields:
+        return payload
+    return encode_object(without_marks(fields))
+
+
 def with_summary_that_fits(session: OldSession) -> OldSession:
     """The session, without its summary where that cannot be kept: it must not keep it out."""
     try:
@@ -133,3 +166,67 @@ def dated(
         at = message.at or (max(at, updated) if last else at)
         found.append(replace(message, at=at))
     return tuple(found)
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """The file or files of one old session."""
+
+    name: str
+    """Name of the session's own file before it was renamed."""
+    body: str | None
+    """Current name of the file with the messages; None if there is only a meta file."""
+    meta: str | None = None
+    """Current name of the `.meta.json` file."""
+    inside: tuple[str, ...] = ()
+    """Identifies one of several sessions in that file."""
+    layouts: frozenset[Layout] = OF_THE_REFERENCE
+    """Layouts that are tried."""
+    bytes: int = 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files of this session only, in the order in which they are renamed: the meta first."""
+        found = [name for name in (self.meta, self.body) if name is not None]
+        return tuple(name for name in found if TAKEN_IN.search(name) is None)
+
+
+class Found(Struct, frozen=True):
+    """A session that was read."""
+
+    session: OldSession
+    digest: str
+    """Digest of all its bytes, so that the same file is never imported twice."""
+    changed: datetime
+    marks: tuple[tuple[int, int, int], ...]
+
+
+class Shelf(Protocol):
+    """Place with sessions of other programs: a folder of files, a database, a tree.
+
+    The sessions are read and never changed.
+    """
+
+    path: Path
+    """Folder of the files of its sources."""
+
+    @property
+    def name(self) -> str:
+        """Name of the place in reports."""
+
+    def __enter__(self) -> Self:
+        """Open it."""
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+
+    def sources(self, *, thorough: bool) -> list[Source]:
+        """Return the sessions in the order of import. Raises NotASession."""
+
+    def read(self, source: Source) -> Found:
+        """Return the session of a source. Raises NotASession, OSError."""
+
+    def aliases(self, source: Source) -> tuple[str, ...]:
+        """Return the aliases of a session."""
+
+    def taken_in(self) -> int:
+        """Return the number of files that were imported already."""

@@ -6,8 +6,10 @@ calls made at once stand in a row, which a window puts in order.
 
 from typing import Any, Final
 
-from stenolog.sessions.importers.chat import (
+from stenolog.sessions.importers.conversion import (
+    NotAMessage,
     Part,
+    Report,
     beside,
     call_of,
     content_of,
@@ -15,7 +17,6 @@ from stenolog.sessions.importers.chat import (
     image_part,
     text_part,
 )
-from stenolog.sessions.importers.report import NotAMessage, Report
 
 FIELD: Final = "openai_agents"
 """The field of a message that has the rest of an item."""

@@ -132,6 +132,7 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
         case ("chat", "sender") if id_:
             who, thread = sender, chat
         case ("chat",) if id_:
+            # guard: group-key-differs-from-sender
             who, thread = (id_ if kind == "direct" or _GROUP.fullmatch(id_) else chat), None
         case _:
             return None

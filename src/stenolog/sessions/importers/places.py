@@ -7,9 +7,8 @@ from typing import Final
 from stenolog.sessions.importers import sqlite_file
 from stenolog.sessions.importers.database import Database
 from stenolog.sessions.importers.folder import Folder
-from stenolog.sessions.importers.old import EVERY_LAYOUT, OF_THE_REFERENCE, Layout
-from stenolog.sessions.importers.shelf import Shelf
-from stenolog.sessions.importers.strands_folder import StrandsFolder, is_session
+from stenolog.sessions.importers.old import EVERY_LAYOUT, OF_THE_REFERENCE, Layout, Shelf
+from stenolog.sessions.importers.strands import StrandsFolder, is_session
 
 IN_DATABASES: Final[frozenset[Layout]] = frozenset({"openai-agents", "langchain", "adk"})
 IN_FILES: Final[frozenset[Layout]] = OF_THE_REFERENCE | {"nanobot", "langchain", "plain"}

@@ -7,10 +7,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from stenolog.sessions.importers.chat import as_message, parsed
+from stenolog.sessions.importers.conversion import NotAMessage, Report, as_message, moment, parsed
 from stenolog.sessions.importers.old import OldSession, dated
-from stenolog.sessions.importers.report import NotAMessage, Report
-from stenolog.sessions.importers.times import moment
 from stenolog.stores.json_file import KeptMessage
 
 FIELDS: Final = frozenset(

@@ -9,18 +9,26 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 from urllib.parse import quote
 
+from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.json_file import NotASession
 
 MAGIC: Final = b"SQLite format 3\x00"
 WAIT: Final = 5.0
 """So many seconds whoever writes to it is waited for."""
+
+_LONGEST_VALUE: Final = 2 * MAX_MESSAGE_BYTES
+"""Bytes that a single value may have. SQLite's own limit is a billion."""
+_SPARE_BYTES: Final = 16 * 1024 * 1024
+_STEP: Final = 1_000_000
+_SPARE_STEPS: Final = 200
+"""Steps of SQLite's virtual machine, in units of `_STEP`, that any file may cost."""
 
 _OURS: Final = b"STNO"
 """What a database of stenolog has as its application id."""
@@ -88,15 +96,16 @@ class SQLiteFile:
             ) as connection:
                 # What is no UTF-8 must not keep the other rows out.
                 connection.text_factory = bytes
-                connection.execute("PRAGMA query_only=ON")
+                _limit(connection, self._path.stat().st_size)
                 connection.execute("BEGIN")
+                _check_columns(connection)
                 yield connection
         except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError, MemoryError) as error:
             raise NotASession(f"SQLite cannot read it: {error}") from error
 
     def _address(self) -> str:
         real = self._path.resolve()
-        _check_length(real)
+        _check_length(real)  # guard: cut-database-refused
         log, index = (real.with_name(real.name + end) for end in ("-wal", "-shm"))
         if not _is_wal(real):
             return f"file:{quote(str(real))}?mode=ro"
@@ -114,6 +123,55 @@ class SQLiteFile:
             shutil.copyfile(real, Path(self._copy[1].name) / "copy.db")
             shutil.copyfile(log, Path(self._copy[1].name) / "copy.db-wal")
         return Path(self._copy[1].name) / "copy.db"
+
+
+def _limit(connection: sqlite3.Connection, size: int) -> None:
+    """Bound what a file made to be expensive can cost in memory and time."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    for pragma in (
+        "query_only=ON",
+        "trusted_schema=OFF",
+        "cell_size_check=ON",
+        # quick_check would evaluate the constraints, which are expressions of the file's author.
+        "ignore_check_constraints=ON",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    left = _SPARE_STEPS + size // 10_000
+
+    def count() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    connection.set_progress_handler(count, _STEP)
+
+
+def _check_columns(connection: sqlite3.Connection) -> None:
+    """Raise NotASession if a column is computed: a few bytes could stand for gigabytes."""
+    sql = (
+        "SELECT t.name FROM sqlite_master t, pragma_table_xinfo(t.name) c "
+        "WHERE t.type = 'table' AND c.hidden IN (2, 3) LIMIT 1"
+    )
+    for (table,) in connection.execute(sql).fetchall():
+        raise NotASession(f"its table {table.decode(errors='replace')!r} has a computed column")
+
+
+def rows_of(
+    connection: sqlite3.Connection, sql: str, values: Sequence[str], *, size: int
+) -> list[Row]:
+    """Return the rows of a query.
+
+    Raises NotASession if they have many times the bytes of the file, which has `size`: then
+    several rows share the same pages.
+    """
+    rows: list[Row] = []
+    left = 4 * size + _SPARE_BYTES
+    for row in connection.execute(sql, values):
+        left -= sum(len(value) for value in row if isinstance(value, bytes))
+        if left < 0:  # guard: import-bytes
+            raise NotASession("its rows hold many times more than the file")
+        rows.append(row)
+    return rows
 
 
 def _mark(path: Path) -> tuple[int, int, int]:

@@ -1,0 +1,537 @@
+"""The fallback: a JSONL folder that keeps the sessions while their store cannot be used.
+
+It is opened through the ordinary engine, so every call works there. Legacy sessions are copied into
+it first. The next good start merges it into the store, session by session, as any old session is
+merged: messages that came from legacy files are known by their content, messages that were added
+here by their token, or else by the uid of the session and their seq. Then the folder is renamed. A
+deletion is repeated in the store at the merge, and so is a purge, which is noted beside the folder.
+
+Each process that uses the fallback holds a shared lock. While there is one, a merge takes what is
+there, and the folder keeps its name.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Self
+
+from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
+
+from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreBusy, StoreUnavailable
+from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
+from stenolog.sessions import merging
+from stenolog.sessions.folders import NAMESPACE, Place
+from stenolog.sessions.importers.old import Found, OldSession, Source
+from stenolog.sessions.migrated import Migrated, report
+from stenolog.sessions.migration import merge_from, take_in
+from stenolog.stores import disk, spans, withdrawn
+from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
+from stenolog.stores.json_file import KeptMessage, NotASession, time_of
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.names import SUFFIX
+from stenolog.stores.names import escaped
+from stenolog.stores.snapshots import Life, LifeMark, token_of
+
+PATIENCE: Final = 60.0
+"""Seconds to wait for a process that merges the fallback."""
+LOCK: Final = "fallback.lock"
+PURGES: Final = "purges"
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_POLL: Final = 0.05
+_NOT_MERGED: Final = NOT_FORKED | {
+    *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn.META)
+}
+"""Fields of the meta that mean messages of the fallback by their seq, or belong to its import."""
+
+_logger = logging.getLogger("stenolog")
+
+
+class FallbackStore(JSONLStore):
+    """The fallback, open. Its health is never ok, and says why it is in use."""
+
+    def __init__(self, workspace: Path, lock: disk.Descriptor, *, because: str) -> None:
+        super().__init__(workspace, namespace=NAMESPACE)
+        self.because = because
+        self._fallback_lock = lock
+        self._noted_purges = workspace / PURGES
+
+    def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """Delete for good here, and at the merge in the store."""
+        uids = [one.uid for one in self.list_trash() if one.key == key] if before is None else []
+        with suppress(NoSuchSession, DamagedStore):
+            uids.append(self.info(key).uid)
+        with self._noted(self._purge_of(key, uids, before=before)):  # guard: fallback-purge-noted
+            return super().purge(key, before=before)
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Delete these sessions for good here; at the merge, what the store read from their files.
+
+        The store's session of this key has other messages too, and was not deleted here.
+        """
+        with self._noted(self._purge_of(key, [uid for uid, _ in lives], is_trash=True)):
+            return super().purge_trash(key, lives)
+
+    def health(self) -> Health:
+        """The health of the folder, which is not where the sessions should be."""
+        found = super().health()
+        words = (
+            f"sessions are kept in {self.folder} for this run, and merged when the store can be "
+            f"used again: {self.because}"
+        )
+        return Health(ok=False, free_bytes=found.free_bytes, problems=(words, *found.problems))
+
+    def close(self) -> None:
+        """Close the store and give up the lock."""
+        super().close()
+        self._fallback_lock.release()
+
+    def _purge_of(
+        self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
+    ) -> "_Purge":
+        read_in: dict[str, int] = {}
+        for uid in uids:
+            with (
+                suppress(NoSuchSession, DamagedStore),
+                self.read_life(LifeMark(key=key, uid=uid, stamp="")) as reading,
+            ):
+                read_in |= _ends(merging.receipts(reading.life.meta))
+        return _Purge(
+            key=key,
+            at=datetime.now(UTC),
+            before=before,
+            uids=tuple(uids),
+            is_trash=is_trash,
+            read_in=tuple(read_in.items()),
+        )
+
+    @contextmanager
+    def _noted(self, purge: "_Purge") -> Iterator[None]:
+        """Note the purge before it is made, and that it was made after.
+
+        The note of a purge that failed stays: the merge finds out whether it was made.
+        """
+        name = f"{timestamp(purge.at).replace(':', '')}-{os.urandom(4).hex()}.json"
+        _note(self._noted_purges, name, purge)
+        try:
+            yield
+        except NoSuchSession:
+            (self._noted_purges / name).unlink(missing_ok=True)
+            raise
+        _note(self._noted_purges, name, replace(purge, made=datetime.now(UTC)))
+
+
+def open_fallback(place: Place, *, because: str) -> FallbackStore:
+    """Open the fallback of a store, with the legacy sessions in it.
+
+    Raises StenologError or OSError if it cannot be written.
+    """
+    assert place.fallback is not None, "this store has a fallback"
+    workspace = place.fallback
+    disk.make_private(workspace)
+    lock = _open_lock(workspace, _LOCK_FLAGS | os.O_CREAT)
+    try:
+        if _locked(lock, fcntl.LOCK_EX):
+            _read_in(place, workspace)
+        _wait_for_merge(workspace, lock)
+        return FallbackStore(workspace, lock, because=because)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
+    """Take the shared lock once no process merges the fallback. Raises StoreBusy."""
+    deadline = time.monotonic() + PATIENCE
+    while not _locked(lock, fcntl.LOCK_SH):
+        if time.monotonic() > deadline:
+            raise StoreBusy(f"{workspace}: another process merges it")
+        time.sleep(_POLL)
+
+
+def _read_in(place: Place, workspace: Path) -> None:
+    """Copy the legacy sessions; their files stay as they are."""
+    purged = {purge.key for _, purge in _purges(workspace)}
+    with JSONLStore(workspace, namespace=NAMESPACE) as store:
+        for folder, fallbacks in place.legacy_folders():
+            found = take_in(
+                folder,
+                store,
+                thorough=False,
+                renaming=False,
+                fallbacks=fallbacks,
+                own=True,
+                without=purged,
+            )
+            report(found, store)
+
+
+# --- merging it into the store ---------------------------------------------------------------
+
+
+def merge_fallback(place: Place, store: Store) -> None:
+    """Merge what the fallback holds, and rename its folder. Raises what the store raises."""
+    workspace = place.fallback
+    if workspace is None:
+        return
+    try:
+        lock = _open_lock(workspace, _LOCK_FLAGS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _logger.warning("%s cannot be merged: %s", workspace, error.strerror)
+        return
+    try:
+        is_alone = False
+        with suppress(OSError):  # without locks, nobody could use the fallback
+            is_alone = _locked(lock, fcntl.LOCK_EX)
+        if not (workspace / NAMESPACE).is_dir():
+            _repeat_purges(workspace, None, store, is_alone=False)
+            return  # it was merged before
+        try:
+            fallback = JSONLStore(workspace, namespace=NAMESPACE, read_only=True)
+        except StenologError as error:
+            _logger.warning("%s cannot be merged: %s", workspace, error)
+            return
+        with fallback:
+            _repeat_purges(workspace, fallback, store, is_alone=is_alone)
+            merged = merge_from(_Lives(fallback), store)
+            _repeat_deletions(fallback, store)
+        report(merged, store)
+        if is_alone and not merged.left:
+            _move_away(workspace, merged)
+    finally:
+        lock.release()
+
+
+def _repeat_deletions(fallback: JSONLStore, store: Store) -> None:
+    """Delete what was deleted in the fallback, unless it was used since, here or there."""
+    used = set(fallback.list_sessions())
+    for one in fallback.list_trash():
+        try:
+            if one.key not in used and store.info(one.key).updated <= one.deleted:
+                store.delete(one.key)
+        except NoSuchSession:
+            continue
+        except StenologError as error:
+            _logger.warning("the deletion of %r cannot be repeated: %s", one.key, error)
+
+
+def _move_away(workspace: Path, merged: Migrated) -> None:
+    now = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+    target = workspace / f"{NAMESPACE}.merged-{now}"
+    try:
+        (workspace / NAMESPACE).rename(target)
+        disk.sync_entries(workspace)
+    except OSError as error:
+        _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
+        return
+    count = sum(one.added for one in merged.taken)
+    _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
+
+
+class _Lives:
+    """The sessions of the fallback, as old sessions that can be merged."""
+
+    def __init__(self, store: JSONLStore) -> None:
+        self._store = store
+        self._keys: dict[str, str] = {}
+        self.path = store.folder
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: the caller closes the store."""
+
+    def sources(self, *, thorough: bool) -> list[Source]:
+        """Every session that is not in the trash."""
+        del thorough
+        self._keys = {escaped(key) + SUFFIX: key for key in self._store.list_sessions()}
+        return [Source(name=name, body=None) for name in self._keys]
+
+    def read(self, source: Source) -> Found:
+        """One session. Raises NotASession if it cannot be read."""
+        try:
+            info = self._store.info(self._keys[source.name])
+            mark = LifeMark(key=info.key, uid=info.uid, stamp="")
+            with self._store.read_life(mark) as reading:
+                messages = list(reading.messages)
+                return _found(reading.life, messages)
+        except StenologError as error:
+            raise NotASession(str(error)) from error
+
+    def aliases(self, source: Source) -> tuple[str, ...]:
+        """Return none: the store got the aliases with the legacy sessions."""
+        del source
+        return ()
+
+    def taken_in(self) -> int:
+        """Return 0: the folder is renamed, and no file in it."""
+        return 0
+
+
+def _found(life: Life, messages: Sequence[Message]) -> Found:
+    receipts = merging.receipts(life.meta)
+    hidden = spans.union([(1, life.floor)] if life.floor else [], life.hidden)
+    tokens = _tokens(life, messages)
+    kept = tuple(
+        KeptMessage(
+            message.to_json(),
+            message.at,
+            tokens.get(message.seq),
+            any(first <= message.seq <= last for first, last in hidden),
+        )
+        for message in messages
+    )
+    updated = datetime.fromisoformat(life.updated)
+    lost = spans.size(life.lost)
+    has_new = any(message.once is not None for message in kept)
+    session = OldSession(
+        layout="stenolog-json",
+        key=life.key,
+        messages=kept,
+        summary=life.summary,
+        meta={name: value for name, value in life.meta.items() if name not in _NOT_MERGED},
+        created=datetime.fromisoformat(life.created),
+        updated=updated,
+        problems=(f"{lost} messages of the fallback cannot be read",) if lost else (),
+    )
+    # A legacy session that nobody continued here is as old as its file.
+    said = [moment for one in receipts if (moment := time_of(one.get("updated"))) is not None]
+    changed = updated if has_new or not said else max(said)
+    return Found(session, _digest(life, session), changed, ())
+
+
+def _tokens(life: Life, messages: Sequence[Message]) -> dict[int, str]:
+    """Return the token of each message that was added here; legacy messages have none."""
+    receipts = merging.receipts(life.meta)
+    begun = life.meta.get("importing")
+    imports = [*receipts, begun] if isinstance(begun, dict) else receipts
+    prefixes = tuple(f"import:{one.get('sha256')}:" for one in imports)
+    read_in = max(_ends(receipts).values(), default=0)
+    found: dict[int, str] = {}
+    for message in messages:
+        token = token_of(message)
+        if token is not None:
+            found |= dict.fromkeys(range(message.seq, message.seq + token[1]), token[0])
+    given = {
+        message.seq: found.get(message.seq, "" if message.seq <= read_in else None)
+        for message in messages
+    }
+    return {
+        # guard: fallback-merged-by-uid-and-seq
+        seq: f"fallback:{life.uid}:{seq}" if token is None else token
+        for seq, token in given.items()
+        if token is None or (token and not token.startswith(prefixes or ("\0",)))
+    }
+
+
+def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """For each imported file, by its digest, the last seq when it was imported."""
+    return {
+        one["sha256"]: one["last_seq"]
+        for one in receipts
+        if isinstance(one.get("sha256"), str) and isinstance(one.get("last_seq"), int)
+    }
+
+
+def _digest(life: Life, session: OldSession) -> str:
+    """Tell one state of a session from every other."""
+    *_, last = ["", *merging.digests(session.messages)]
+    shown = [message.hidden for message in session.messages]
+    state = [life.uid, life.last_seq, last, shown, session.summary, session.meta]
+    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+# --- purges ----------------------------------------------------------------------------------
+
+
+class _Purge(Struct, frozen=True, kw_only=True):
+    """A purge in the fallback."""
+
+    key: str
+    at: datetime
+    """When it began: messages that are newer stay."""
+    made: datetime | None = None
+    """When it was finished; None if nobody knows whether it was made."""
+    before: int | None = None
+    uids: tuple[str, ...] = ()
+    """The sessions of the fallback that it deletes; with `before`, the session it shortens."""
+    is_trash: bool = False
+    """Whether it is a purge of some sessions in the trash, and not of the key."""
+    read_in: tuple[tuple[str, int], ...] = ()
+    """Digest and last seq of each legacy file that the sessions were read from."""
+
+
+def _note(folder: Path, name: str, purge: _Purge) -> None:
+    """Store a purge durably. Raises StoreUnavailable."""
+    try:
+        disk.make_private(folder)
+        descriptor = disk.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            disk.replace_file(descriptor, name, json.dumps(to_builtins(purge)).encode())
+        finally:
+            descriptor.close()
+    except OSError as error:
+        raise StoreUnavailable(f"noting a purge in {folder}: {error.strerror}") from error
+
+
+def _purges(workspace: Path) -> list[tuple[Path, _Purge]]:
+    """The purges that are not yet repeated, the oldest first."""
+    found = []
+    for path in sorted((workspace / PURGES).glob("[!.]*.json")):
+        try:
+            found.append((path, convert(json.loads(path.read_bytes()), _Purge)))
+        except (OSError, ValueError) as error:
+            _logger.warning("%s: a purge in the fallback cannot be repeated: %s", path, error)
+    return found
+
+
+def _repeat_purges(
+    workspace: Path, fallback: JSONLStore | None, store: Store, *, is_alone: bool
+) -> None:
+    """Make the noted purges in the store. A note that cannot be followed stays, with a warning."""
+    for path, purge in _purges(workspace):
+        try:
+            if not _was_made(purge, fallback):  # guard: fallback-refused-purge-not-repeated
+                if is_alone:
+                    path.unlink()
+                continue
+            left = _repeat(purge, store)
+            if left:
+                _logger.warning("a purge in the fallback is not fully repeated for %r: %s", *left)
+                path.rename(path.with_suffix(".left"))
+            else:
+                path.unlink()
+        except StenologError as error:  # guard: fallback-note-keeps-no-store-closed
+            _logger.warning(
+                "a purge of %r in the fallback cannot be repeated now: %s", purge.key, error
+            )
+        except OSError as error:
+            _logger.warning("%s: cannot be changed: %s", path, error.strerror)
+
+
+def _was_made(purge: _Purge, fallback: JSONLStore | None) -> bool:
+    """Tell whether the fallback really has no more what was to be purged."""
+    if purge.made is not None:
+        return True
+    if fallback is None or not purge.uids:
+        return False
+    if purge.before is None:
+        return {one.uid for one in fallback.lives()}.isdisjoint(purge.uids)
+    try:
+        is_same = fallback.info(purge.key).uid in purge.uids
+        first = [one.seq for one in fallback.get_history(purge.key, full=True)][:1]
+    except (NoSuchSession, DamagedStore):
+        return False
+    return is_same and bool(first) and first[0] >= purge.before
+
+
+def _repeat(purge: _Purge, store: Store) -> tuple[str, str] | None:
+    """Make a purge of the fallback in the store; return the key, and why something is left.
+
+    Only messages that are older than the purge are deleted. Raises StenologError.
+    """
+    if purge.before is None and not purge.is_trash:
+        return _purge_all(purge, store)
+    try:
+        info = store.info(purge.key)
+    except NoSuchSession:
+        return None
+    ends = _ends(merging.receipts(info.meta))
+    # Up to there the seqs are the same in both: they come from the same file.
+    same = max((end for digest, end in purge.read_in if ends.get(digest) == end), default=0)
+    if purge.before is not None:
+        if same:
+            store.purge(purge.key, before=min(purge.before, same + 1))
+        return None
+    if not same:
+        return None  # nothing in the store comes from these sessions
+    if info.last_seq > same:  # guard: fallback-purge-trash-is-narrow
+        return purge.key, "the session has been used in the store, too"
+    return _purge_all(purge, store)
+
+
+def _purge_all(purge: _Purge, store: Store) -> tuple[str, str] | None:
+    """Delete the sessions of a key that are older than the purge, and what is older in one."""
+    key = purge.key
+    trashed = [one for one in store.list_trash() if one.key == key]
+    old = [
+        (one.uid, one.deleted) for one in trashed if one.deleted <= purge.at and not purge.is_trash
+    ]
+    is_only = len(old) == len(trashed)
+    is_older = True
+    with suppress(NoSuchSession):
+        info = store.info(key)
+        is_older = _is_older(purge, info)
+        if is_older:
+            history = store.get_history(key, full=True)
+            newer = [message.seq for message in history if message.at > purge.at]
+            if newer:
+                store.purge(key, before=newer[0])
+            elif is_only:  # guard: fallback-purge-spares-newer-trash
+                store.purge(key)
+                return None
+            else:
+                old.append(_deleted(info, store))
+    if old and isinstance(store, PurgingStore):
+        store.purge_trash(key, old)
+    if not is_older:
+        return key, "the session was begun or imported since"
+    return None if is_only or purge.is_trash else (key, "the trash has sessions deleted since")
+
+
+def _is_older(purge: _Purge, info: SessionInfo) -> bool:
+    """Tell whether a session of the store began before the purge, or comes from the same file."""
+    if info.lost and info.updated > purge.at:
+        raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
+    made = purge.made or purge.at
+    own = {digest for digest, _ in purge.read_in}
+    receipts = merging.receipts(info.meta)
+    for one in receipts:
+        # Messages of a fallback have the time when they were added, those of other files any time.
+        taken = time_of(one.get(merging.TAKEN))
+        is_foreign = one.get("sha256") not in own and one.get("from") != "stenolog-json"
+        if is_foreign and (taken is None or taken > made):
+            return False
+    return info.created <= made or not own.isdisjoint(_ends(receipts))
+
+
+def _deleted(info: SessionInfo, store: Store) -> Deleted:
+    """Put a session into the trash, unless it was changed since. Raises StoreBusy."""
+    gone = store.delete(info.key)
+    if (gone.uid, gone.count) != (info.uid, info.count):
+        store.restore(info.key, uid=gone.uid)
+        raise StoreBusy(f"{info.key!r} is in use")
+    return gone.uid, gone.deleted
+
+
+# --- the lock --------------------------------------------------------------------------------
+
+
+def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
+    if workspace.is_symlink():  # guard: fallback-no-link
+        raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed here")
+    return disk.open_descriptor(workspace / LOCK, flags)
+
+
+def _locked(lock: disk.Descriptor, how: int) -> bool:
+    """Take the lock if nobody is in the way. Raises OSError if the file system has no locks."""
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
