@@ -10,7 +10,7 @@ notes what somebody took back before (`stores/withdrawn.py`): below the floor it
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -22,38 +22,11 @@ from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.providers.base import Ask
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans, withdrawn
+from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Tokens
 
 COMPACTED: Final = "compacted"
 """The field of a session's meta: the seq up to which the newest compaction was to hide."""
-
-_LOOKS: Final = 5
-
-
-class Talk(Protocol):
-    """What of a store is needed here; every Store has it."""
-
-    def info(self, key: str) -> SessionInfo:
-        """What is known of a session. Raises NoSuchSession."""
-        ...
-
-    def get_history(self, key: str) -> list[Message]:
-        """The visible messages."""
-        ...
-
-    def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the meta; None takes one out."""
-        ...
-
-    def checkpoint(
-        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
-    ) -> None:
-        """Replace the summary and hide everything up to this seq, in one step."""
-        ...
-
-    def delete(self, key: str) -> object:
-        """Put the session into the trash."""
-        ...
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -102,29 +75,30 @@ class Compaction(Struct, frozen=True, kw_only=True):
         )
 
 
-def look(store: Talk, key: str) -> Seen:
-    """Messages, summary and floor that belong together; nothing where there is no session."""
-    for _ in range(_LOOKS):
-        try:
-            before = store.info(key)
-            history = store.get_history(key)
-            after = store.info(key)
-        except NoSuchSession:
-            return Seen(history=())
-        # A checkpoint between the reads would show messages twice, or not at all.
-        if _sight(before, before.last_seq) == _sight(after, before.last_seq):
-            break
+def look(store: Store, key: str) -> Seen:
+    """Return the session as it is now; an empty one if there is none."""
+    try:
+        return seen_in(store.view(key))
+    except NoSuchSession:
+        return seen_in(None)
+
+
+def seen_in(view: SessionView | None) -> Seen:
+    """Return what a view shows of a session; None: there is none."""
+    if view is None:
+        return Seen(history=())
+    info = view.info
     return Seen(
-        history=history,
-        summary=after.summary,
-        floor=after.floor,
-        uid=after.uid,
-        undone=_undone(after),
+        history=view.messages,
+        summary=info.summary,
+        floor=info.floor,
+        uid=info.uid,
+        undone=info.floor < _compacted(info),
     )
 
 
 def compact_context(
-    store: Talk, key: str, plan: Plan, *, ask: Ask | None, limits: Limits, tokens: Tokens
+    store: Store, key: str, plan: Plan, *, ask: Ask | None, limits: Limits, tokens: Tokens
 ) -> Compaction | None:
     """Summarise and hide what was planned; None where the session is no longer as it was.
 
@@ -154,18 +128,19 @@ def compact_context(
     )
 
 
-def _apply(store: Talk, key: str, plan: Plan, summary: str) -> bool:
+def _apply(store: Store, key: str, plan: Plan, summary: str) -> bool:
     """Whether the checkpoint was made; it is not where the session is another than planned."""
     try:
-        found = store.info(key)
-        shown = [(message.seq, message.seq) for message in store.get_history(key)]
+        view = store.view(key)
     except NoSuchSession:
         return False
+    found, shown = view.info, [(message.seq, message.seq) for message in view.messages]
     if not _is_as_planned(found, shown, plan):
         return False
     store.set_meta(key, **_notes(found, shown, plan.upto))
     try:
         if store.info(key).uid == found.uid:
+            # guard: summary-hides-only-covered
             store.checkpoint(key, summary=summary, upto=plan.upto, expect_floor=plan.expect_floor)
             return True
     except (StaleCheckpoint, NoSuchSession):
@@ -204,7 +179,7 @@ def _summarised(found: SessionInfo) -> int:
     return upto if 0 < upto < found.floor else found.floor
 
 
-def _set_back(store: Talk, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
+def _set_back(store: Store, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
     """Meta without a compaction that was not made; whether the session is the same. Best effort."""
     with suppress(StenologError):
         try:
@@ -223,7 +198,7 @@ def _set_back(store: Talk, key: str, found: SessionInfo, shown: Sequence[Span]) 
     return True
 
 
-def _leave(store: Talk, key: str, now: SessionInfo) -> None:
+def _leave(store: Store, key: str, now: SessionInfo) -> None:
     """Take our fields out of a life of the session that they were not meant for."""
     ours = {COMPACTED, withdrawn.META}
     if now.last_seq == 0 and not now.summary and set(now.meta) <= ours:
@@ -231,15 +206,6 @@ def _leave(store: Talk, key: str, now: SessionInfo) -> None:
         store.delete(key)
     else:
         store.set_meta(key, **dict.fromkeys(ours))
-
-
-def _sight(info: SessionInfo, last: int) -> tuple[Any, ...]:
-    """What must be the same for two looks to be of one moment, up to this seq."""
-    return info.uid, info.floor, info.summary, spans.clipped(info.in_sight, 1, last)
-
-
-def _undone(info: SessionInfo) -> bool:
-    return info.floor < _compacted(info)
 
 
 def _compacted(info: SessionInfo) -> int:

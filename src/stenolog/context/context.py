@@ -8,21 +8,21 @@ from typing import Any, Final, TypeVar
 from stenolog.catalog import Catalog
 from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
-from stenolog.context.compaction import Compaction, Seen, compact_context, look
-from stenolog.context.face import talk_of
+from stenolog.context.compaction import Compaction, Seen, compact_context, look, seen_in
 from stenolog.context.overflow import Overflow, read_overflow
 from stenolog.context.plan import Asked, plan_compaction
 from stenolog.context.shapes import Body
 from stenolog.context.window import Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
-from stenolog.providers.asking import check_ask
-from stenolog.providers.base import Ask
+from stenolog.providers.base import Ask, check_answer, check_ask, check_not_async
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import reports
-from stenolog.stores.base import Store
+from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Calibration, Tokens
 
 T = TypeVar("T")
+
+_CALLED: Final = "model is called as model(messages)"
 
 RETRIES: Final = 2
 """How often a request that was too long is made again, shorter."""
@@ -37,12 +37,11 @@ Event = Callable[[Compaction], None]
 class Context:
     """What a model is sent of the sessions in a store, and their compaction.
 
-    Over a store, or over what `open_sessions` returns, also where that is the stand-in. `ask`: the
-    model that writes summaries, and `ask_limits` what it takes, where that is not what the other
-    model does; without one they are made of the messages' own words. `on_event` is called after
-    each compaction; what it raises is logged. With a `catalog`, what a provider reports of the
-    `model` of this name is kept there, for the next run. Several threads may use it at once.
-    Raises UsageError where `ask` cannot be asked.
+    Over a store, or over what `open_sessions` returns. `ask`: the model that writes summaries, and
+    `ask_limits` what it takes, where that is not what the other model does; without one they are
+    made of the messages' own words. `on_event` is called after each compaction; what it raises is
+    logged. With a `catalog`, what a provider reports of the `model` of this name is kept there, for
+    the next run. Several threads may use it at once. Raises UsageError where `ask` cannot be asked.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Context:
             check_ask(ask)
         if not isinstance(model, str):
             raise UsageError("model is the name of the model; who is asked for summaries is `ask`")
-        self.store = talk_of(store)
+        self.store: Store = store.store if isinstance(store, SessionStore) else store
         self.limits = limits or Limits()
         """Made smaller when a provider says that it takes less."""
         self.calibration = Calibration() if catalog is None else catalog.calibration(model)
@@ -107,13 +106,14 @@ class Context:
 
         Compacts before the call where that is due, and where the provider says that the request is
         too long; then it asks again, at most twice. `usage`: from an answer, the tokens that the
-        provider counted in the request; what it raises is logged. Raises ContextTooSmall, and all
-        else that the model raises.
+        provider counted in the request; what it raises is logged. Raises UsageError for an async
+        model, ContextTooSmall, and all else that the model raises.
         """
+        check_not_async(model, _CALLED)
         attempt = self.begin(key, memory=memory, unsaved=unsaved)
         while True:
             try:
-                answer = model(attempt.window.messages)
+                answer = check_answer(model(attempt.window.messages), _CALLED)
             except Exception as error:
                 if not attempt.shorten(error):
                     raise
@@ -122,14 +122,28 @@ class Context:
                 return answer
 
     def begin(
-        self, key: str, *, memory: str = "", unsaved: Sequence[Mapping[str, Any]] = ()
+        self,
+        key: str,
+        *,
+        memory: str = "",
+        unsaved: Sequence[Mapping[str, Any]] = (),
+        view: SessionView | None = None,
     ) -> "Attempt":
-        """The same in steps, for who asks the model in another way. Raises ContextTooSmall."""
-        return Attempt(self, key, memory, unsaved)
+        """The same in steps, for who asks the model in another way. Raises ContextTooSmall.
 
-    def settle(self, key: str, *, memory: str = "") -> Compaction | None:
-        """Compact after a turn, where that is due; None where nothing was hidden."""
-        return self._compact(key, "auto", self.limits, memory)
+        `view`: the session, if the caller has just read it; otherwise it is read here.
+        """
+        return Attempt(self, key, memory, unsaved, view)
+
+    def settle(
+        self, key: str, *, memory: str = "", view: SessionView | None = None
+    ) -> Compaction | None:
+        """Compact after a turn, where that is due; None where nothing was hidden.
+
+        `view` as for `begin`.
+        """
+        seen = None if view is None else seen_in(view)
+        return self._compact(key, "auto", self.limits, memory, seen=seen)
 
     def compact(self, key: str) -> Compaction | None:
         """Compact by hand, to half of what there is; None where nothing can be hidden."""
@@ -147,10 +161,15 @@ class Context:
             return self.calibration
 
     def _prepared(
-        self, key: str, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
+        self,
+        key: str,
+        memory: str,
+        unsaved: Sequence[Mapping[str, Any]],
+        limits: Limits,
+        view: SessionView | None,
     ) -> Window:
         """The window before a call, after the compaction that it may need."""
-        seen = look(self.store, key)
+        seen = look(self.store, key) if view is None else seen_in(view)
         window = self._window(seen, memory, unsaved, limits)
         overfull = bool(window.left_out)
         cramped = overfull or window.elided or window.memory_left_out
@@ -220,7 +239,12 @@ class Attempt:
     """One request to the model, made shorter as often as the provider finds it too long."""
 
     def __init__(
-        self, context: Context, key: str, memory: str, unsaved: Sequence[Mapping[str, Any]]
+        self,
+        context: Context,
+        key: str,
+        memory: str,
+        unsaved: Sequence[Mapping[str, Any]],
+        view: SessionView | None,
     ) -> None:
         self._context = context
         self._key = key
@@ -229,7 +253,7 @@ class Attempt:
         self._limits = context.limits
         self._named: int | None = None
         self._tries_left = RETRIES
-        self.window = context._prepared(key, memory, unsaved, self._limits)
+        self.window = context._prepared(key, memory, unsaved, self._limits, view)
         """What to send now."""
 
     def shorten(self, error: Exception) -> bool:

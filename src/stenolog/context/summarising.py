@@ -26,7 +26,7 @@ from stenolog.context.shapes import (
 )
 from stenolog.context.summary import QUOTED, SCHEMA, Summary, bounded, parse, render, update
 from stenolog.providers.answers import read_object
-from stenolog.providers.base import Ask
+from stenolog.providers.base import ASKED_AS, Ask, check_answer
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 
@@ -157,6 +157,7 @@ class _Work:
         self._asked += 1
         try:
             said = ask(question, schema=SCHEMA, max_tokens=max(256, self._most))
+            said = check_answer(said, ASKED_AS)
         except Exception as error:
             # Whatever a client raises, there is a way on.
             if read_overflow(error) is not None and self._size > _SMALLEST:

@@ -25,22 +25,25 @@ read gets such an entry at once. A run asks so many times at the most, and says 
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
 
-from stenolog.errors import DamagedStore, NoSuchSession, UsageError
+from stenolog.errors import DamagedStore, LeaseLost, NoSuchSession, UsageError
 from stenolog.memory import extraction, facts
 from stenolog.memory.extraction import Heard
 from stenolog.memory.facts import Fact
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.progress import Mark, Progress
 from stenolog.memory.redaction import redact
-from stenolog.memory.scopes import Scope, scope_of
+from stenolog.memory.scopes import Scope
+from stenolog.memory.scopes import scope_of as own_scope
+from stenolog.memory.specifics import unsaid
 from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
-from stenolog.providers.base import Ask
+from stenolog.providers.base import ASKED_AS, Ask, check_answer
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
@@ -75,6 +78,8 @@ class Consolidated(Struct, frozen=True, kw_only=True):
     """How many finished turns are still behind the mark."""
     problems: tuple[str, ...] = ()
     """What went wrong, each as a sentence; what waits is tried again by a later run."""
+    retry_at: datetime | None = None
+    """When the model is asked again after a failure; a run before that does nothing."""
 
 
 class Consolidation:
@@ -90,7 +95,7 @@ class Consolidation:
         ask: Ask | None,
         *,
         agent: str = "main",
-        threads: bool = False,
+        scope_of: Callable[[str], Scope] | None = None,
         budget: int = BUDGET,
         most_turns: int = MOST_TURNS,
         most_attempts: int = MOST_ATTEMPTS,
@@ -99,13 +104,14 @@ class Consolidation:
     ) -> None:
         """Read the sessions here and write the notes there; `budget` in tokens per question.
 
-        `threads`: as in `scope_of`. `tokens`: the counter of the model that is asked.
+        `scope_of`: whose notes those of a session are; without it, the session's own. `tokens`:
+        the counter of the model that is asked.
         """
         self._store = store
         self._notes = notes
         self._ask = ask
         self._agent = agent
-        self._threads = threads
+        self._scope_of = scope_of or partial(own_scope, agent=agent)
         self._budget = budget
         self._most_turns = most_turns
         self._most_attempts = most_attempts
@@ -161,7 +167,7 @@ class Consolidation:
                 info = self._store.info(key)
             except NoSuchSession:
                 return
-            self._progress.move(info.uid, info.last_seq, session=key)
+            self._progress.move(info.uid, info.last_seq)
 
     def _read(
         self, key: str, *, most: int | None = None, upto: int | None = None
@@ -184,7 +190,8 @@ class Consolidation:
         return _Work(
             info=info,
             mark=mark,
-            scope=scope_of(key, agent=self._agent, threads=self._threads),
+            # After the messages were read: another sender's among them makes it the session's own.
+            scope=self._scope_of(key),
             turns=[turn for turn in told if turn is not None],
             end=now[-1][-1].seq if now else mark.seq,
             later=len(cut) - len(now),
@@ -202,7 +209,7 @@ class Consolidation:
                 return
             # What failed is tried with the oldest turn alone: maybe there were too many.
             most = 1 if attempts or alone else self._most_turns
-            batch = next(self._batches(turns, most))
+            batch = next(batches(turns, budget=self._budget, most=most, count=self._tokens.text))
             try:
                 heard = self._hear(batch, work.scope, tally)
             except _ModelFailed as failure:
@@ -211,32 +218,32 @@ class Consolidation:
                 _logger.warning("no notes of %r yet: %s", work.info.key, failure.told)
                 if attempts < self._most_attempts:
                     retry_at = self._clock() + _wait(attempts)
-                    self._progress.failed(
-                        uid, attempts=attempts, retry_at=retry_at, session=work.info.key
-                    )
+                    self._progress.failed(uid, attempts=attempts, retry_at=retry_at)
+                    tally.retry_at = retry_at
                     return
                 batch, heard = batch[:1], {}
             if heard is None:
                 alone = len(batch)
                 continue
-            left = self._left(work, batch)
-            if left is None:
+            written = self._write(work, batch, heard, tally)
+            if written is None:
                 tally.waiting = 0
                 return
-            self._write(work, batch, heard, left, tally)
-            self._progress.move(uid, batch[-1].last, session=work.info.key)
-            tally.turns += len(left)
+            self._progress.move(uid, batch[-1].last)
+            tally.turns += written
             attempts, turns = 0, turns[len(batch) :]
             alone = max(alone - 1, 0)
             tally.waiting = len(turns) + work.later
-        # Turns of which nothing was left to tell may stand at the end.
-        self._progress.move(uid, work.end, session=work.info.key)
+        # The last turns may have had nothing to note.
+        if self._exists(work):
+            self._progress.move(uid, work.end)
 
     def _is_too_early(self, work: "_Work", tally: "_Tally") -> bool:
         """Whether the model failed so lately that it is not asked again yet."""
         retry_at = work.mark.retry_at
         if self._ask is None or retry_at is None or self._clock() >= retry_at:
             return False
+        tally.retry_at = retry_at
         tally.problems.append(
             f"the model failed {work.mark.attempts} times; it is asked again from "
             f"{retry_at:%Y-%m-%d %H:%M} UTC on"
@@ -264,9 +271,6 @@ class Consolidation:
             return {}
         return heard
 
-    def _batches(self, turns: Sequence[Turn], most: int) -> Iterator[list[Turn]]:
-        return batches(turns, budget=self._budget, most=most, count=self._tokens.text)
-
     def _answer(
         self, batch: Sequence[Turn], subjects: Sequence[str], ask: Ask
     ) -> dict[int, Heard] | None:
@@ -279,6 +283,7 @@ class Consolidation:
                 schema=extraction.schema(count),
                 max_tokens=extraction.answer_tokens(count),
             )
+            text = check_answer(text, ASKED_AS)
         except Exception as error:
             # What a client may raise is not known here, and some put keys into their errors.
             told = redact(f"{type(error).__name__}: {error}").text
@@ -287,60 +292,99 @@ class Consolidation:
 
     # --- writing -----------------------------------------------------------------------------
 
-    def _left(self, work: "_Work", batch: Sequence[Turn]) -> dict[int, Turn] | None:
-        """The turns of a batch as they are now, by the seq they end at; None without the session.
+    def _write(
+        self, work: "_Work", batch: Sequence[Turn], heard: dict[int, Heard], tally: "_Tally"
+    ) -> int | None:
+        """Store the notes of these turns; return of how many, or None if the session is gone.
 
-        A model takes its time, and nobody wants noted what was deleted or skipped meanwhile.
+        A model takes its time, and the session may be deleted or purged meanwhile. A purge at any
+        moment wins: it ends the guard, which is taken before the session is looked for.
         """
+        try:
+            with self._notes.guarded(work.scope) as notes:
+                left = self._current(work, batch)
+                if left is not None:
+                    self._write_turns(work, notes, batch, heard, left, tally)
+                    return len(left)
+        except (LeaseLost, NoSuchSession):
+            if self._exists(work):
+                raise
+        self._notes.discard_empty(work.scope)
+        return None
+
+    def _exists(self, work: "_Work") -> bool:
+        """Whether the session that was read still exists, and is not a new one of its key."""
+        try:
+            return self._store.info(work.info.key).uid == work.info.uid
+        except NoSuchSession:
+            return False
+
+    def _current(self, work: "_Work", batch: Sequence[Turn]) -> dict[int, Turn] | None:
+        """Return the turns of a batch as they are now, by last seq; None without the session."""
         if self._ask is None:
-            return {turn.last: turn for turn in batch}
+            # They were read a moment ago.
+            return {turn.last: turn for turn in batch} if self._exists(work) else None
         now = self._read(work.info.key, upto=batch[-1].last)
         if now is None or now.info.uid != work.info.uid:
             return None
         return {turn.last: turn for turn in now.turns}
 
-    def _write(
+    def _write_turns(
         self,
         work: "_Work",
+        notes: Notes,
         batch: Sequence[Turn],
         heard: dict[int, Heard],
         left: Mapping[int, Turn],
         tally: "_Tally",
     ) -> None:
-        """Both phases of each turn that is left; of one that changed the model knows too much."""
-        # Read after the model was asked: that takes a while, and others write as well.
+        """Store both phases of each turn that is left, without facts if the turn has changed."""
+        # Read after the model was asked: that takes a while, and other processes write too.
         told = any(one.facts for one in heard.values())
-        known = self._notes.list(work.scope, kind="core") if told else []
+        known = notes.list(work.scope, kind="core") if told else []
         for number, asked in enumerate(batch, 1):
             if (turn := left.get(asked.last)) is None:
                 continue
             one = heard.get(number, Heard()) if turn == asked else Heard()
             tally.redacted += turn.redacted
-            self._write_daily(work, turn, one, tally)
-            known = self._write_core(work, turn, one, known, tally)
+            self._write_daily(work, notes, turn, one, tally)
+            known = self._write_core(work, notes, turn, one, known, tally)
 
-    def _write_daily(self, work: "_Work", turn: Turn, heard: Heard, tally: "_Tally") -> None:
+    def _write_daily(
+        self, work: "_Work", notes: Notes, turn: Turn, heard: Heard, tally: "_Tally"
+    ) -> None:
         draft = Draft(
             kind="daily",
-            text=tally.clean(heard.daily) or gist(turn),
+            text=self._entry(turn, heard, tally),
             session=work.info.key,
             uid=work.info.uid,
             seqs=turn.seqs,
             at=turn.at,
         )
-        added = self._notes.add(work.scope, [draft], once=_token(work, turn, "daily"))
+        added = notes.add(work.scope, [draft], once=_token(work, turn, "daily"))
         tally.daily += len(added)
+
+    def _entry(self, turn: Turn, heard: Heard, tally: "_Tally") -> str:
+        """Return the model's words, or the gist if they name what nobody said in this turn."""
+        said = [line.text for line in turn.lines]
+        # The model is shown the time of the turn.
+        said.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
+        if unsaid(heard.daily, said):  # guard: entry-specifics-said
+            return gist(turn)
+        return tally.clean(heard.daily) or gist(turn)
 
     def _write_core(
         self,
         work: "_Work",
+        notes: Notes,
         turn: Turn,
         heard: Heard,
         known: list[Note],
         tally: "_Tally",
     ) -> list[Note]:
         """The core notes in force after this turn."""
-        backed = [fact for fact in heard.facts if facts.is_backed(fact, turn.spoken)]
+        earlier = [note.quote for note in known if note.quote]
+        backed = [fact for fact in heard.facts if facts.is_backed(fact, turn.spoken, earlier)]
         tally.rejected += heard.malformed + len(heard.facts) - len(backed)
         drafts = facts.new_notes(
             [_cleaned(fact, tally) for fact in backed],
@@ -350,7 +394,7 @@ class Consolidation:
             uid=work.info.uid,
             seqs=turn.seqs,
         )
-        added = self._notes.add(work.scope, drafts, once=_token(work, turn, "core"))
+        added = notes.add(work.scope, drafts, once=_token(work, turn, "core"))
         tally.core += len(added)
         gone = {id for note in added for id in note.supersedes}
         here = {note.id for note in added}
@@ -383,6 +427,7 @@ class _Tally(Struct, kw_only=True):
     calls: int = 0
     """How often the model was asked."""
     problems: list[str] = []
+    retry_at: datetime | None = None
 
     def clean(self, text: str) -> str:
         """The text without secrets, which are counted."""
@@ -399,6 +444,7 @@ class _Tally(Struct, kw_only=True):
             redacted=self.redacted,
             waiting=self.waiting,
             problems=tuple(self.problems),
+            retry_at=self.retry_at,
         )
 
 

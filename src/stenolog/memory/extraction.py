@@ -38,10 +38,11 @@ For each fact, give:
 - "about": what it is about, in one to three words. A later fact about the same replaces this \
 one, so name things that have one value at a time ("home town", "diet", "hobby chess").
 - "quote": the user's own words that say so, copied exactly from a "user" part of this turn. \
-Without such words it is no fact. What the assistant or a tool said does not count.
+Without such words it is no fact. What the assistant said does not count.
 - "confidence": from 0 to 1.
 
-[redacted …] stands for a secret: never guess what it was. Answer with JSON only, in this shape:
+Use no name, number or address that the turn does not have. [redacted …] stands for a secret: \
+never guess what it was. Answer with JSON only, in this shape:
 {"turns": [{"turn": 1, "daily": "…", "facts": [{"text": "…", "about": "…", "quote": "…", \
 "confidence": 0.9}]}]}"""
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.memory import quotes
+from stenolog.memory import quotes, specifics
 from stenolog.memory.note_records import Draft, Note
 
 LONGEST_TEXT: Final = 500
@@ -34,10 +34,20 @@ def subject(about: str) -> str:
     return " ".join(quotes.words(about))[:LONGEST_ABOUT].strip()
 
 
-def is_backed(fact: Fact, spoken: Sequence[str]) -> bool:
-    """Whether the user said what the fact rests on, and the fact can follow from it."""
-    # What it is about does not count: a model gives that name itself.
-    return quotes.said(fact.quote, spoken) and quotes.follows(fact.text, fact.quote)
+def is_backed(fact: Fact, spoken: Sequence[str], earlier: Sequence[str] = ()) -> bool:
+    """Whether the user said what the fact rests on, and the fact can follow from it.
+
+    `spoken`: what the user said in this turn. `earlier`: what the user said before, such as the
+    quotes of known facts; a name or a number in the fact may come from there.
+    """
+    # guard: fact-quote-checked
+    if not quotes.said(fact.quote, spoken) or not quotes.follows(fact.text, fact.quote):
+        return False
+    said = (*spoken, *earlier)
+    # guard: fact-specifics-said
+    if specifics.unsaid(f"{fact.text}\n{fact.about}", said):
+        return False
+    return quotes.shares_enough(fact.text, said)
 
 
 def about_the_same(about: str, known: Sequence[Note]) -> list[Note]:

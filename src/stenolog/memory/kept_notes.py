@@ -5,21 +5,75 @@ purged. What the store tells of the session shows each of these, whichever proce
 of it is read again. Nothing is believed without a look at the store.
 """
 
+import math
+import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stenolog.catalog.stemming import stems
 from stenolog.errors import NoSuchSession
+from stenolog.memory.note_records import Note
 from stenolog.memory.noted import Noted
 from stenolog.memory.scopes import Scope
-from stenolog.memory.word_index import WordIndex
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.stores.locks import ThreadLock
+
+# --- word index -----------------------------------------------------------------------------------
+# Which notes share words with a question: the words of each note are looked for once.
+
+
+MOST_EACH: Final = 2_000
+"""So many notes with a word are looked at; of a commoner one, those that came last."""
+
+
+class WordIndex:
+    """The words of the notes of one scope, in their common form. It grows as it is asked."""
+
+    def __init__(self) -> None:
+        self._mutex = ThreadLock()
+        self._known: set[str] = set()
+        self._having: dict[str, list[str]] = {}
+        """By word, the ids of the notes that have it."""
+        self._unfinished: Note | None = None
+        """A note that Ctrl-C may have left without some of its words."""
+
+    def shared(self, wanted: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
+        """How much the words tell that a note shares with the wanted ones, by id.
+
+        The rarer a word, the more. Notes that it knows from before are among them.
+        """
+        worth: dict[str, float] = {}
+        with self._mutex:
+            if self._unfinished is not None:
+                self._take_in(self._unfinished)
+            for id in notes.keys() - self._known:
+                self._take_in(notes[id])
+            for word in wanted:
+                having = self._having.get(word, [])
+                weight = math.log(1 + len(self._known) / (len(having) + 0.5))
+                for id in having[-MOST_EACH:]:
+                    worth[id] = worth.get(id, 0.0) + weight
+        return worth
+
+    def _take_in(self, note: Note) -> None:
+        """Add a note. After an interruption this is repeated before another note is added."""
+        self._unfinished = note
+        for word in set(stems(f"{note.text}\n{note.about}\n{note.quote}")):
+            having = self._having.setdefault(sys.intern(word), [])
+            if having[-1:] != [note.id]:  # the interrupted attempt did not get here
+                having.append(note.id)
+        self._known.add(note.id)
+        self._unfinished = None
+
+
+# --- kept notes -----------------------------------------------------------------------------------
+
 
 MOST_SCOPES: Final = 32
 MOST_NOTES: Final = 100_000

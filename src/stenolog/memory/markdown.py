@@ -64,7 +64,7 @@ def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
     daily = [note for note in shown if note.kind == "daily"]
     pieces = [
         f"<!-- steno notes of {quote(scope.key, safe=':._@+')}, export {export}\n{_HELP}-->\n",
-        f"# Notes on {_escaped_in_line(scope.who)} (agent {_escaped_in_line(scope.agent)})\n",
+        f"# Notes on {_escaped_in_line(scope.name)} (agent {_escaped_in_line(scope.agent)})\n",
         f"## {_HEADINGS['core']}\n",
         *(["".join(map(_item, core))] if core else []),
         f"## {_HEADINGS['daily']}\n",

@@ -16,8 +16,7 @@ from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
 from stenolog.memory.recall import Recalled, recall
 from stenolog.memory.redaction import redact
 from stenolog.memory.scopes import Scope, scope_of
-from stenolog.providers.asking import check_ask
-from stenolog.providers.base import Ask
+from stenolog.providers.base import Ask, check_ask
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES, find_place
 from stenolog.stores.arguments import check_store
@@ -36,9 +35,9 @@ class Memory:
     """What an agent remembers of its users. A context manager; may be used by several threads.
 
     Whose memory is meant is said by `key`, a session's or an alias of one, or by `scope`. Each
-    session has a memory of its own. `threads`: keys of three parts are `channel:thread:sender`, as
-    `key_for` makes them, and a sender's threads share one memory. Say so only where all keys are
-    made like that: with keys such as `app:USER:1` all users would share one.
+    session has a memory of its own. `threads`: sessions in which every user message carries the
+    mark of the same verified sender share one memory, that of the sender (`Inbound.sender`). The
+    form of a key joins nothing.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Memory:
                 self.notes,
                 ask,
                 agent=agent,
-                threads=threads,
+                scope_of=self._scope_of,
                 tokens=tokens,
                 clock=self._clock,
             )
@@ -129,11 +128,14 @@ class Memory:
         key: str | None = None,
         scope: Scope | None = None,
         budget: int = RECALL_TOKENS,
+        asking: str | None = None,
     ) -> Recalled:
         """What notes and past messages of one scope say to a question, as one marked block.
 
         With the key of the session that asks, what that session has in sight is left out.
+        `asking`: that key, no alias, if the scope was looked up before.
         """
+        own = asking if key is None else self._aliases.own_key(key)
         return recall(
             question,
             scope=self.scope(key=key, scope=scope),
@@ -142,8 +144,7 @@ class Memory:
             budget=budget,
             half_life_days=self._half_life_days,
             now=self._clock().astimezone(self._zone),
-            exclude_session=None if key is None else self._aliases.own_key(key),
-            threads=self._threads,
+            exclude_session=own,
             tokens=self._tokens,
         )
 
@@ -208,15 +209,28 @@ class Memory:
         return self.notes.purge(whose, id) if purge else self.notes.forget(whose, id)
 
     def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
-        """Whose memory it is. Raises UsageError unless one of the two is given."""
+        """Whose memory it is. Raises UsageError unless one of the two is given.
+
+        With both, the scope must be that of the session: of its sender, or of the session alone.
+        """
         if scope is not None and key is None:
             return scope
         if key is None:
             raise UsageError("whose memory? give the key of a session, or a scope")
-        own = scope_of(self._aliases.own_key(key), agent=self.agent, threads=self._threads)
-        if scope is not None and scope != own:
-            raise UsageError(f"the session {key!r} is of {own.who!r}, not of {scope.who!r}")
-        return own
+        own_key = self._aliases.own_key(key)
+        own = self._scope_of(own_key)
+        if scope is None or scope == own:
+            return own
+        if scope != scope_of(own_key, agent=self.agent):
+            raise UsageError(f"the session {key!r} is of {own.name!r}, not of {scope.name!r}")
+        return scope
+
+    def _scope_of(self, key: str) -> Scope:
+        """Return the scope of the sender of a session, or that of the session alone."""
+        sender = self._index().sender(key) if self._threads else ""
+        if sender:
+            return Scope(agent=self.agent, who=sender, of="sender")
+        return scope_of(key, agent=self.agent)
 
     def close(self) -> None:
         """Let go of the index, and of the stores that were opened with it; twice does nothing."""

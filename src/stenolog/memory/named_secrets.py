@@ -42,6 +42,14 @@ def _is_random(found: re.Match[str]) -> bool:
     return _LONG_RUN.search(found[0]) is not None
 
 
+_CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
+"""Where random characters change their kind, and words joined by hyphens do not."""
+
+
+def _is_mixed(found: re.Match[str]) -> bool:
+    return len(_CHANGE.findall(found[0])) > 2
+
+
 def _is_credential(found: re.Match[str]) -> bool:
     """Whether what stands behind `bearer` is no word of the sentence."""
     value = found["value"]
@@ -57,6 +65,16 @@ PRIVATE_KEY: Final = Secret(
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
     ),
     ("private key",),
+)
+
+_PUTTY: Final = Secret(
+    "private key",
+    # Lines of base64; the next line, Private-MAC, has a hyphen.
+    re.compile(
+        r"Private-Lines:[ \t]{0,4}[0-9]{1,4}(?:\r?\n|\\n)"
+        r"(?P<value>(?:[A-Za-z0-9+/=]{1,120}(?:\r?\n|\\n|\Z)){1,400})"
+    ),
+    ("private-lines:",),
 )
 
 _KEYS: Final = (
@@ -77,6 +95,56 @@ _KEYS: Final = (
     _key("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
+    # GitLab: runners, deploy tokens and the like. GLRT is also a test in statistics.
+    Secret(
+        "token",
+        re.compile(r"(?<![A-Za-z0-9_-])gl(?:rt|dt|ptt|cbt|ft|soat|imt|agent)-[A-Za-z0-9_-]{20,}+"),
+        ("glrt-", "gldt-", "glptt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-"),
+        _is_mixed,
+    ),
+    _key("token", "shp", r"shp(?:at|ca|pa|ss)_[A-Za-z0-9]{32,}+"),  # Shopify
+    _key("token", "dapi", r"dapi[a-f0-9]{32}(?:-[0-9]{1,2})?(?![A-Za-z0-9])"),  # Databricks
+    Secret(  # HashiCorp Vault
+        "token",
+        re.compile(r"(?<![A-Za-z0-9_.-])hv[sbr]\.[A-Za-z0-9_-]{20,}+"),
+        ("hvs.", "hvb.", "hvr."),
+        _is_mixed,
+    ),
+    _key("token", "atatt3x", r"ATATT3x[A-Za-z0-9_=-]{20,}+"),  # Atlassian
+    _key("api key", "pmak-", r"PMAK-[A-Za-z0-9]{20,}+(?:-[A-Za-z0-9]{20,}+)?"),  # Postman
+    _key("token", "ntn_", r"ntn_[A-Za-z0-9]{30,}+"),  # Notion
+    _key("api key", "lin_api_", r"lin_api_[A-Za-z0-9]{30,}+"),  # Linear
+    _key("token", "sbp_", r"sbp_[A-Za-z0-9]{32,}+"),  # Supabase
+    _key("token", "dp.", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{30,}+"),  # Doppler
+    _key("api key", "pplx-", r"pplx-[A-Za-z0-9]{32,}+"),  # Perplexity
+    _key("token", "r8_", r"r8_[A-Za-z0-9]{30,}+"),  # Replicate
+    _key("token", "dckr_", r"dckr_[po]at_[A-Za-z0-9_-]{20,}+"),  # Docker
+    _key("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
+    _key("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
+    _key("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
+    Secret(  # a bot of Discord's: its number in base64, a time, a signature
+        "token",
+        re.compile(
+            r"(?<![A-Za-z0-9_.-])[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+"
+        ),
+        (".",),
+        _is_mixed,
+    ),
+    _key(
+        "token",
+        "/api/webhooks/",
+        r"discord(?:app)?\.com/api/webhooks/(?P<value>[0-9]{15,20}/[A-Za-z0-9_-]{30,}+)",
+    ),
+    _key(
+        "token",
+        "webhook.office.com",
+        r"webhook\.office\.com/webhookb2/(?P<value>[A-Za-z0-9@/._-]{30,}+)",
+    ),
+    # A shared access signature of Azure.
+    Secret("token", re.compile(r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"), ("sig=",)),
+    # The gateway's own cookie and its login links.
+    _key("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
+    Secret("token", re.compile(r"/login\?code=(?P<value>[\w.-]{8,}+)"), ("/login?code=",)),
     _key("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
     _key("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
     _key("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
@@ -153,6 +221,12 @@ def _is_given(found: re.Match[str]) -> bool:
     return not (letters.isalpha() and (letters.islower() or letters.isupper()))
 
 
+def _is_glued(found: re.Match[str]) -> bool:
+    """Return whether the text right behind `-p` is a password, and no placeholder for one."""
+    value = found["quoted"] or found["value"]
+    return not (_NO_VALUE.match(value) or value[0] in "$%<-" or value.isupper())
+
+
 def _is_after_curl(found: re.Match[str]) -> bool:
     before = found.string[max(0, found.start() - 300) : found.start()]
     return "curl" in before.rpartition("\n\n")[2] and not _NO_VALUE.match(found["value"])
@@ -173,6 +247,12 @@ _COMMANDS: Final = (
         re.compile(rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_GIVEN}"),
         ("sshpass",),
         _is_given,
+    ),
+    Secret(
+        "password",
+        re.compile(rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_GIVEN}"),
+        ("mysql",),
+        _is_glued,
     ),
     Secret(
         "password",
@@ -222,7 +302,7 @@ _SAID: Final = re.compile(
 )
 # How each begins, so that the rest is tried nowhere else: this is most of the time it takes.
 _ASSIGNED: Final = re.compile(
-    r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
+    r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
     r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
     r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}|\s{1,4}(?i:is|ist|es|est)\s{1,4})"
@@ -232,7 +312,9 @@ _ASSIGNED_HINTS: Final = (
     *("secret", "key", "token", "passwort", "kennwort", "contrase", "mot de passe", "senha"),
     *("пароль", "密码", "パスワード"),
 )
-_OF_A_KEY: Final = re.compile(r"(?i)(?:api|access|private|secret|signing|encryption)[_ -]?\Z")
+_OF_A_KEY: Final = re.compile(
+    r"(?i)(?:api|access|private|secret|signing|encryption|fernet|master|hmac|jwt|aes)[_ -]?\Z"
+)
 _OF_A_TOKEN: Final = re.compile(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
 _PIN: Final = re.compile(
     r"(?i)(?<![^\W_])pin(?:[ _-](?:code|number))?[\"'`]?"
@@ -329,8 +411,9 @@ def _is_card(found: re.Match[str]) -> bool:
     return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
 
 
-SECRETS: Final = (
+SECRETS: Final = (  # guard: keys-redacted
     PRIVATE_KEY,
+    _PUTTY,
     *_KEYS,
     *_HEADERS,
     *_COMMANDS,

@@ -67,11 +67,16 @@ class Note(Struct, frozen=True, kw_only=True):
     """When a newer note took its place; None while none has."""
     superseded_by: str = ""
     forgotten: bool = False
+    mixed: bool = False
+    """Whether it was made when several sessions wrote to this scope. Nothing recalls it.
+
+    Versions before 0012 (docs/decisions) joined sessions by the form of their keys.
+    """
 
     @property
     def in_force(self) -> bool:
-        """Whether it is neither superseded nor forgotten."""
-        return self.superseded is None and not self.forgotten
+        """Whether it is neither superseded nor forgotten nor of a mixed scope."""
+        return self.superseded is None and not self.forgotten and not self.mixed
 
 
 class _Stored(Struct):

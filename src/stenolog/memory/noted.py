@@ -77,18 +77,40 @@ class Noted:
     @cached_property
     def notes(self) -> list[Note]:
         """Every note that is not purged, by the time it was made, with what became of it."""
-        return _agreed(
-            [self._seen(note) if note.id in self._newer else note for note in self._ordered]
+        upto = self._mixed_upto
+        found = [self._seen(note) if note.id in self._newer else note for note in self._ordered]
+        if upto:
+            found = [
+                replace(note, mixed=True) if self._standing[note.id].seq <= upto else note
+                for note in found
+            ]
+        return _agreed(found)
+
+    @property
+    def _mixed_upto(self) -> int:
+        """The seq of the last note that another session wrote into the scope of this one, or 0.
+
+        Who wrote the notes before it, and what they were told of each other's, is not known.
+        """
+        if self._scope.of == "sender":
+            return 0
+        own = ("", self._scope.who)
+        others = (
+            one.seq
+            for one in self._standing.values()
+            # Consolidation names the life of the session; notes written by hand do not.
+            if one.note.uid and one.note.session not in own
         )
+        return max(others, default=0)
 
     @cached_property
     def in_force(self) -> dict[str, Note]:
-        """Those that are neither superseded nor forgotten, in the same order."""
+        """Those that are neither superseded nor forgotten nor mixed, in the same order."""
         return {
             # As `Note.in_force`, without a call for each of thousands.
             note.id: note
             for note in self.notes
-            if note.superseded is None and not note.forgotten
+            if note.superseded is None and not note.forgotten and not note.mixed
         }
 
     def _seen(self, note: Note) -> Note:

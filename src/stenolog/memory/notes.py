@@ -5,15 +5,18 @@ message; to purge it is to carry the notes before it forward, and to purge what 
 """
 
 import builtins
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Final
+from itertools import groupby
+from typing import Final, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.catalog.query import parse
+from stenolog.catalog import tokenizer
+from stenolog.catalog.query import Query, Term, parse
 from stenolog.errors import (
     InvalidKey,
     NoSuchNote,
@@ -35,11 +38,49 @@ from stenolog.memory.note_records import (
     plan_purge,
 )
 from stenolog.memory.noted import Noted
-from stenolog.memory.scopes import Scope, agent_prefix, scope_of_key
-from stenolog.memory.searching import has_all
+from stenolog.memory.scopes import Of, Scope, scope_of_key, scope_prefix
 from stenolog.memory.time_words import Period
 from stenolog.records import Undone
-from stenolog.stores.base import Lease, Store
+from stenolog.stores.base import Lease, PurgingStore, Store
+
+# --- searching ------------------------------------------------------------------------------------
+# Which texts have what a query asks for, by the words that the catalog would find.
+#
+# It reads every text it is given: for the notes of one scope, of which there are not many.
+
+
+def has_all(query: Query, text: str) -> bool:
+    """Whether a text has each term that is wanted, and none that is excluded."""
+    lines = tokenizer.lines(text)
+    tokens = f" {lines.parts}  {lines.more} "
+    return all(_has(term, tokens) != term.excluded for term in query.terms)
+
+
+def _has(term: Term, tokens: str) -> bool:
+    """Whether a term is there as it is written, or as if each word were written in one."""
+    written = [part for word in term.words for part in word.parts]
+    joined = [part for word in term.words for part in word.joined or word.parts]
+    singles = {single for word in term.words for single in word.singles}
+    return any(
+        all(run in tokens for run in _runs(form, singles, begins=term.begins))
+        for form in (written, joined)
+    )
+
+
+def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[str]:
+    """Tokens in their order. A single character of a script without spaces stands in none."""
+    for single, run in groupby(form, singles.__contains__):
+        if single:
+            yield from (f" {token} " for token in run)
+        else:
+            together = list(run)
+            # A pair of characters does not go on; what begins so, begins with it anyway.
+            goes_on = begins and together[-1] == form[-1] and not set(together[-1]) <= singles
+            yield f" {' '.join(together)}{'' if goes_on else ' '}"
+
+
+# --- notes ----------------------------------------------------------------------------------------
+
 
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
@@ -98,6 +139,40 @@ class Notes:
             first = known_token.seq
         added = self._store.get_history(scope.key, after=first - 1, full=True)
         return _of_batch(batch, Noted(scope).after(added))
+
+    @contextmanager
+    def guarded(self, scope: Scope) -> Iterator["Notes"]:
+        """Yield these notes with writes that a purge of the scope ends.
+
+        Take it before checking that the session which the notes are about still exists: a purge
+        deletes the session first and its notes second. So a writer that has seen the session
+        either writes before its notes are purged, or gets LeaseLost. Creates the scope if it does
+        not exist; `discard_empty` removes it again. Raises NoSuchSession if the scope is purged
+        meanwhile, StoreBusy if another process writes to the scope for too long.
+        """
+        try:
+            lease = self._store.lease(scope.key, ttl=_TTL)
+        except NoSuchSession:
+            self._store.set_meta(scope.key, notes=True)
+            lease = self._store.lease(scope.key, ttl=_TTL)
+        with lease:
+            fenced = copy.copy(self)
+            fenced._store = lease.store  # guard: notes-lose-to-a-purge
+            yield fenced
+
+    def discard_empty(self, scope: Scope) -> None:
+        """Purge a scope that never had a note; do nothing if it has one, or does not exist."""
+        try:
+            if self._store.info(scope.key).last_seq:
+                return
+            gone = self._store.delete(scope.key)
+        except NoSuchSession:
+            return
+        # Another process may have added a note between the two calls.
+        if gone.count or not isinstance(self._store, PurgingStore):
+            self._store.restore(scope.key, uid=gone.uid)
+        else:
+            self._store.purge_trash(scope.key, [(gone.uid, gone.deleted)])
 
     def list(
         self, scope: Scope, *, kind: Kind | None = None, full: bool = False
@@ -158,13 +233,15 @@ class Notes:
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
         """Every scope that ever had notes, of one agent or of all."""
-        prefix = "" if agent is None else agent_prefix(agent)
         found = []
-        for key in self._store.list_sessions(prefix=prefix):
-            try:
-                found.append(scope_of_key(key))
-            except InvalidKey:
-                continue  # no session of ours
+        kinds = get_args(Of)
+        prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
+        for prefix in prefixes:
+            for key in self._store.list_sessions(prefix=prefix):
+                try:
+                    found.append(scope_of_key(key))
+                except InvalidKey:
+                    continue  # no session of ours
         return found
 
     def forget(self, scope: Scope, id: str) -> Note:

@@ -1,9 +1,10 @@
 """How far each session has been consolidated: the mark.
 
-The mark stands in the notes store, because it says what that store has: whoever deletes the notes
-deletes the marks with them, and starts anew. It is named by the uid of the session, so that a
-session deleted and made again has none yet, one that is restored finds its own, and no key is too
-long. Its name begins with a colon, as that of no scope does.
+The mark is kept in the notes store: deleting the notes deletes the marks too, and consolidation
+starts from the beginning. It is named by the uid of the session. So a session that was deleted and
+created again has no mark, a restored one finds its own, and no key is too long. The mark does not
+contain the key of the session: one that is written during a purge says nothing about the user. Its
+name starts with a colon, which the key of a scope never does.
 """
 
 from datetime import UTC, datetime
@@ -50,26 +51,33 @@ class Progress:
             retry_at=datetime.fromisoformat(retry_at) if isinstance(retry_at, str) else None,
         )
 
-    def move(self, uid: str, seq: int, *, session: str) -> None:
-        """Every finished turn up to this seq is in the notes. Raises what the store raises.
+    def move(self, uid: str, seq: int) -> None:
+        """Record that every finished turn up to this seq is in the notes.
 
-        Who comes late moves nothing. Two at once may still leave the mark at the lower one: then
-        turns are looked at once more, and their tokens keep them from being noted twice.
+        The mark never moves backwards, except that of two concurrent calls the lower one may win.
+        Then turns are read again, and their idempotency keys prevent duplicate notes. Raises what
+        the store raises.
         """
         mark = self.read(uid)
         if seq > mark.seq:
+            # `session` was written by earlier versions; see the module docstring.
             self._store.set_meta(
-                self._prefix + uid, session=session, seq=seq, attempts=None, retry_at=None
+                self._prefix + uid, seq=seq, attempts=None, retry_at=None, session=None
             )
 
-    def failed(self, uid: str, *, attempts: int, retry_at: datetime, session: str) -> None:
-        """The turn behind the mark was tried in vain so many times."""
+    def failed(self, uid: str, *, attempts: int, retry_at: datetime) -> None:
+        """Record how often the model failed on the turn after the mark, and when to ask again."""
         self._store.set_meta(
             self._prefix + uid,
-            session=session,
             attempts=attempts,
             retry_at=timestamp(retry_at.astimezone(UTC)),
+            session=None,
         )
+
+
+def mark_uid(key: str) -> str | None:
+    """Return the uid of the session that a mark belongs to; None if the key is not a mark's."""
+    return key.rpartition(":")[2] if key.startswith(PREFIX) else None
 
 
 def _whole(value: Any) -> int:

@@ -11,10 +11,9 @@ from typing import Final
 
 from stenolog.catalog import Catalog
 from stenolog.errors import UsageError
-from stenolog.memory.asking import Question, understood
 from stenolog.memory.blocks import strip_blocks
 from stenolog.memory.notes import Note, Notes
-from stenolog.memory.ranking import Candidate, Commonness, Ranked, rank
+from stenolog.memory.ranking import Candidate, Commonness, Question, Ranked, rank, understood
 from stenolog.memory.scopes import Scope
 from stenolog.memory.telling import Found, Recalled, tell
 from stenolog.tokens import Tokens
@@ -40,7 +39,6 @@ def recall(
     half_life_days: float = 30.0,
     now: datetime | None = None,
     exclude_session: str | None = None,
-    threads: bool = False,
     unasked: bool = True,
     tokens: Tokens | None = None,
 ) -> Recalled:
@@ -52,7 +50,7 @@ def recall(
 
     `exclude_session`: the session that asks; what it has in sight is not told again, what was
     compacted away is. `half_life_days`: after so long half of what age can take from a score is
-    gone; 0: age takes nothing. `threads`: as in `scope_of`, by which the scope was found. Raises
+    gone; 0: age takes nothing. Raises
     UsageError for a time without a zone, and what the stores raise.
     """
     moment = datetime.now(UTC) if now is None else now
@@ -64,7 +62,7 @@ def recall(
     if asked.empty:
         return tell([], asked, more=more, budget=budget, count=count, zone=moment.tzinfo)
     noted = [] if notes is None else _notes(asked, notes, scope)
-    said, commonness = _messages(asked, catalog, scope, exclude_session, threads=threads)
+    said, commonness = _messages(asked, catalog, scope, exclude_session)
     ranked = rank(
         asked, [*noted, *said], now=moment, half_life_days=half_life_days, commonness=commonness
     )
@@ -93,8 +91,6 @@ def _messages(
     catalog: Catalog | None,
     scope: Scope,
     session: str | None,
-    *,
-    threads: bool,
 ) -> tuple[list[Candidate], Commonness]:
     """The messages of the scope that may have to do with the question."""
     if catalog is None:
@@ -103,7 +99,7 @@ def _messages(
     found = catalog.candidates(
         question.stems,
         owner=scope.who,
-        threads=threads,
+        threads=scope.of == "sender",
         agent=scope.agent,
         in_sight_of=session,
         since=None if period is None else period.since,

@@ -72,8 +72,8 @@ def redact(text: str) -> Redacted:
 def _out_of(text: str, secrets: Iterable[Secret]) -> Redacted:
     if _HARMLESS.fullmatch(text):
         return Redacted(text, 0)
-    found = _Finding(text, _hiding(text))
-    found.take_out(list(found_in(found.text)))
+    found = _Finding(text, _hiding(text))  # guard: hidden-characters-redacted
+    found.take_out(list(found_in(found.text)))  # guard: secret-fields-redacted
     for secret in _possible(found.text, secrets):
         found.take_out(_found(found.text, secret))
     return found.redacted()
@@ -290,7 +290,7 @@ def redact_ends(text: str, *, most: int) -> Redacted:
     A longer one is cut in its middle, and what a cut went through is not shown as a half.
     """
     # Only these are so long that one end may tell nothing of how they began.
-    keys = _redacted(text, [PRIVATE_KEY])
+    keys = _redacted(text, [PRIVATE_KEY])  # guard: private-key-redacted
     if len(keys.text) <= 2 * most:
         rest = redact(keys.text)
         return Redacted(rest.text, keys.count + rest.count)
@@ -336,11 +336,16 @@ def _found(text: str, secret: Secret) -> list[Found]:
 
 
 def _span(match: re.Match[str]) -> tuple[int, int]:
-    """The part of a match that is the secret, to the end of what it is the beginning of."""
+    """Return the part of a match that is the secret.
+
+    A value without quotes goes up to the next space, but for punctuation that ends the sentence or
+    closes a bracket. `!` and `?` count as part of it: passwords often end with them.
+    """
     told = match.groupdict()
     if told.get("bare"):
-        end = _RUN.match(match.string, match.end("bare"))
-        return match.start("bare"), end.end() if end else match.end("bare")
+        run = _RUN.match(match.string, match.start("bare"))
+        start, end = run.span() if run else match.span("bare")
+        return start, start + len(match.string[start:end].rstrip(".,;:)]}"))
     name = next((name for name in ("quoted", "value") if told.get(name)), None)
     return match.span() if name is None else match.span(name)
 
@@ -352,3 +357,32 @@ def _without(text: str, found: list[Found]) -> str:
         pieces += [text[at : one.start], one.stub]
         at = one.end
     return "".join([*pieces, text[at:]])
+
+
+# --- sharing --------------------------------------------------------------------------------------
+# Secrets out of what is given away, and how many there were.
+
+
+class Sharing:
+    """Takes secrets out of texts and of data, and counts them; where `wanted` is not set, none."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.wanted = wanted
+        self.count = 0
+        """How many were taken out so far."""
+
+    def __call__(self, text: str) -> str:
+        """The text as it may be shared; where it is JSON, by the names of its fields, too."""
+        return str(self.data(text))
+
+    def data(self, value: Any) -> Any:
+        """What is made of texts, lists and objects, as it may be shared."""
+        if not self.wanted:
+            return value
+        found = redact_data(value)
+        self.count += found.count
+        return found.value
+
+    def again(self, text: str) -> str:
+        """The same for a text that is counted elsewhere."""
+        return str(redact_data(text).value) if self.wanted else text

@@ -55,8 +55,11 @@ _KINDS: Final = (
     _kind("password", rf"(?:(?:.*_)?(?:{'|'.join(_OWNERS.split())})_?)?pass|(?:.*_)?pw|passkey"),
     _kind("password", r".*credentials?", "same-origin|include|omit"),
     _kind("private key", r".*private_?keys?"),
-    _kind("api key", r".*(?:api|access|signing|encryption|master|account|subscription)_?keys?"),
-    _kind("secret", r".*secrets?|.*secret_?(?:access_?)?keys?"),
+    _kind(
+        "api key",
+        r".*(?:api|access|signing|encryption|master|account|subscription|fernet|hmac)_?keys?",
+    ),
+    _kind("secret", r".*secrets?|.*secret_?(?:access_?)?keys?(?:_?base)?"),
     _kind("token", r".*token(?:_?value)?|(?:.*_)?(?:jwt|bearer|set_cookie|.+_cookies?)"),
     _kind("token", r"(?:x_)?auth_key|(?:php|j)?sess(?:ion)?id"),
     _kind("token", r"cookies?", r"[a-z]{1,12}(?: [a-z]{1,12}){0,3}"),

@@ -8,9 +8,8 @@ from msgspec import Struct
 
 from stenolog.catalog.stemming import stem
 from stenolog.catalog.tokenizer import places
-from stenolog.memory.asking import Question
 from stenolog.memory.blocks import memory_block
-from stenolog.memory.ranking import Kind, Ranked
+from stenolog.memory.ranking import Kind, Question, Ranked
 
 WIDTH: Final = 400
 """A line has no more characters of a text."""

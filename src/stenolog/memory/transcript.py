@@ -6,9 +6,10 @@ answer is two of these. In return, whoever reads the session later, or from anot
 the same cuts, so that a turn is named by the seq of its last message, for good. (The turns of
 `context.turns` are right for a window, but an answer that comes late can move their beginnings.)
 
-Shown is what was said. Left out are system messages, reasoning and recalled memory; media are a
-word in brackets, long texts are cut in their middle, and secrets are gone before anything else is
-done with a text.
+A turn contains what the user and the assistant said. It leaves out system messages, reasoning,
+recalled memory, and tool calls with their results: a web page or a file must not be able to dictate
+notes. Media become a word in brackets, long texts are cut in the middle, and secrets are removed
+before anything else is done with a text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.shapes import as_json, calls_of, results_of, role_of, speaks, text_of
+from stenolog.context.shapes import calls_of, results_of, role_of, speaks
 from stenolog.memory.blocks import strip_blocks
 from stenolog.memory.redaction import redact_ends
 from stenolog.records import Message, SessionInfo
@@ -28,8 +29,8 @@ from stenolog.tokens import estimate
 _LOOKED_AT: Final = 100_000
 """Characters at each end of a text that are looked at."""
 
-_SHOWN: Final = {"user": 4_000, "assistant": 2_000, "tool": 600, "call": 300}
-"""Characters that are shown of what each says, and of the calls of tools."""
+_SHOWN: Final = {"user": 4_000, "assistant": 2_000}
+"""Maximum number of characters shown of a message, by role."""
 
 Count = Callable[[str], int]
 """Tokens of a text."""
@@ -73,6 +74,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     @property
     def spoken(self) -> list[str]:
         """What the user said, message by message: what a quote must stand in."""
+        # guard: fact-from-user-only
         return [line.text for line in self.lines if line.role == "user"]
 
 
@@ -134,7 +136,7 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
             clean = redact_ends(strip_blocks(_sound(line.text)), most=_LOOKED_AT)
             redacted += clean.count
             if clean.text.strip():
-                lines.append(Line(line.role, clean.text.strip()))
+                lines.append(Line(line.role, clean.text.strip()))  # guard: notes-redacted
     if not lines or (asked and not left):
         return None
     first, last = messages[0], messages[-1]
@@ -145,7 +147,7 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
 
 
 def gist(turn: Turn) -> str:
-    """What happened, without a model: the first words of the user and of the last answer."""
+    """Describe a turn without a model: the first words of the user and of the last answer."""
     asked = next((line.text for line in turn.lines if line.role == "user"), "")
     answers = [line.text for line in turn.lines if line.role == "assistant"]
     told = [f"The user: {_first_words(asked)}"] if asked else []
@@ -158,10 +160,6 @@ def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> s
     heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
     lines = [Line(line.role, _middle_out(line.text, _SHOWN[line.role])) for line in turn.lines]
     text = _joined(heading, lines)
-    if count(text) > budget:
-        # What tools said is told by the answer, more or less.
-        lines = [line for line in lines if line.role in ("user", "assistant")]
-        text = _joined(heading, lines)
     most = max(_SHOWN.values())
     while count(text) > budget and most > 40:
         most //= 2
@@ -199,15 +197,10 @@ def _joined(heading: str, lines: Sequence[Line]) -> str:
 
 
 def _said(fields: Mapping[str, Any]) -> Iterator[Line]:
-    """What a message says, each with who says it: `user` is only what the user said himself."""
+    """Yield the text of a message with its role; tool calls and results are left out."""
     role = role_of(fields)
-    for result in results_of(fields):
-        yield Line("tool", text_of(result.content))
-    if role in ("user", "assistant"):
+    if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
         yield Line(role, "\n".join(_own_words(fields.get("content"))))
-    for call in calls_of(fields):
-        told = call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
-        yield Line("call", f"{call.name} {told}")
 
 
 def _own_words(content: Any) -> Iterator[str]:

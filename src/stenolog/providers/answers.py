@@ -23,6 +23,7 @@ _THINKING: Final = re.compile(r"<(think|thinking|reasoning)>.*?(</\1>|\Z)", re.D
 _SPACE: Final = re.compile(r"(?:\s|//[^\n]*(?=\n)|/\*.*?\*/)*", re.DOTALL)
 _WORD: Final = re.compile(r"[A-Za-z_$][\w$-]*")
 _NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_UNFINISHED_NUMBER: Final = re.compile(r"[-+.\d][-+.\deE]*\Z")
 _LITERALS: Final = {"true": True, "false": False, "null": None, "none": None, "undefined": None}
 _CLOSING: Final = {
     '"': '"',
@@ -168,9 +169,11 @@ class _Mending:
             return self._sequence(depth)
         if char in _CLOSING:
             return self._quoted()
+        if _UNFINISHED_NUMBER.match(self.text, self.place):
+            raise _CutOff
         if match := _NUMBER.match(self.text, self.place):
             self.place = match.end()
-            return _number(match[0], ended=self.place < len(self.text))
+            return _number(match[0])
         word = self._word().lower()
         if self.place >= len(self.text):
             raise _CutOff
@@ -213,9 +216,7 @@ class _Mending:
         return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)
 
 
-def _number(text: str, *, ended: bool) -> int | float | None:
-    if not ended:
-        raise _CutOff  # more digits may have been meant
+def _number(text: str) -> int | float | None:
     try:
         return int(text)
     except ValueError:

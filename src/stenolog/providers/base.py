@@ -5,10 +5,13 @@ The values here are those of every provider. A provider turns what its server sa
 cancellation is never lost.
 """
 
+import inspect
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
+
+from stenolog.errors import UsageError
 
 ROLE = "assistant"
 _WORDS_OF_DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary"}
@@ -233,3 +236,50 @@ class Ask(Protocol):
         the caller checks the answer anyhow. `max_tokens`: how long the answer may be.
         """
         ...
+
+
+# --- checks ---------------------------------------------------------------------------------------
+# Checks of models that callers hand over: a wrong one is refused at once, with a clear error.
+#
+# Notes and summaries are made without a model that fails, so one that could never be called must
+# not be mistaken for it. Models are called synchronously: an async function would return a
+# coroutine that nobody awaits.
+
+
+_T = TypeVar("_T")
+
+ASKED_AS: Final = "ask is called as ask(messages, schema=…, max_tokens=…)"
+
+
+def check_not_async(model: object, called: str) -> None:
+    """Raise UsageError for an async function; `called` says how the model is called."""
+    # For an object that can be called, its method may be the async one.
+    for function in (model, getattr(model, "__call__", None)):  # noqa: B004 - not whether it has one
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(f"{called} and not awaited; have it wait for the async client")
+
+
+def check_answer(answer: _T, called: str) -> _T:
+    """Return the answer of a model. Raises UsageError if it is to be awaited."""
+    if inspect.isawaitable(answer) or inspect.isasyncgen(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise UsageError(
+            f"{called} and not awaited, but it returned a {type(answer).__name__}; "
+            "have it wait for the async client"
+        )
+    return answer
+
+
+def check_ask(ask: object) -> None:
+    """Raise UsageError unless it can be called as `ask(messages, schema=…, max_tokens=…)`."""
+    called = ASKED_AS
+    if not callable(ask):
+        raise UsageError(f"{called}; {type(ask).__name__} cannot be called")
+    check_not_async(ask, called)
+    try:
+        inspect.signature(ask).bind([], schema=None, max_tokens=None)
+    except ValueError:
+        return  # it is not written in Python, and does not tell
+    except TypeError as error:
+        raise UsageError(f"{called}; add **how") from error

@@ -143,12 +143,43 @@ def words_of(body: str) -> str:
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
-        return _short(re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", body, flags=re.I | re.S))
+        return _short(_without_tags(body))
     if isinstance(told, list) and len(told) == 1:
         told = told[0]
     if isinstance(told, Mapping) and told.get("error"):
         told = told["error"]
     return _told(told)
+
+
+# ASCII: otherwise "\u017f" counts as a form of "s".
+_SKIPPED: Final = re.compile(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
+_CLOSING: Final = {
+    name: re.compile(f"</{name}>", re.IGNORECASE | re.ASCII) for name in ("script", "style")
+}
+
+
+def _without_tags(html: str) -> str:
+    """Replace tags, scripts and styles by spaces; linear in time."""
+    pieces, at = list[str](), 0
+    never_closed: set[str] = set()
+    while (start := html.find("<", at)) >= 0:
+        pieces += [html[at:start], " "]
+        end = -1
+        skipped = _SKIPPED.match(html, start)
+        name = "" if skipped is None else skipped[1].lower()
+        if name and name not in never_closed:
+            closing = _CLOSING[name].search(html, start)
+            if closing is not None:
+                end = closing.end() - 1
+            else:
+                never_closed.add(name)
+        if end < 0:
+            end = html.find(">", start)
+        if end < 0:
+            at = start
+            break
+        at = end + 1
+    return "".join([*pieces, html[at:]])
 
 
 def _told(error: Any) -> str:

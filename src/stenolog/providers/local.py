@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from importlib import util
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from stenolog.errors import ModelRefused, UsageError
 from stenolog.providers.base import Delta
@@ -103,6 +104,17 @@ class LocalModel:
         if chat is not None:
             await chat.close()
         await asyncio.to_thread(self._unload)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
 
     def _load(self) -> OpenAIChat:
         with self._loading:

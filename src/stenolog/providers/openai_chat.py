@@ -12,7 +12,8 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
 
 import httpx2
 from msgspec.structs import replace
@@ -28,8 +29,7 @@ from stenolog.providers.failures import (
     refused,
     seconds_to_wait,
 )
-from stenolog.providers.fallbacks import Fallbacks
-from stenolog.providers.requests import encoded, hint, request_body
+from stenolog.providers.fallbacks import Fallbacks, encoded, hint, request_body
 from stenolog.tokens import message_tokens, tools_tokens
 
 OPENAI: Final = "https://api.openai.com/v1"
@@ -150,6 +150,17 @@ class OpenAIChat:
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.aclose()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
     async def _wait(self, failure: Failure, tried: int) -> None:
         now = datetime.now(UTC)
         seconds = seconds_to_wait(
@@ -173,7 +184,7 @@ class OpenAIChat:
         said = f"{self.model} at {where} {failure.what}"
         advice = hint(failure, model=self.model, base_url=where, key_name=self._key_name)
         said = f"{said.rstrip('.')}. {advice}" if advice else said
-        return self._secrets.sub("[key]", said)
+        return self._secrets.sub("[key]", said)  # guard: model-error-redacted
 
     # --- one try -----------------------------------------------------------------------------
 

@@ -1,13 +1,11 @@
 """What a scripted model server plays: faults by name, and the answers that it gives by itself."""
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from stenolog.providers.scripted import Said, tool_call
+from stenolog.providers.scripted import Said, calls_in, tool_call
 
 Calls = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
 
@@ -172,29 +170,6 @@ def answer_by_rule(request: Mapping[str, Any]) -> Said:
             for number, (name, arguments) in enumerate(wanted, start=1)
         ],
     }
-
-
-def calls_in(text: str) -> list[tuple[str, str]]:
-    """The tool calls that a text asks for: names, and arguments as JSON."""
-    found: list[tuple[str, str]] = []
-    begin = _CALL.match(text)
-    while begin is not None:
-        place, arguments = begin.end(), "{}"
-        brace = _BRACE.match(text, place)
-        if brace is not None:
-            try:
-                _, place = json.JSONDecoder().raw_decode(text, brace.end() - 1)
-            except ValueError:
-                break
-            arguments = text[brace.end() - 1 : place]
-        found.append((begin[1], arguments))
-        begin = _AND.match(text, place)
-    return found
-
-
-_CALL: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
-_AND: Final = re.compile(r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNORECASE)
-_BRACE: Final = re.compile(r"\s*\{")
 
 
 def _text(content: Any) -> str:

@@ -5,7 +5,8 @@ import json
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from msgspec import Struct
 
@@ -117,6 +118,17 @@ class ScriptedModel:
         """Nothing is held; only that it was called is noted."""
         self.closed = True
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
     def _answer(self, asked: Asked) -> Said:
         if self._script is not None:
             return self._script(asked.messages, asked.tools)
@@ -144,6 +156,29 @@ def tool_call(name: str, arguments: Mapping[str, Any] | str = "{}", *, id: str) 
     """A tool call in OpenAI chat shape."""
     given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": given}}
+
+
+_CALL: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
+_AND: Final = re.compile(r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNORECASE)
+_BRACE: Final = re.compile(r"\s*\{")
+
+
+def calls_in(text: str) -> list[tuple[str, str]]:
+    """The tool calls that a text asks for: names, and arguments as JSON."""
+    found: list[tuple[str, str]] = []
+    begin = _CALL.match(text)
+    while begin is not None:
+        place, arguments = begin.end(), "{}"
+        brace = _BRACE.match(text, place)
+        if brace is not None:
+            try:
+                _, place = json.JSONDecoder().raw_decode(text, brace.end() - 1)
+            except ValueError:
+                break
+            arguments = text[brace.end() - 1 : place]
+        found.append((begin[1], arguments))
+        begin = _AND.match(text, place)
+    return found
 
 
 def _as_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -238,6 +273,7 @@ def offline_script(
     """What `steno chat --model scripted` answers: friendly, plain about being a script.
 
     It knows `markdown`, `long`, and the time, for which it calls the tool `now` if it was offered.
+    `call NAME {json}` calls a tool of that name, `call A {…} and B {…}` two at once.
     """
     last = messages[-1] if messages else {}
     if last.get("role") == "tool":
@@ -246,6 +282,16 @@ def offline_script(
         (_text(one.get("content")) for one in reversed(messages) if one.get("role") == "user"), ""
     )
     words = {word.strip(".,;:!?'\"()").lower() for word in said.split()}
+    if wanted := calls_in(said):
+        unknown = [name for name, _ in wanted if name not in _names(tools)]
+        if unknown:
+            return f"I was not given a tool called {unknown[0]}."
+        return {
+            "tool_calls": [
+                tool_call(name, arguments, id=f"call_{len(messages)}_{number}")
+                for number, (name, arguments) in enumerate(wanted, start=1)
+            ]
+        }
     if _TIME.search(said):
         if "now" in _names(tools):
             return {"tool_calls": [tool_call("now", id=f"call_now_{len(messages)}")]}

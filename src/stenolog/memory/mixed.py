@@ -1,0 +1,42 @@
+"""Notes that older versions made in scopes which several sessions shared. Nothing recalls them."""
+
+from msgspec import Struct
+
+from stenolog.errors import StenologError
+from stenolog.memory.notes import Notes
+from stenolog.memory.scopes import Scope
+from stenolog.sessions.folders import NOTES
+from stenolog.sessions.places import namespaces_of, opened_to_read
+from stenolog.stores.base import Store
+
+
+class MixedScope(Struct, frozen=True, kw_only=True):
+    """A scope with such notes."""
+
+    scope: Scope
+    notes: int
+    sessions: tuple[str, ...]
+    """The keys of the sessions that they were made of."""
+
+
+def mixed_scopes(workspace: str) -> list[MixedScope]:
+    """Return the scopes of a workspace that have notes of several sessions."""
+    try:
+        if NOTES not in namespaces_of(workspace):
+            return []
+        with opened_to_read(workspace, NOTES) as store:
+            if not isinstance(store, Store):
+                return []
+            return _mixed_in(Notes(store))
+    except StenologError:
+        return []  # the examination says why it cannot be read
+
+
+def _mixed_in(notes: Notes) -> list[MixedScope]:
+    found = []
+    for scope in notes.scopes():
+        mixed = [note for note in notes.list(scope, full=True) if note.mixed]
+        if mixed:
+            keys = dict.fromkeys(note.session for note in mixed if note.session)
+            found.append(MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys)))
+    return found

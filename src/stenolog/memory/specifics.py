@@ -1,0 +1,144 @@
+"""Names, numbers and addresses in a text, and which of them nobody said. Pure.
+
+A model that was misled by a web page or a tool result can attach anything to a true quote: an
+account number, an address to write to, a person to trust. What makes such a note harmful is in its
+names, numbers and addresses, so each of them must have been said.
+
+Names are recognised by their capital letters. In scripts without them, and for names in lower case,
+this module finds nothing; `quotes.follows` still applies.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+# Each form is tried only where a run of its characters begins: otherwise a long run is read again
+# from each of its characters, and a text of one long word takes minutes.
+_ADDRESS: Final = re.compile(
+    r"""(?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S++                           # https://example.org/pay
+    | (?<![\w+.-])[\w+.-]++@[\w-]++(?:\.[\w-]++)*+                    # ann@example.org
+    | (?<!\w)@\w++                                                    # @ann
+    | (?<![\w.-])(?=[\w.-]*?[\w-]\.[a-z]{2})[\w.-]++(?:[:/?\#]\S*+)?  # example.org/pay
+    | (?<!\w)[a-z]:\\\S++                                             # C:\Users
+    | (?<![\w/])~?/[\w.~-]++(?:/[\w.~-]*+)*+                          # /etc/passwd
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_GROUPED: Final = re.compile(r"(?<=\d)[ ,.'’\u00a0\u202f](?=\d{3}(?!\d))")
+"""What separates thousands, as in 1,200."""
+_WORD: Final = re.compile(r"\w+")
+_DIGIT: Final = re.compile(r"\d")
+_WITH_UNIT: Final = re.compile(r"(\d+)[^\W\d]{1,3}")
+"""5pm, 42km, 3rd: the number counts."""
+_CAPITALISED: Final = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_END: Final = re.compile(r"[.?!…。\n]")
+_LEADING: Final = "+.-"
+_TRAILING: Final = ".,;:!?)]}>'\"’”"
+
+_NUMERAL_WORDS: Final = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMERALS: Final = {word: str(number) for number, word in enumerate(_NUMERAL_WORDS.split())}
+
+_NOT_A_NAME: Final = (
+    "a an and the i im ive id ill he she it its they we you his her their our my your this that "
+    "these those there user users assistant nutzer nutzers nutzerin benutzer benutzers "
+    "anwender usuario usuaria utente utilisateur utilisatrice gebruiker användaren"
+)
+_NO_NAMES: Final = frozenset(_NOT_A_NAME.split())
+
+_FOLLOWING: Final = (
+    "is was are were has had have will would can could does did must should may and or"
+)
+_VERBS: Final = frozenset(_FOLLOWING.split())
+"""Words that follow a subject: the capitalised word before one of them is a name, not a verb."""
+
+
+def unsaid(text: str, said: Iterable[str]) -> list[str]:
+    """Return the names, numbers and addresses of a text that none of these texts has."""
+    spoken = [_plain(one) for one in said]
+    rest = _plain(text)
+    missing = []
+    for address in _addresses(rest):
+        if not any(_stands_in(address, one) for one in spoken):
+            missing.append(address)
+    # What an address consists of was said with it.
+    rest = _ADDRESS.sub(lambda found: "," * (found.end() - found.start()), rest)
+    known_numbers = {number for one in spoken for number in _numbers(one)}
+    missing += [one for one in _numbers(rest) if one not in known_numbers]
+    known_words = {word for one in spoken for word in _words(one)}
+    missing += [name for name in _names(rest) if not _is_known(name, known_words)]
+    return list(dict.fromkeys(missing))
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
+
+
+def _addresses(text: str) -> Iterator[str]:
+    for found in _ADDRESS.finditer(text):
+        yield found[0].lstrip(_LEADING).rstrip(_TRAILING)
+
+
+def _stands_in(address: str, text: str) -> bool:
+    """Whether a text has the address, and not only as a part of a longer one."""
+    pattern = rf"(?<![\w.@/-]){re.escape(address)}(?![\w@/-]|\.\w)"
+    return re.search(pattern, text, re.IGNORECASE) is not None
+
+
+def _numbers(text: str) -> Iterator[str]:
+    plain = _GROUPED.sub("", text.casefold())
+    for word in filter(_DIGIT.search, _WORD.findall(plain)):
+        with_unit = _WITH_UNIT.fullmatch(word)
+        yield with_unit[1] if with_unit else word
+    for word in _CAPITALISED.findall(plain):
+        if word in _NUMERALS:
+            yield _NUMERALS[word]
+
+
+def _names(text: str) -> Iterator[str]:
+    """Yield the words that are names by their capital letters.
+
+    The first word of a sentence has one in any case. It is a name if a verb or a comma follows:
+    "Ann is a friend", but not "Likes tea".
+    """
+    for sentence in _END.split(text):
+        found = list(_CAPITALISED.finditer(sentence))
+        for place, match in enumerate(found):
+            word = match[0]
+            if word.casefold() in _NO_NAMES or word.islower() or not _is_cased(word):
+                continue
+            if place or word[1:] != word[1:].lower():
+                yield word
+                continue
+            behind = sentence[match.end() :].lstrip()
+            after = found[1][0].casefold() if len(found) > 1 else ""
+            if after in _VERBS or behind[:1] in (",", ":") or word.endswith(("'s", "’s")):
+                yield word
+
+
+def _is_cased(word: str) -> bool:
+    return any(letter.isupper() for letter in word)
+
+
+def _words(text: str) -> Iterator[str]:
+    for word in _CAPITALISED.findall(text):
+        folded = word.casefold()
+        yield folded
+        # "Ann's", "Ann-Marie"
+        yield from re.split(r"['’-]", folded)
+
+
+def _is_known(name: str, known: set[str]) -> bool:
+    """Whether a name was said, in this form or with another ending."""
+    folded = name.casefold()
+    whole = folded.removesuffix("'s").removesuffix("’s")
+    if folded in known or whole in known:
+        return True
+    # Berlin, Berliner; of short words only the form that was said.
+    return any(
+        len(word) > 3
+        and len(whole) > 3
+        and abs(len(word) - len(whole)) <= 2
+        and (word.startswith(whole) or whole.startswith(word))
+        for word in known
+    )
