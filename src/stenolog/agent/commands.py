@@ -1,8 +1,7 @@
 """What a user says to the agent itself, in every front end: lines that begin with `/`.
 
 What changes a session is done while nobody has its turn; while an answer is being made, here or in
-another process, it says so, and /stop ends it. What needs the store says that it is off where a
-stand-in keeps the sessions.
+another process, it says so, and /stop ends it.
 """
 
 import re
@@ -15,13 +14,21 @@ from msgspec import Struct
 
 from stenolog.agent.events import Answer, Tell
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.rewriting import rewrite
-from stenolog.agent.turns import Busy, Turns
-from stenolog.catalog.answers import from_channel, origin_of
+from stenolog.agent.manner import Manner
+from stenolog.agent.rewriting import last_seq, rewrite
+from stenolog.agent.scheduler import Busy, TurnScheduler
+from stenolog.catalog.answers import is_received, origin_of, received, seen_by
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.owners import owner_of
-from stenolog.context.shapes import speaks, words_of
-from stenolog.errors import NoSuchNote, NothingToUndo, StenologError, UsageError
+from stenolog.context.shapes import calls_of, speaks, words_of
+from stenolog.context.standing import standing
+from stenolog.errors import (
+    ModelRefused,
+    NoSuchNote,
+    NoSuchSession,
+    NothingToUndo,
+    StenologError,
+    UsageError,
+)
 from stenolog.records import Message
 from stenolog.sessions.keys import Parts, join, split
 from stenolog.sessions.session_store import SessionStore
@@ -105,12 +112,20 @@ def key_beside(key: str, thread: str = "") -> str:
 class Commands:
     """Carries commands out for one agent."""
 
-    def __init__(self, turns: Turns, instance: AgentInstance, *, everything: bool) -> None:
-        """`everything`: all sessions may be shown and opened, not only those of one user."""
+    def __init__(
+        self, turns: TurnScheduler, instance: AgentInstance, *, sender: str, everything: bool
+    ) -> None:
+        """Carry commands out for the verified `sender`; empty if nobody knows who it is.
+
+        `everything`: all sessions may be shown and opened, not only those of the sender.
+        """
+        self._sender = sender
         self._turns = turns
         self._instance = instance
         self._everything = everything
         self._run = turns.threads.run
+        self._seen = 0
+        """The last seq of the session when the command arrived."""
 
     async def carry_out(self, key: str, asked: Given, tell: Tell) -> Answer:
         """What came of it, in Markdown. Raises nothing of the store's: that is the answer, too."""
@@ -122,16 +137,35 @@ class Commands:
             if not known.alone:
                 answer: Answer = await carry(key, asked.rest, tell)
                 return answer
+            if self._turns.is_asked(self._instance, key):
+                return _told(key, _BUSY)
+            # The user has not seen messages that arrive after the command.
+            self._seen = await self._run(last_seq, self._instance.sessions, key)
 
             async def change(sessions: SessionStore) -> Answer | None:
+                self._seen = await self._run(self._seen_of, sessions, key)
                 changed: Answer | None = await carry(key, asked.rest, tell, sessions)
                 return changed
 
-            return await self._turns.alone(self._instance, key, change, tell=tell)
+            manner = Manner(sender=self._sender)
+            return await self._turns.alone(self._instance, key, change, tell=tell, manner=manner)
         except Busy:
-            return _told(key, "An answer is being written; /stop ends it.")
+            return _told(key, _BUSY)
         except StenologError as error:
-            return _told(key, _sentence(error))
+            # A wrong command is the user's to correct; other errors are the operator's.
+            own = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
+            raised = None if own else error
+            return Answer(key=key, text=_sentence(error), outcome="command", error=raised)
+
+    def _seen_of(self, sessions: SessionStore, key: str) -> int:
+        """Return the last seq that the user can have seen when sending the command.
+
+        A message that waits for its answer may have been stored before the seq was read.
+        """
+        if not self._turns.is_asked(self._instance, key):
+            return self._seen
+        unanswered = standing(sessions.get_history(key)).unanswered
+        return min(self._seen, *(seq - 1 for seq in unanswered)) if unanswered else self._seen
 
     # --- the session -------------------------------------------------------------------------
 
@@ -142,13 +176,11 @@ class Commands:
 
     async def _clear(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del rest, tell
-        if sessions.store is not None:
-            await self._run(sessions.store.clear, key)
-            return _told(key, "Everything said so far is hidden; /undo brings it back.")
-        everything = await self._run(sessions.get_history, key)
-        upto = everything[-1].seq if everything else 0
-        done = await self._run(sessions.checkpoint, key, summary="", upto=upto)
-        return _told(key, "Everything said so far is hidden." if done else self._not_saved())
+        # guard: clear-upto-seen
+        await self._run(sessions.store.clear, key, upto=self._seen)
+        undoable = await self._run(_undoable, sessions.store, key)
+        back = "; /undo brings it back" if undoable else ""
+        return _told(key, f"Everything said so far is hidden{back}.")
 
     async def _compact(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del rest, tell, sessions
@@ -161,7 +193,7 @@ class Commands:
     async def _undo(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del rest, tell
         try:
-            undone = await self._run(undo, _store_of(sessions), key)
+            undone = await self._run(undo, sessions.store, key)
         except NothingToUndo:
             return _told(key, "There is nothing to take back.")
         shown = f"{_count(undone.shown)} back" if undone.shown else "the summary is as before"
@@ -182,28 +214,31 @@ class Commands:
 
     async def _again(self, key: str, sessions: SessionStore, words: str | None) -> Answer | None:
         """Have the last message be the last again, or have it say these words instead."""
+        arrived: list[Message] = []
 
         def until_the_last(history: list[Message]) -> list[Message | dict[str, Any]] | None:
             last = _last_said(history)
-            if last is None:
+            arrived[:] = [message for message in history if message.seq > self._seen]
+            if last is None or arrived:
                 return None
-            said: Message | dict[str, Any] = history[last]
-            if words is not None:
-                # The answer belongs where that to the words before did.
-                origin = origin_of(history[last].to_dict())
-                said = from_channel({"role": "user", "content": words}, origin)
-            return [*history[:last], said]
+            end = _end_of_earlier_answers(history, last)
+            if words is None:
+                return [*history[:end]]
+            # The answer belongs where the one to the message before belonged.
+            before = history[last].to_dict()
+            origin = origin_of(before) if is_received(before) else None
+            new = {"role": "user", "content": words}
+            said = received(new, sender=self._sender, origin=origin)
+            return [*history[:last], *history[last + 1 : end], said]
 
         done = await self._run(rewrite, sessions, key, until_the_last)
         match done:
             case "done":
                 return None
-            case "nothing":
+            case "unchanged" if not arrived:
                 return _told(key, "There is no message to answer again.")
-            case "not saved":
-                return _told(key, self._not_saved())
-            case "others speak":
-                return _told(key, "Others speak all the time; try again in a moment.")
+            case _:
+                return _told(key, _ARRIVED)
 
     async def _stop(self, key: str, rest: str, tell: Tell) -> Answer:
         del rest, tell
@@ -212,9 +247,21 @@ class Commands:
 
     async def _fork(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
         del tell
-        fork = key_beside(key, rest)
-        await self._run(_store_of(sessions).fork, key, fork)
+        fork = key_beside(key, self._thread_named(key, rest))
+        await self._run(sessions.store.fork, key, fork)
         return _told(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
+
+    def _thread_named(self, key: str, name: str) -> str:
+        """Return the thread of a copy that is to have this name.
+
+        Without a verified sender nobody knows whose `app:alice:1` is, and `app:bob:1` may be the
+        key of another user: then the name gets an end that nobody else has.
+        """
+        parts = split(key)
+        has_thread = parts is not None and parts.thread is not None
+        if name and has_thread and not (self._sender or self._everything):  # guard: fork-own-key
+            return f"{name}-{secrets.token_hex(4)}"
+        return name
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -247,18 +294,13 @@ class Commands:
     def _matching(self, key: str, words: str) -> list[Entry]:
         """Those of the user's sessions that have these words in key, title or what was said."""
         catalog = self._instance.catalog
-        if catalog is None:
-            raise UsageError(_OFF)
-        owner = owner_of(key)
         parts = split(key)
         prefix = "" if self._everything or parts is None else f"{key.partition(':')[0]}:"
         entries: list[Entry] = []
         after: str | None = None
         while len(entries) < _LOOKED_AT:
             page = catalog.list(prefix=prefix, limit=500, after=after)
-            entries += [
-                one for one in page.entries if self._everything or owner_of(one.key) == owner
-            ]
+            entries += [one for one in page.entries if self._may_see(one, key)]
             after = page.after
             if after is None:
                 break
@@ -272,6 +314,11 @@ class Commands:
             if wanted in f"{one.key}\n{one.title}".casefold() or one.key in said
         ]
 
+    def _may_see(self, entry: Entry, key: str) -> bool:
+        """Return whether the caller may see a session: this one, and those of the same sender."""
+        own = bool(self._sender) and entry.sender == self._sender
+        return self._everything or entry.key == key or own  # guard: commands-own-sessions
+
     # --- what is known -----------------------------------------------------------------------
 
     async def _context(self, key: str, rest: str, tell: Tell) -> Answer:
@@ -284,7 +331,7 @@ class Commands:
         tokens = context.tokens
         history = self._instance.sessions.get_history(key)
         said = [words_of(body) for message in history if speaks(body := message.to_dict())]
-        recalled = self._instance.recall(said[-1] if said else "", key)
+        recalled = self._instance.recall(said[-1] if said else "", key, sender=self._sender)
         window = context.window(key, memory=recalled.block)
         parts = {
             "system prompt": tokens.text(self._instance.spec.system),
@@ -315,7 +362,7 @@ class Commands:
         memory = self._instance.memory
         if memory is None:
             return _told(key, "There is no memory in this run.")
-        scope = await self._run(memory.scope, key=key)
+        scope = await self._run(self._instance.memory_scope, key, sender=self._sender)
         if rest:
             notes = await self._run(memory.notes.search, rest, scope=scope)
         else:
@@ -338,7 +385,8 @@ class Commands:
         if not rest:
             return _told(key, "Which one? /memory shows them, then /forget ID.")
         try:
-            note = await self._run(memory.forget, rest, key=key)
+            scope = await self._run(self._instance.memory_scope, key, sender=self._sender)
+            note = await self._run(memory.forget, rest, scope=scope)
         except NoSuchNote:
             return _told(key, f"There is no note {rest!r}; /memory shows the ones there are.")
         return _told(key, f"Forgotten: {note.text}")
@@ -360,16 +408,11 @@ class Commands:
         ]
         return _told(key, "\n".join(lines) + "\n\n`//text` says `/text` to the model.")
 
-    def _not_saved(self) -> str:
-        health = self._instance.sessions.health()
-        return f"That could not be saved, and nothing is changed: {health.last_error}"
 
-
-_OFF: Final = (
-    "that is off while sessions are kept as plain JSON; it is back when the store can be used again"
+_BUSY: Final = "An answer is being written; /stop ends it."
+_ARRIVED: Final = (
+    "Another message has just arrived in this session, so nothing was changed; try again."
 )
-
-
 _OPERATIONS: Final = {
     "replace": "the last /retry or /edit",
     "checkpoint": "the last compaction",
@@ -384,10 +427,11 @@ def _count(messages: int) -> str:
     return "1 message is" if messages == 1 else f"{messages} messages are"
 
 
-def _store_of(sessions: SessionStore) -> Store:
-    if sessions.store is None:
-        raise UsageError(_OFF)
-    return sessions.store
+def _undoable(store: Store, key: str) -> int:
+    try:
+        return store.info(key).undoable
+    except NoSuchSession:
+        return 0
 
 
 def _told(key: str, text: str) -> Answer:
@@ -407,6 +451,20 @@ def _last_said(history: Sequence[Message]) -> int | None:
         if speaks(body := message.to_dict()) and words_of(body)
     ]
     return found[-1] if found else None
+
+
+def _end_of_earlier_answers(history: Sequence[Message], last: int) -> int:
+    """Return the index behind the message at `last` and behind the answers to earlier ones.
+
+    Those are behind it if it was sent while they were being written.
+    """
+    question = history[last].seq
+    for index in range(len(history) - 1, last, -1):
+        body = history[index].to_dict()
+        is_answer = body.get("role") == "assistant" and not calls_of(body)
+        if is_answer and seen_by(body, history[index].seq) < question:
+            return index + 1
+    return last + 1
 
 
 def _day(entry: Entry) -> str:

@@ -21,6 +21,14 @@ class Inbound(Struct, frozen=True, kw_only=True):
     """Its id where it comes from: delivered twice, it is stored and answered once."""
     origin: Mapping[str, Any] | None = None
     """Where an answer belongs, in the words of its channel; kept with the message."""
+    request_digest: str = ""
+    """Digest of the HTTP request that brought it; kept with the message."""
+    sender: str = ""
+    """The user or group chat, as `telegram:123`, if the front end has verified who wrote this.
+
+    Sessions in which every user message has the same sender share one memory. Leave it empty for
+    anything that a client can choose, such as a session key.
+    """
 
 
 class Heard(Struct, frozen=True, kw_only=True):

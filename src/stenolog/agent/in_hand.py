@@ -10,21 +10,33 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.agent.events import NotSaved, SavedAfterAll, Tell
-from stenolog.catalog.answers import marked
+from stenolog.catalog.answers import marked, without_marks
 from stenolog.codec import check_key, check_once, encode_message
 from stenolog.context.shapes import calls_of, words_of
 from stenolog.context.standing import standing
-from stenolog.errors import LeaseLost, OnceConflict, ReadOnly, StoreClosed, UsageError
+from stenolog.errors import (
+    LeaseLost,
+    NoSuchSession,
+    OnceConflict,
+    ReadOnly,
+    StenologError,
+    StoreClosed,
+    UsageError,
+)
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import Store
 
 Run = Callable[..., Awaitable[Any]]
 """Calls a function in a thread and waits for what it returns."""
+Append = Callable[..., int | None]
+"""Stores a message, given with its token as `once=`; returns its seq, or None if that failed."""
 
 _REMEMBERED: Final = 1_000
 
@@ -123,10 +135,12 @@ class InHand:
         *,
         tell: Tell,
         seen: Seen | None = None,
+        append: Append | None = None,
     ) -> int | None:
         """Store what is said in a turn, by who has it; its seq, or None where it stays in hand.
 
-        Raises UsageError where it will never be taken, and LeaseLost.
+        `append`: stores the message in a thread, instead of `add_full_message`; what it raises is
+        raised here. Raises UsageError where the message will never be taken, and LeaseLost.
         """
         size = len(encode_message(body))
         one = _Waiting(body=body, token=secrets.token_hex(12), seen=seen, size=size)
@@ -134,8 +148,8 @@ class InHand:
             try:
                 seq = None
                 if await self._cleared(sessions, tell, leased=True):
-                    seq = await self._write(sessions, one)
-            except LeaseLost:
+                    seq = await self._write(sessions, one, append)
+            except (LeaseLost, NoSuchSession):
                 self._let_go()
                 raise
             if seq is None:
@@ -223,20 +237,24 @@ class InHand:
             return True
         own = set(self._stored.values())
         return any(
-            message.seq > upto and message.seq not in own and message.role != "user"
+            message.seq > upto
+            and message.seq not in own
+            and getattr(message, "role", None) != "user"
             for message in history
         )
 
     def _upto(self, seen: Seen) -> int:
         return max(seen.upto, self._stored.get(seen.token, 0))
 
-    async def _write(self, sessions: SessionStore, one: _Waiting) -> int | None:
+    async def _write(
+        self, sessions: SessionStore, one: _Waiting, append: Append | None = None
+    ) -> int | None:
         body = one.body
         if one.seen is not None:
             body = marked(body, seen=self._upto(one.seen), interrupted=one.seen.interrupted)
-        seq: int | None = await self._run(
-            sessions.add_full_message, self._key, body, once=one.token
-        )
+        if append is None:
+            append = partial(sessions.add_full_message, self._key)
+        seq: int | None = await self._run(append, body, once=one.token)
         if seq is None:
             # The face does not say why. With the same token the store can be asked again.
             seq = await self._run(_again, sessions, self._key, body, one.token)
@@ -255,18 +273,28 @@ def new_token() -> str:
 def _again(sessions: SessionStore, key: str, body: Mapping[str, Any], token: str) -> int | None:
     """The same write, of which only what will never succeed is raised."""
     store = sessions.store
-    if store is None:
-        if "OnceConflict" in (sessions.health().last_error or ""):
-            raise OnceConflict(key, token, 0)
-        return None
     try:
         return store.add_full_message(key, body, once=token)
+    except OnceConflict as conflict:
+        # A version that marks messages differently may have stored the same message.
+        if _stored_content(store, key, conflict.seq) == without_marks(body):
+            return conflict.seq
+        raise
     except (ReadOnly, StoreClosed):
         return None
     except UsageError:
         raise
     except Exception:  # noqa: BLE001 - it is counted and logged by the face, and tried again
         return None
+
+
+def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
+    """Return the message at this seq without our own marks; None if it cannot be read."""
+    try:
+        found = store.get_history(key, after=seq - 1, full=True)[:1]
+    except StenologError:
+        return None
+    return without_marks(found[0].to_dict()) if found and found[0].seq == seq else None
 
 
 def _why(sessions: SessionStore) -> str:

@@ -1,34 +1,39 @@
 """One agent: its model, tools, sessions, context and memory, opened and closed together."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from datetime import datetime, tzinfo
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.agent.blocking import BlockingAsk, Threadwise
-from stenolog.agent.built_in import BUILT_IN
 from stenolog.agent.calling import Calling
 from stenolog.agent.manner import AS_USUAL, Manner, tool_name
 from stenolog.agent.spec import AgentSpec
-from stenolog.agent.tools import Here, Tool, as_tools
-from stenolog.agent.zones import zone_of
+from stenolog.agent.tools import BUILT_IN, Here, Tool, as_tools
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.budget import Limits
 from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
-from stenolog.errors import StenologError, StoreUnavailable, UsageError
+from stenolog.errors import NoSuchSession, StenologError, StoreUnavailable, UsageError
 from stenolog.memory.consolidation import Consolidated
 from stenolog.memory.memory import AGENT, Memory
 from stenolog.memory.recall import Recalled
+from stenolog.memory.scopes import Scope, scope_of
 from stenolog.providers.base import ChatModel, KnowsItsContext
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
 from stenolog.sessions.opening import open_sessions
-from stenolog.sessions.session_store import SessionStore
+from stenolog.sessions.session_manager import SessionManager
+from stenolog.sessions.session_store import SessionStore, fallback_reason
 from stenolog.stores import reports
-from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.base import SessionView, Store
+from stenolog.stores.opening import address, open_store
 
 OpenModel = Callable[[str], ChatModel]
 
@@ -70,17 +75,17 @@ class AgentInstance:
         )
         self._noting = Threadwise(model)
         self.ask = BlockingAsk(self._noting)
-        self.catalog: Catalog | None = None
         self.memory: Memory | None = None
         self.problems: list[str] = []
         """What does not work in this run, in words for the user."""
         store = sessions.store
-        self._aliases = None if store is None else Aliases(store)
-        if store is None:
+        self._aliases = Aliases(store)
+        if fallback_reason(store) is not None:
             why = "; ".join(sessions.health().problems)
-            self.problems.append(f"sessions are kept as plain JSON for this run: {why}")
-            return
-        if spec.memory and notes is None:
+            self.problems.append(f"nothing is remembered in this run: {why}")
+        elif isinstance(sessions, SessionManager):
+            self.problems.append("sessions are plain JSON files, without undo, fork and delete")
+        elif spec.memory and notes is None:
             self.problems.append("the notes cannot be opened, so nothing is remembered in this run")
         if notes is not None:
             self.memory = Memory(
@@ -93,7 +98,7 @@ class AgentInstance:
                 half_life_days=spec.half_life_days,
                 zone=self._zone,
             )
-        self.catalog = open_catalog(store)
+        self.catalog: Catalog = open_catalog(store)
 
     @classmethod
     def open(
@@ -104,7 +109,7 @@ class AgentInstance:
         open_model: OpenModel | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> "AgentInstance":
-        """Open what the spec names. Raises UsageError; a store that fails is stood in for."""
+        """Open what the spec names. Raises UsageError; `open_sessions` has a fallback."""
         zone_of(spec.zone)
         sessions = open_sessions(spec.sessions, agent=spec.id)
         notes = None
@@ -119,20 +124,44 @@ class AgentInstance:
                 tools=tools,
             )
         except BaseException:
-            sessions.close()
-            if notes is not None:
-                notes.close()
+            for store in (sessions, notes):
+                if store is not None:
+                    with suppress(Exception):
+                        store.close()
             raise
 
     @property
-    def store(self) -> Store | None:
-        """The store beneath the sessions; None where a stand-in keeps them."""
+    def store(self) -> Store:
+        """The store below the sessions."""
         return self.sessions.store
+
+    @property
+    def shared_place(self) -> str | None:
+        """Place of the store that all processes of this agent share; None if it is not in use."""
+        elsewhere = fallback_reason(self.store) is not None
+        if elsewhere or isinstance(self.sessions, SessionManager):
+            return None
+        where = self.spec.sessions
+        return None if address(where).engine == "memory" else where
+
+    def resolve(self, key: str) -> tuple[str, SessionView | None]:
+        """Return the key of the session that this key opens, and a view of it.
+
+        The view is None if there is no session.
+        """
+        try:
+            view = self.store.view(key)
+        except NoSuchSession:
+            own = self.own_key(key)
+            view = None
+            if own != key:
+                with suppress(NoSuchSession):
+                    view = self.store.view(own)
+            return own, view
+        return key, view
 
     def own_key(self, key: str) -> str:
         """The key itself, or the one that it is an alias of."""
-        if self._aliases is None:
-            return key
         try:
             return self._aliases.own_key(key)
         except StoreUnavailable:
@@ -154,16 +183,21 @@ class AgentInstance:
         return self._opened(name)
 
     def model_of(self, key: str, tell: Callable[[str], None] | None = None) -> ChatModel:
-        """The model of a session: the one its user chose, else the agent's.
+        """The model of a session: the one its user chose, else the agent's."""
+        meta: Mapping[str, Any] = {}
+        with suppress(StenologError):
+            meta = self.store.info(key).meta
+        return self.chosen_model(meta, tell)
 
-        One that cannot be opened any more is told, and the agent's takes its place.
+    def chosen_model(
+        self, meta: Mapping[str, Any], tell: Callable[[str], None] | None = None
+    ) -> ChatModel:
+        """Return the model that the meta of a session names, else the agent's.
+
+        If that model cannot be opened any more, `tell` gets the reason.
         """
-        chosen = ""
-        if self.store is not None:
-            with suppress(StenologError):
-                named = self.store.info(key).meta.get(CHOSEN)
-                chosen = named if isinstance(named, str) else ""
-        if not chosen:
+        chosen = meta.get(CHOSEN)
+        if not isinstance(chosen, str) or not chosen:
             return self.model
         try:
             return self._opened(chosen)
@@ -177,12 +211,10 @@ class AgentInstance:
 
         `any_model`: not only those that the agent's users may choose. "default": the agent's own.
         """
-        if self.store is None:
-            raise UsageError("the model cannot be changed while the store is stood in for")
         if name in ("default", self.spec.model):
             self.store.set_meta(key, **{CHOSEN: None})
             return self.model
-        if not any_model and name not in self.spec.models:
+        if not any_model and name not in self.spec.models:  # guard: model-allow-list
             known = ", ".join(self.spec.models) or "none but the one it has"
             raise UsageError(f"{name!r} is not among the models of this agent: {known}")
         model = self._opened(name)
@@ -242,17 +274,49 @@ class AgentInstance:
         """The tool of this name."""
         return self._tools.get(name)
 
-    def here(self, key: str) -> Here:
-        """What a tool that is called in a session may know of it."""
-        found = None if self.memory is None else lambda question: self.recall(question, key)
+    def here(self, key: str, *, sender: str | None = "") -> Here:
+        """What a tool that is called in a session may know of it; `sender` as in `recall`."""
+        found = (
+            None
+            if self.memory is None
+            else lambda question: self.recall(question, key, sender=sender)
+        )
         return Here(key=key, agent=self.id, recall=found, zone=self._zone)
 
-    def recall(self, question: str, key: str) -> Recalled:
-        """What is remembered for a question; nothing where there is no memory, or it fails."""
+    def memory_scope(self, key: str, *, sender: str | None = "") -> Scope:
+        """Return the scope that a verified sender may see in a session.
+
+        It is the sender's own in a session that belongs to that sender, or in which nothing was
+        said yet, and elsewhere that of the session alone. `sender`: None stands for the one that
+        the session belongs to, for turns whose answer nobody but that sender gets. Raises
+        UsageError where there is no memory.
+        """
+        if self.memory is None:
+            raise UsageError("there is no memory in this run")
+        scope = self.memory.scope(key=key)
+        if sender and scope.of == "session" and self._is_empty(key):
+            return Scope(agent=scope.agent, who=sender, of="sender")
+        if scope.of == "sender" and sender is not None and sender != scope.who:  # guard: own-memory
+            return scope_of(self.own_key(key), agent=scope.agent)
+        return scope
+
+    def _is_empty(self, key: str) -> bool:
+        try:
+            return self.store.info(self.own_key(key)).count == 0
+        except NoSuchSession:
+            return True
+
+    def recall(self, question: str, key: str, *, sender: str | None = "") -> Recalled:
+        """What is remembered for a question; nothing where there is no memory, or it fails.
+
+        `sender`: who gets to see it, as in `memory_scope`.
+        """
         if self.memory is None or not question.strip():
             return Recalled()
         try:
-            return self.memory.recall(question, key=key, budget=self.spec.recall_tokens)
+            scope = self.memory_scope(key, sender=sender)
+            budget = self.spec.recall_tokens
+            return self.memory.recall(question, scope=scope, budget=budget, asking=key)
         except StenologError as error:
             _logger.warning("nothing could be recalled for %r: %s", key, error)
             return Recalled()
@@ -295,6 +359,17 @@ class AgentInstance:
         await self.close_models()
         self.close_stores()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
     def _compacted(self, done: Compaction) -> None:
         if self.on_compaction is not None:
             self.on_compaction(done)
@@ -302,10 +377,34 @@ class AgentInstance:
 
 def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
     """The notes; None where there is to be no memory, or they cannot be opened."""
-    if not spec.memory or sessions.store is None:
+    if not spec.memory or fallback_reason(sessions.store) is not None:
         return None
     try:
         return open_store(spec.sessions, namespace=NOTES)
     except StenologError as error:
         reports.warning("the notes cannot be opened, so nothing is remembered: %s", error)
         return None
+
+
+def zone_of(name: str) -> tzinfo:
+    """The zone of this name, as in `Europe/Berlin`; empty: this machine's. Raises UsageError."""
+    if not name:
+        return _of_machine()
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise UsageError(f"zone {name!r}: there is no such time zone; try Europe/Berlin") from error
+
+
+def _of_machine() -> tzinfo:
+    # An offset alone would be wrong after the clocks were changed.
+    named = os.environ.get("TZ", "").removeprefix(":")
+    try:
+        if named:
+            return ZoneInfo(named)
+        with Path("/etc/localtime").open("rb") as file:
+            return ZoneInfo.from_file(file)
+    except (KeyError, OSError, ValueError):
+        here = datetime.now().astimezone().tzinfo
+        assert here is not None
+        return here

@@ -40,7 +40,7 @@ async def held(
     """
     renewing = asyncio.create_task(_renew(threads, lease, ttl, lost))
     try:
-        yield JSONLBackend(lease.store)
+        yield JSONLBackend(lease.store, session=lease.key)
     finally:
         cancelled = await ended([renewing])
         cancelled |= await settled(threads.lease(_release, lease))

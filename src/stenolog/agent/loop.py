@@ -4,17 +4,24 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from msgspec.structs import replace
 
 from stenolog.agent import commands
 from stenolog.agent.commands import Commands
 from stenolog.agent.events import Answer, Event, Inbound, Tell, nobody
+from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.turns import TTL, Left, Turns
-from stenolog.catalog.answers import from_channel
+from stenolog.agent.resume import Resumer
+from stenolog.agent.scheduler import TTL, Left, TurnScheduler
+from stenolog.catalog.answers import received, requested
 from stenolog.errors import StenologError, StoreClosed, UsageError
+from stenolog.sessions.keys import check_sender
 from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import SessionView
 
 T = TypeVar("T")
 
@@ -33,7 +40,8 @@ class AgentLoop:
     def __init__(self, registry: AgentRegistry, *, ttl: float = TTL) -> None:
         """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
         self._registry = registry
-        self._turns = Turns(registry, ttl=ttl)
+        self._turns = TurnScheduler(registry, ttl=ttl)
+        self._resumer = Resumer(self._turns)
         self._closing: asyncio.Task[None] | None = None
         self._commands: OrderedDict[tuple[str | None, str, str], None] = OrderedDict()
 
@@ -56,6 +64,7 @@ class AgentLoop:
         everything: bool = False,
         commands_too: bool = True,
         manner: Manner = AS_USUAL,
+        view: SessionView | None = None,
     ) -> Answer:
         """Take a message in and answer it, or carry a command out.
 
@@ -63,26 +72,41 @@ class AgentLoop:
         as far as it came. `tell` hears what happens, and after the answer of a compaction.
         `everything`: commands may show and open the sessions of all users, not only of this one.
         `commands_too`: what begins with / may be a command. `manner`: what a client wants of it.
+        `view`: the session of `inbound.key`, if the caller has read it; that key is no alias then.
         Raises UsageError for a key or a message that can never be stored; what the model's server
         or the store raises is told by the answer.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
         careful = _careful(tell)
-        key = await self._turns.threads.run(instance.own_key, inbound.key)
+        check_sender(inbound.sender)
+        key = inbound.key if view is not None else await self._own_key(instance, inbound.key)
         asked = commands.parse(inbound.content) if commands_too else None
         if asked is not None:
             if self._is_known(instance.id, key, inbound.id):
                 return Answer(key=key, text="", outcome="again")
-            carrying = Commands(self._turns, instance, everything=everything)
+            carrying = Commands(self._turns, instance, sender=inbound.sender, everything=everything)
             return await carrying.carry_out(key, asked, careful)
         content = inbound.content
         if commands_too and isinstance(content, str) and content.startswith("//"):
             content = content[1:]
-        body = from_channel({"role": "user", "content": content}, inbound.origin)
+        said = {"role": "user", "content": content}
+        body = received(said, sender=inbound.sender, origin=inbound.origin)
+        if inbound.request_digest:
+            body = requested(body, id=inbound.id, digest=inbound.request_digest)
         return await self._turns.answer(
-            instance, key, body, once=inbound.id, tell=careful, manner=manner
+            instance,
+            key,
+            body,
+            once=inbound.id,
+            tell=careful,
+            manner=replace(manner, sender=inbound.sender),
+            view=view,
         )
+
+    async def _own_key(self, instance: AgentInstance, key: str) -> str:
+        """Return the key of the session that this key opens."""
+        return await self._turns.threads.run(instance.own_key, key)
 
     async def answer_after(
         self,
@@ -100,7 +124,7 @@ class AgentLoop:
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        own = await self._turns.threads.run(instance.own_key, key)
+        own = await self._own_key(instance, key)
         try:
             return await self._turns.alone(
                 instance, own, change, tell=_careful(tell), wait=True, manner=manner
@@ -140,7 +164,7 @@ class AgentLoop:
         """Carry a change out while nobody has the turn, and give what it gives. Raises Busy."""
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        own = await self._turns.threads.run(instance.own_key, key)
+        own = await self._own_key(instance, key)
         made: list[T] = []
 
         async def carried_out(sessions: SessionStore) -> Answer:
@@ -157,9 +181,7 @@ class AgentLoop:
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        return await self._turns.stop(
-            instance, await self._turns.threads.run(instance.own_key, key)
-        )
+        return await self._turns.stop(instance, await self._own_key(instance, key))
 
     async def resume(
         self,
@@ -181,14 +203,14 @@ class AgentLoop:
         careful = _careful(tell)
         if key is not None:
             instance = self._registry.agent(agent)
-            own = await self._turns.threads.run(instance.own_key, key)
-            answer = await self._turns.resume(instance, own, tell=careful, idle_for=idle_for)
+            own = await self._own_key(instance, key)
+            answer = await self._resumer.resume(instance, own, tell=careful, idle_for=idle_for)
             return [] if answer is None else [answer]
         agents = list(self._registry) if agent is None else [self._registry.agent(agent)]
         return [
             answer
             for instance in agents
-            for answer in await self._turns.resume_all(
+            for answer in await self._resumer.resume_all(
                 instance, tell=careful, idle_for=idle_for, each=each
             )
         ]
@@ -209,6 +231,17 @@ class AgentLoop:
         # Once begun it is ended, whoever stops waiting for it.
         await asyncio.shield(self._closing)
         return left
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
 
     async def _close(self) -> None:
         for instance in self._registry:

@@ -22,6 +22,11 @@ class Manner(Struct, frozen=True, kw_only=True):
     """A JSON schema that the answer should follow."""
     max_tokens: int | None = None
     """How long the answer may be."""
+    sender: str | None = ""
+    """The verified sender who gets the answer; decides whose memory the model is shown.
+
+    None: the sender that the session belongs to, which is meant for resumed turns.
+    """
 
     @property
     def client_tools(self) -> frozenset[str]:

@@ -1,12 +1,15 @@
-"""Notes are made behind the talk: one session after the other, and beside no answer if it can be.
+"""Background consolidation: one session after the other, if possible while no answer is made.
 
-A model that runs on this machine would answer its user more slowly otherwise. What is not done when
-the program ends waits in the log: the memory knows which turns it has made notes of.
+A model on this machine would answer more slowly otherwise. Turns left when the program ends
+are found at the next start: the memory knows which turns have notes. After a failure a timer starts
+the next attempt, so that an idle agent makes its notes too.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Final
 
 from stenolog.agent.blocking import Closing
@@ -18,6 +21,9 @@ from stenolog.memory.consolidation import Consolidated
 
 PATIENCE: Final = 30.0
 """So many seconds it waits for a moment without an answer being made; then it goes on beside."""
+
+_STORE_RETRY: Final = 60.0
+"""Seconds until the next attempt after an error of a store."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -32,6 +38,7 @@ class Notetaking:
         self._threads = threads
         self._patience = patience
         self._waiting: dict[str, None] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._woken = asyncio.Event()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -40,7 +47,8 @@ class Notetaking:
         self._task = asyncio.create_task(self._work())
 
     def add(self, key: str) -> None:
-        """Have notes made of what is new in a session."""
+        """Make notes of what is new in a session."""
+        self._cancel_timer(key)
         self._waiting[key] = None
         self._done.clear()
         self._woken.set()
@@ -61,7 +69,9 @@ class Notetaking:
         await self._done.wait()
 
     async def close(self) -> None:
-        """End; what is being asked was cut off before, by who closes the model."""
+        """End the task and the timers; closing the model has ended a question in progress."""
+        for key in list(self._timers):
+            self._cancel_timer(key)
         await ended([self._task])
 
     async def _work(self) -> None:
@@ -89,7 +99,7 @@ class Notetaking:
             for key in await self._threads.ask(memory.waiting):
                 self.add(key)
         except StenologError as error:
-            _logger.warning("which notes are still to be made cannot be told: %s", error)
+            _logger.warning("cannot tell which notes are still to be made: %s", error)
 
     async def _consolidate(self, key: str) -> None:
         self._waiting.pop(key)
@@ -97,9 +107,30 @@ class Notetaking:
             done: Consolidated = await self._threads.ask(self._instance.consolidate, key)
         except StenologError as error:
             _logger.warning("no notes could be made of %r: %s", key, error)
+            self._retry(key, _STORE_RETRY)
             return
         except Exception:
             _logger.exception("no notes could be made of %r", key)
             return
-        if done.waiting and done.turns:
+        if done.retry_at is not None:
+            self._retry(key, (done.retry_at - _now()).total_seconds())
+        elif done.waiting and done.turns:
             self.add(key)
+
+    def _retry(self, key: str, seconds: float) -> None:
+        """Try again after so many seconds, unless `add` comes first."""
+        self._cancel_timer(key)
+        self._timers[key] = _call_later(max(seconds, 0.0), lambda: self.add(key))
+
+    def _cancel_timer(self, key: str) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _call_later(seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, callback)

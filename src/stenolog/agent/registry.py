@@ -1,13 +1,15 @@
 """Several agents in one process, and which of them a message is for."""
 
 from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.errors import UsageError
 
 
 class AgentRegistry:
-    """The agents that are open; each has sessions of its own. `close` closes them all."""
+    """The agents that are open, each with its own sessions. An async context manager."""
 
     def __init__(self, agents: Sequence[AgentInstance]) -> None:
         """Of these agents, the first is the one for whom nobody else is. Raises UsageError."""
@@ -47,3 +49,14 @@ class AgentRegistry:
         """Close every agent. Raises nothing; a second call does nothing."""
         for one in self:
             await one.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,47 +1,39 @@
-"""Replacing what is in sight, while others may speak: what they say meanwhile stays in sight."""
+"""Replace the visible messages of a session without hiding messages that arrive meanwhile."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from stenolog.errors import NoSuchSession
+from stenolog.errors import NoSuchSession, StaleHistory
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 
-Wanted = Sequence[Message | Mapping[str, Any]]
-Rewritten = Literal["done", "nothing", "not saved", "others speak"]
-"""nothing: it was not wanted after all. others speak: all the time, so that it was given up."""
-
-_TRIES: Final = 5
+NewHistory = Sequence[Message | Mapping[str, Any]]
+RewriteResult = Literal["done", "unchanged", "message arrived"]
+"""unchanged: `make` returned None. message arrived: nothing was changed, because of it."""
 
 
 def rewrite(
-    sessions: SessionStore, key: str, make: Callable[[list[Message]], Wanted | None]
-) -> Rewritten:
-    """Show what `make` makes of what is in sight, in one step; None: leave it as it is.
+    sessions: SessionStore, key: str, make: Callable[[list[Message]], NewHistory | None]
+) -> RewriteResult:
+    """Make the messages that `make` returns visible, in one step of the store.
 
-    After a crash the old messages are in sight, or the new ones. Only who has the turn calls it;
-    it blocks.
+    `make` gets the visible messages, and returns None to leave them as they are. If a message
+    arrives before the step is stored, nothing is changed. After a crash the old or the new messages
+    are visible. Blocks; only the holder of the lease may call it.
     """
-    for _ in range(_TRIES):
-        newest = _last_seq(sessions, key)
-        wanted = make(sessions.get_history(key))
-        if wanted is None:
-            return "nothing"
-        if not sessions.set_history(key, wanted):
-            return "not saved"
-        store = sessions.store
-        if store is None or not any(
-            message.hidden for message in store.get_history(key, after=newest, full=True)
-        ):
-            return "done"
-        # Somebody said something at that moment, and it must not be hidden.
-        store.undo(key)
-    return "others speak"
+    last = last_seq(sessions, key)
+    history = make(sessions.get_history(key))
+    if history is None:
+        return "unchanged"
+    try:
+        sessions.store.set_history(key, history, expect_last=last)
+    except StaleHistory:
+        return "message arrived"
+    return "done"
 
 
-def _last_seq(sessions: SessionStore, key: str) -> int:
-    if sessions.store is None:
-        return 0
+def last_seq(sessions: SessionStore, key: str) -> int:
+    """Return the last seq of a session, hidden messages included; 0 if there is no session."""
     try:
         return sessions.store.info(key).last_seq
     except NoSuchSession:

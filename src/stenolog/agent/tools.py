@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints, overload
 
 import msgspec
@@ -214,3 +214,23 @@ def _schema(arguments: type[Struct], called: str) -> dict[str, Any]:
     if others:
         found["$defs"] = others
     return found
+
+
+@tool(repeatable=True)
+def recall(
+    question: Annotated[str, "what to look for, in plain words; names and dates help"],
+    here: Here,
+) -> str:
+    """Search your notes about this user and your past conversations with them."""
+    if here.recall is None:
+        return "There is no memory to search in."
+    return here.recall(question).block or "Nothing was found."
+
+
+@tool(repeatable=True)
+def now(here: Here) -> str:
+    """The date and the time, with the weekday and the zone."""
+    return datetime.now(here.zone).strftime("%A, %Y-%m-%d %H:%M:%S %Z (UTC%z)")
+
+
+BUILT_IN: tuple[Tool, ...] = (recall, now)

@@ -8,27 +8,47 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import asdict
 
 from stenolog.agent.blocking import Closing
 from stenolog.agent.calling import STOPPED, not_made
-from stenolog.agent.events import Answer, Asked, Counted, Noticed, Said, Tell, Thought
+from stenolog.agent.events import (
+    Answer,
+    Asked,
+    Counted,
+    Noticed,
+    NotSaved,
+    Outcome,
+    Said,
+    Tell,
+    Thought,
+)
 from stenolog.agent.in_hand import InHand, Seen
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import AS_USUAL, Manner
+from stenolog.agent.own_turns import is_own_call
 from stenolog.agent.threads import Threads
 from stenolog.agent.waiting import settled
 from stenolog.catalog.answers import for_client, made_by
+from stenolog.codec import encode_message
 from stenolog.context.context import Attempt
 from stenolog.context.shapes import Call, calls_of, words_of
-from stenolog.context.standing import Standing, standing
-from stenolog.errors import LeaseLost, ModelRefused, ModelUnavailable, StenologError
+from stenolog.context.standing import Standing, answer_to, standing
+from stenolog.errors import (
+    LeaseLost,
+    ModelRefused,
+    ModelUnavailable,
+    NoSuchSession,
+    SessionDeleted,
+    StenologError,
+)
 from stenolog.memory.recall import Recalled
 from stenolog.providers.base import ChatModel, Reply
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import SessionView, Store, forked_at
 
 INTERRUPTED: Final = "[interrupted]"
 CUT_OFF: Final = "[interrupted: the program ended while this ran; what it did is not known]"
@@ -43,10 +63,32 @@ _LATELY: Final = 8
 TRIES: Final = "tries"
 """The field of a session's meta that counts how often a killed turn was gone on with."""
 _MOST_TRIES: Final = 3
+_NOT_ANSWERED: Final = -1
+HIDDEN_UNANSWERED: Final = (
+    "This message was hidden (by /clear, /retry, /edit or a changed history) before it was "
+    "answered. Send it again to have it answered."
+)
+HISTORY_CHANGED: Final = (
+    "the conversation was cleared or changed by another process, so this answer is not kept"
+)
 
 Fate = Literal["", "left", "lost"]
 """Why it was cancelled: the program ends, and the next start goes on; somebody else has the turn.
 Empty: nobody wants the answer any more."""
+
+
+class _HistoryChanged(Exception):
+    """The messages that an answer belongs to are no longer visible."""
+
+
+class _Request(NamedTuple):
+    """What is sent to the model next."""
+
+    model: ChatModel
+    recalled: Recalled
+    attempt: Attempt
+    token: str
+    """Token of the newest unsaved message in it."""
 
 
 class Turn:
@@ -63,8 +105,12 @@ class Turn:
         tell: Tell,
         asked_for: int | None = None,
         manner: Manner = AS_USUAL,
+        view: SessionView | None = None,
     ) -> None:
-        """`asked_for`: the seq of the message that it is run for."""
+        """`asked_for`: the seq of the message that it is run for.
+
+        `view`: an earlier view of the session, so that only newer messages are read.
+        """
         self._manner = manner
         self._instance = instance
         self._key = key
@@ -78,10 +124,22 @@ class Turn:
         self._seen = Seen(upto=0)
         self._asked = ("", 0.0)
         """Who answered last, and how many seconds that took."""
+        self._prompt_tokens: int | None = _NOT_ANSWERED
+        """Tokens that the provider counted in the last request; None if it does not tell."""
         self._ending = ""
         """The answer that is being stored."""
         self._recalled: tuple[str, Recalled] = ("", Recalled())
         self._results: dict[str, str] = {}
+        self.view = view
+        """The session as this turn has last read it; None before that, or if there is none."""
+        self._asked_seqs: frozenset[int] = frozenset()
+        """Seqs of the user messages that this turn answers."""
+        self._attempt: Attempt | None = None
+        """The last request, until its usage report is stored."""
+        self._written: list[int] = []
+        """Seqs of the messages that this turn has stored."""
+        self._dropped = False
+        """Whether a message was not stored because the history has changed."""
         self.fate: Fate = ""
         self.begun = False
 
@@ -100,6 +158,10 @@ class Turn:
             if self.fate == "left":
                 raise
             return await self._outlasting("stopped")
+        except _HistoryChanged:
+            self._drop()
+            self._tell(Said(text=HIDDEN_UNANSWERED))
+            return self._made(HIDDEN_UNANSWERED, None)
         except (ModelUnavailable, ModelRefused) as error:
             if not self._reply.text:
                 raise
@@ -113,40 +175,38 @@ class Turn:
         return await self._interrupt(why, everything=True)
 
     async def _answer(self) -> Answer:
-        model = await self._model()
-        if await self._in_hand.flush(self._sessions, tell=self._tell):
-            # With something in hand, the log alone does not say what is left open.
-            history: list[Message] = await self._run(self._sessions.get_history, self._key)
-            where = standing(history)
-            if not where.waits and history and not where.unfinished:
-                return _given(self._key, history)
-            await self._finish_calls(where, again=await self._run(self._may_try_again, where))
-            if where.of_client:
-                return self._handed_over(history, [_as_made(call) for call in where.of_client])
+        # With unsaved messages, the log alone does not say what is left open.
+        saved = await self._in_hand.flush(self._sessions, tell=self._tell)
+        found = await self._request(check=saved)
+        if isinstance(found, Answer):
+            return found
+        request = None if isinstance(found, Standing) else found
+        if isinstance(found, Standing):
+            again = await self._run(self._may_try_again, found)
+            await self._finish_calls(found, again=again)
+            if found.of_client:
+                history = () if self.view is None else self.view.messages
+                return self._handed_over(history, [_as_made(call) for call in found.of_client])
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
-            await self._ask(model)
-            reply = self._reply
+            await self._ask(request or await self._next_request())
+            request, reply = None, self._reply
             if not reply.calls:
                 return await self._end(reply)
             own, of_client = self._shared_out(reply)
             body = for_client(self._signed(reply), [call["id"] for call in of_client])
             seq = await self._keep(body, seen=self._seen)
+            if self._dropped:
+                return self._made(reply.text, None)
             self._reply = Reply()
             self._results = {}
             await self._call(own, cut=reply.finish == "length" and not of_client)
-            if of_client:
+            if of_client or self._dropped:
                 return self._made(reply.text, seq, calls=of_client)
             rounds.append(_round(reply.calls, self._results))
             if len(rounds) >= _SAME and all(one == rounds[-1] for one in rounds[-_SAME:]):
                 return await self._give_up(REPEATED)
         return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
-
-    async def _model(self) -> ChatModel:
-        """The model that answers: what the client names, else the session's."""
-        if self._manner.model:
-            return await self._run(self._instance.model_for, self._manner.model)
-        return await self._run(self._instance.model_of, self._key, self._tell_from_thread)
 
     def _shared_out(self, reply: Reply) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The calls of an answer: those that are carried out here, and those by the client.
@@ -164,23 +224,117 @@ class Turn:
         last = next(message for message in reversed(history) if calls_of(message.to_dict()))
         return self._made(words_of(last.to_dict()), last.seq, calls=calls)
 
-    # --- the model ---------------------------------------------------------------------------
+    # --- the request -------------------------------------------------------------------------
 
-    async def _ask(self, model: ChatModel) -> None:
-        """One answer of the model to all that is in the log, into `_reply`."""
+    async def _next_request(self) -> "_Request":
         await self._in_hand.flush(self._sessions, tell=self._tell)
-        recalled = await self._recall()
-        # What waits must not be stored while the log is read: it would be sent twice.
+        request = await self._request(check=False)
+        assert isinstance(request, _Request)
+        return request
+
+    async def _request(self, *, check: bool) -> "_Request | Standing | Answer":
+        """Read the session and build the next request, in one thread hop.
+
+        `check`: return the answer if the log has it already, or what is left open if there are
+        tool calls without a result. Raises _HistoryChanged if the question is hidden by now.
+        """
+        # Unsaved messages must not be stored while the log is read: they would be sent twice.
         async with self._in_hand.standing_still():
             unsaved, token = self._in_hand.bodies, self._in_hand.newest
-            attempt = await self._threads.ask(self._begin, model, recalled.block, unsaved)
+            return await self._threads.ask(self._build, unsaved, token, check=check)
+
+    def _build(
+        self, unsaved: Sequence[Mapping[str, Any]], token: str, *, check: bool
+    ) -> "_Request | Standing | Answer":
+        self.report_usage()
+        view = self._read_question(unsaved)
+        where = Standing() if view is None else standing(view.messages)
+        self._asked_seqs |= frozenset(where.unanswered)
+        if check and view is not None and (found := self._left_open(view, where)) is not None:
+            return found
+        model = self._model(view)
+        before = self._recalled[0]
+        recalled = self._recall(view, unsaved)
+        if self._recalled[0] != before and self._instance.memory is not None:
+            view = self._read_question(unsaved)  # searching takes time
+        context = self._instance.context(model, self._manner)
+        self._attempt = context.begin(self._key, memory=recalled.block, unsaved=unsaved, view=view)
+        return _Request(model, recalled, self._attempt, token)
+
+    def _read_question(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
+        """Bring `view` up to date. Raises _HistoryChanged if it has lost the question."""
+        view = self._read()
+        if view is not None and not unsaved and self._is_orphaned(view):
+            raise _HistoryChanged  # guard: no-request-after-clear
+        return view
+
+    def _is_orphaned(self, view: SessionView) -> bool:
+        """Return whether all messages that this turn answers are hidden."""
+        asked = self._asked_seqs
+        return bool(asked) and asked.isdisjoint(message.seq for message in view.messages)
+
+    def _read(self) -> SessionView | None:
+        """Bring `view` up to date; None if there is no session because nothing is stored yet.
+
+        Raises NoSuchSession if the session is gone.
+        """
+        store, old = self._sessions.store, self.view
+        try:
+            new = store.view(self._key) if old is None else old.merged(store.refresh(old))
+        except NoSuchSession:
+            if old is None and not self._asked_for:
+                return None
+            raise self._gone() from None
+        if old is not None and new.uid != old.uid:
+            raise SessionDeleted(self._key, recreated=True)
+        self.view = new
+        return new
+
+    def _gone(self) -> NoSuchSession:
+        """Return the error for a session that was deleted or purged during the turn."""
+        return gone(self._sessions.store, self._key)
+
+    def _left_open(self, view: SessionView, where: Standing) -> Standing | Answer | None:
+        """Return the answer that the log has already, or what open calls there are."""
+        if self._asked_for:
+            found = answer_in(self._sessions, view, self._asked_for)
+            if found is not None:
+                return told_answer(self._key, found, "elsewhere")
+        if not where.waits and view.messages and not where.unfinished:
+            return _given(self._key, view.messages)
+        return where if where.open_calls or where.of_client else None
+
+    def _model(self, view: SessionView | None) -> ChatModel:
+        """Return the model that the client names, else the session's."""
+        if self._manner.model:
+            return self._instance.model_for(self._manner.model)
+        meta = {} if view is None else view.info.meta
+        return self._instance.chosen_model(meta, self._tell_from_thread)
+
+    def _recall(self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]) -> Recalled:
+        """Search the memory for the newest words of the user, once for each."""
+        history = () if view is None else view.messages[-_LOOKED_BACK:]
+        said = [*(message.to_dict() for message in history), *unsaved]
+        question = next(
+            (words for body in reversed(said) if (words := _question(body))), self._recalled[0]
+        )
+        if question != self._recalled[0]:
+            found = self._instance.recall(question, self._key, sender=self._manner.sender)
+            self._recalled = (question, found)
+        return self._recalled[1]
+
+    # --- the model ---------------------------------------------------------------------------
+
+    async def _ask(self, request: "_Request") -> None:
+        """Send a request to the model and collect the answer in `_reply`."""
+        model, attempt = request.model, request.attempt
         while True:
             window = attempt.window
-            told = 0 if window.memory_left_out else len(recalled.found)
+            told = 0 if window.memory_left_out else len(request.recalled.found)
             self._tell(
                 Asked(model=model.name, tokens=window.tokens, budget=window.budget, recalled=told)
             )
-            self._seen = Seen(upto=window.upto, token=token)
+            self._seen = Seen(upto=window.upto, token=request.token)
             began = time.monotonic()
             try:
                 await self._listen(model, window.messages)
@@ -193,13 +347,14 @@ class Turn:
         usage = self._reply.usage
         if usage is not None:
             self._tell(Counted(usage=usage))
-        await self._run(attempt.answered, lambda: None if usage is None else usage.prompt)
+        self._prompt_tokens = None if usage is None else usage.prompt
 
-    def _begin(
-        self, model: ChatModel, memory: str, unsaved: Sequence[Mapping[str, Any]]
-    ) -> Attempt:
-        context = self._instance.context(model, self._manner)
-        return context.begin(self._key, memory=memory, unsaved=unsaved)
+    def report_usage(self) -> None:
+        """Store what the provider counted in the last request. Blocks; raises nothing."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None and self._prompt_tokens is not _NOT_ANSWERED:
+            prompt, self._prompt_tokens = self._prompt_tokens, _NOT_ANSWERED
+            attempt.answered(lambda: prompt)
 
     async def _listen(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
         self._reply = Reply()
@@ -219,20 +374,6 @@ class Turn:
                 if delta.text:
                     self._tell(Said(text=delta.text))
 
-    async def _recall(self) -> Recalled:
-        """What is remembered for the newest words of the user, looked up once for them."""
-        history: list[Message] = await self._run(
-            self._sessions.get_history, self._key, last=_LOOKED_BACK
-        )
-        said = [*(message.to_dict() for message in history), *self._in_hand.bodies]
-        question = next(
-            (words for body in reversed(said) if (words := _question(body))), self._recalled[0]
-        )
-        if question != self._recalled[0]:
-            found = await self._run(self._instance.recall, question, self._key)
-            self._recalled = (question, found)
-        return self._recalled[1]
-
     # --- tools -------------------------------------------------------------------------------
 
     async def _call(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
@@ -245,7 +386,7 @@ class Turn:
         if cut:
             *calls, last = calls
             await keep(not_made(last, self._tell))
-        here = self._instance.here(self._key)
+        here = self._instance.here(self._key, sender=self._manner.sender)
         await self._instance.calling.run(calls, here, tell=self._tell, keep=keep)
 
     async def _finish_calls(self, where: Standing, *, again: bool) -> None:
@@ -266,18 +407,23 @@ class Turn:
             await self._call(repeated)
 
     def _may_try_again(self, where: Standing) -> bool:
-        """Whether calls left open may be repeated: a tool that ends the program, not for ever."""
-        store = self._sessions.store
-        if store is None or not where.open_calls:
+        """Return whether open calls may be repeated: only our own, and not for ever.
+
+        A tool may end the program each time. Calls that another program stored, or that a fork
+        copied, are not carried out here.
+        """
+        if not where.open_calls or self.view is None:
             return True
+        info = self.view.info
+        if not is_own_call(self.view.messages, after=forked_at(info)):  # guard: repeat-own-calls
+            return False
+        kept = info.meta.get(TRIES)
+        seq, tries = kept if isinstance(kept, list) and len(kept) == 2 else (0, 0)
+        tries = tries + 1 if seq == info.last_seq else 1
+        if tries > _MOST_TRIES:
+            return False
         with suppress(StenologError):
-            info = store.info(self._key)
-            kept = info.meta.get(TRIES)
-            seq, tries = kept if isinstance(kept, list) and len(kept) == 2 else (0, 0)
-            tries = tries + 1 if seq == info.last_seq else 1
-            if tries > _MOST_TRIES:
-                return False
-            store.set_meta(self._key, **{TRIES: [info.last_seq, tries]})
+            self._sessions.store.set_meta(self._key, **{TRIES: [info.last_seq, tries]})
         return True
 
     # --- the end -----------------------------------------------------------------------------
@@ -316,7 +462,8 @@ class Turn:
         """
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
         for message in history[-_LATELY:]:
-            if self._ending and message.seq > self._seen.upto and message.content == self._ending:
+            content = getattr(message, "content", None)
+            if self._ending and message.seq > self._seen.upto and content == self._ending:
                 return self._made(self._ending, message.seq)  # it was stopped too late
         where = standing(history)
         for call in where.open_calls:
@@ -352,24 +499,140 @@ class Turn:
 
     @property
     def _saved(self) -> bool:
-        return not self._in_hand.bodies
+        return not self._in_hand.bodies and not self._dropped
 
     async def _where(self) -> Standing:
         return standing(await self._run(self._sessions.get_history, self._key))
 
+    # --- storing -----------------------------------------------------------------------------
+
     async def _keep(self, body: dict[str, Any], *, seen: Seen | None = None) -> int | None:
-        return await self._in_hand.keep(self._sessions, body, tell=self._tell, seen=seen)
+        """Store a message of this turn, unless the history it belongs to is hidden by now."""
+        if self._dropped:
+            return None
+        try:
+            return await self._in_hand.keep(
+                self._sessions, body, tell=self._tell, seen=seen, append=self._append
+            )
+        except _HistoryChanged:
+            self._drop()
+            return None
+
+    def _drop(self) -> None:
+        self._dropped = True
+        self._tell(NotSaved(count=1, words=HISTORY_CHANGED))
+
+    def _append(self, body: Mapping[str, Any], once: str) -> int | None:
+        """Append a message if the session still wants it. Blocks.
+
+        Raises NoSuchSession if the session is gone, and _HistoryChanged.
+        """
+        before = self.view
+        if before is not None:
+            try:
+                view = self._read()
+            except NoSuchSession:
+                raise
+            except StenologError:
+                view = before  # the append fails as well, and the message is kept for later
+            unchanged = view is None or before.holds(view.uid, view.generation, view.change)
+            if view is not None and not unchanged and not self._wants(view, body):
+                raise _HistoryChanged  # guard: no-answer-after-clear
+        seq = self._sessions.add_full_message(self._key, body, once=once)
+        if seq is not None and self.view is not None and seq <= self.view.upto:
+            # Deleted since the last look: the append has created a new session.
+            store = self._instance.store
+            take_back(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
+            raise SessionDeleted(self._key)
+        if seq is not None:
+            self._written.append(seq)
+        return seq
+
+    def hide_late_messages(self, store: Store, view: SessionView) -> None:
+        """Hide what this turn stored if its question was hidden at the same time. Blocks.
+
+        `view`: the session after the turn.
+        """
+        if self.view is None or self.view.uid != view.uid or not self._is_orphaned(view):
+            return
+        visible = {message.seq for message in view.messages}
+        for seq in self._written:
+            if seq in visible:
+                store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
+
+    def _wants(self, view: SessionView, body: Mapping[str, Any]) -> bool:
+        """Return whether the visible messages still ask for this one."""
+        if body.get("role") == "tool":
+            calls = standing(view.messages).open_calls
+            return body.get("tool_call_id") in {call.id or "" for call in calls}
+        return not self._is_orphaned(view)
 
     def _tell_from_thread(self, words: str) -> None:
         self._threads.event_loop.call_soon_threadsafe(self._tell, Noticed(words=words))
 
 
+def gone(store: Store, key: str) -> NoSuchSession:
+    """Return the error for a session that is not there any more: deleted, or purged."""
+    with suppress(StenologError):
+        if any(one.key == key for one in store.list_trash()):
+            return SessionDeleted(key)
+    return NoSuchSession(key)
+
+
+def take_back(store: Store, old: SessionView, seq: int, body: Mapping[str, Any]) -> None:
+    """Withdraw a message that this process wrote into a new session with the key of `old`.
+
+    Never destroys anything. A new session that has only this message goes into the trash;
+    otherwise the message is hidden.
+    """
+    key = old.key
+    with suppress(StenologError):
+        new = store.view(key)
+        at_seq = [message for message in new.messages if message.seq == seq]
+        if new.uid == old.uid or not any(_is_same(message, body) for message in at_seq):
+            return  # the new session was deleted as well, and perhaps the old one restored
+        if new.info.count == 1:
+            trashed = store.delete(key)
+            if (trashed.uid, trashed.count) == (new.uid, 1):  # guard: withdraw-one-message
+                return
+            # Another process has just written to the session, or restored the old one.
+            store.restore(key, uid=trashed.uid)
+            if trashed.uid != new.uid:
+                return
+        store.hide(key, seq, seq)
+
+
+def _is_same(message: Message, body: Mapping[str, Any]) -> bool:
+    return encode_message(message.to_dict()) == encode_message(body)
+
+
+def answer_in(sessions: SessionStore, view: SessionView, seq: int) -> Message | None:
+    """Return the answer to the message at this seq; of a hidden message, the message itself."""
+    shown = [message for message in view.messages if message.seq >= seq]
+    if shown and shown[0].seq == seq:
+        return answer_to(shown, seq)
+    everything = sessions.get_history(view.key, after=seq - 1, full=True)
+    return answer_to(everything, seq) or next(iter(everything), None)
+
+
+def told_answer(key: str, message: Message, outcome: Outcome) -> Answer:
+    """Return an answer that is in the log, or the notice that its question was hidden."""
+    body = message.to_dict()
+    if body.get("role") == "assistant":
+        said = words_of(body)
+    else:
+        said = HIDDEN_UNANSWERED if outcome == "elsewhere" else ""
+    return Answer(key=key, text=said, outcome=outcome, seq=message.seq)
+
+
 def _given(key: str, history: Sequence[Message]) -> Answer:
     """The answer that stands in the log already."""
     last = next(
-        (message for message in reversed(history) if message.role == "assistant"), history[-1]
+        (message for message in reversed(history) if getattr(message, "role", None) == "assistant"),
+        history[-1],
     )
-    text = words_of(last.to_dict()) if last.role == "assistant" else ""
+    body = last.to_dict()
+    text = words_of(body) if body.get("role") == "assistant" else ""
     return Answer(key=key, text=text, outcome="elsewhere", seq=last.seq)
 
 

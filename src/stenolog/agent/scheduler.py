@@ -1,16 +1,14 @@
-"""Turns, one at a time per session: in this process by a lock, between processes by the lease.
+"""Turn scheduler: one turn at a time per session, by a lock here, by the lease between processes.
 
-A message is stored before anything else happens. Who comes while a turn runs waits, in the log and
-here; when it is their turn, they look first whether the one before has answered them, too. What
-follows an answer (a compaction, notes) is done behind it; a new turn of the session waits for the
-compaction only.
+A message is stored first. If a turn is running, the message waits for it; that turn may have
+answered it, too, so the next one checks that before it asks the model. A summary and notes are made
+in the background after the answer; only the summary delays the next turn of the session.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -19,37 +17,33 @@ from msgspec import Struct
 from stenolog.agent import leasing
 from stenolog.agent.blocking import Closing
 from stenolog.agent.events import Answer, Compacted, Heard, Noticed, Outcome, Tell, nobody
-from stenolog.agent.given_up import GivenUp
 from stenolog.agent.in_hand import InHand, new_token
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.notetaking import Notetaking
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.threads import Threads
-from stenolog.agent.turn import TRIES, Fate, Turn
+from stenolog.agent.turn import TRIES, Fate, Turn, gone, take_back, told_answer
 from stenolog.agent.waiting import settled
 from stenolog.context.compaction import Compaction
-from stenolog.context.shapes import words_of
-from stenolog.context.standing import answer_to, standing
+from stenolog.context.standing import answer_to
 from stenolog.errors import (
     LeaseLost,
     NoSuchSession,
+    SessionDeleted,
     StenologError,
     StoreBusy,
     StoreClosed,
     StoreUnavailable,
 )
 from stenolog.records import Message
-from stenolog.sessions.merging import SAID, receipts
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import Lease
+from stenolog.stores.base import Lease, SessionView, Store
 
 TTL: Final = 20.0
 """For so many seconds a turn is reserved; it is renewed for as long as it runs."""
 _OFTEN: Final = 0.1
 """So many seconds are between two looks whether another's turn is over."""
-_AT_ONCE: Final = 4
-"""So many interrupted turns are gone on with side by side."""
 _CUT: Final = 5.0
 """So many seconds what was cut off has to end; then it is left to itself."""
 TAKEN_OVER: Final = "another process has taken this turn over"
@@ -85,7 +79,18 @@ class Busy(Exception):
     """Somebody has the turn."""
 
 
-class _Seat:
+class NotLeased(StenologError):
+    """The lease of a session cannot be taken, so its turn does not run."""
+
+    def __init__(self, cause: StenologError) -> None:
+        self.cause = cause
+        super().__init__(
+            f"the turn in this session could not be reserved for this process: {cause}. "
+            "The message is answered as soon as this is repaired"
+        )
+
+
+class Seat:
     """What this process knows of one session."""
 
     def __init__(self, in_hand: InHand) -> None:
@@ -96,12 +101,24 @@ class _Seat:
         self.settling: asyncio.Task[None] | None = None
         self.tell: Tell = nobody
         self.users = 0
+        self.asking = 0
+        """Number of messages that are being stored or wait for their answer."""
         self.waits = False
         """Whether it is waited for another process."""
 
     @property
     def idle(self) -> bool:
+        """Whether nothing is going on in the session."""
         return not (self.users or self.in_hand.bodies or self.settling or self.task)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Count a message that waits for its answer."""
+        self.asking += 1
+        try:
+            yield
+        finally:
+            self.asking -= 1
 
     def cancel(self, fate: Fate) -> None:
         """Cut the turn off; why it was first is what counts."""
@@ -111,7 +128,7 @@ class _Seat:
             self.task.cancel()
 
 
-class Turns:
+class TurnScheduler:
     """The turns of all sessions of the agents of a registry."""
 
     def __init__(self, registry: AgentRegistry, *, ttl: float = TTL) -> None:
@@ -119,10 +136,9 @@ class Turns:
         self.threads = Threads()
         self._registry = registry
         self._ttl = ttl
-        self._seats: dict[tuple[str | None, str], _Seat] = {}
+        self._seats: dict[tuple[str | None, str], Seat] = {}
         self._notetaking: dict[str | None, Notetaking] = {}
         self._closed = False
-        self._given_up = GivenUp()
         self._left_off: set[str] = set()
         self._nobody_here = asyncio.Event()
         self._nobody_here.set()
@@ -136,6 +152,15 @@ class Turns:
         """Raise StoreClosed where nothing is taken in any more."""
         if self._closed:
             raise StoreClosed("the agent was closed before this call")
+
+    def is_asked(self, instance: AgentInstance, key: str) -> bool:
+        """Return whether a message of this process waits for its answer in this session."""
+        seat = self._seats.get((instance.id, key))
+        return seat is not None and seat.asking > 0
+
+    def has_seat(self, instance: AgentInstance, key: str) -> bool:
+        """Return whether something is going on in this session, in this process."""
+        return (instance.id, key) in self._seats
 
     @property
     def busy(self) -> set[str]:
@@ -151,10 +176,12 @@ class Turns:
         once: str = "",
         tell: Tell = nobody,
         manner: Manner = AS_USUAL,
+        view: SessionView | None = None,
     ) -> Answer:
         """Store a message, and run the turn that answers it and what else is unanswered.
 
-        Raises UsageError for a message that can never be stored; what the model's server or the
+        `view`: an earlier view of the session, so that the turn reads only what is new. Raises
+        UsageError for a message that can never be stored; what the model's server or the
         store raises is the answer.
         """
         token = once or new_token()
@@ -162,19 +189,29 @@ class Turns:
             raise StoreUnavailable(
                 "nothing can be stored now, and too much waits for it already; try again later"
             )
-        with self._used(instance, key) as seat:
+        with self.used(instance, key) as seat, seat.asked():
             seq = await seat.in_hand.say(instance.sessions, body, tell=tell, once=token)
+            is_new = view is not None and seq is not None and seq > view.upto
+            # With an id of the client, another process may have stored and acknowledged it.
+            own = not once  # guard: withdraw-own-message
+            if own and view is not None and seq is not None and not is_new:
+                # The session of this view is gone, and the message has created a new one.
+                error = await self.threads.run(_withdrawn, instance.store, view, seq, body)
+                return failed(key, seat, error)
             if seq is not None:
                 tell(Heard(seq=seq))
-            if once and (found := await self._found(instance, key, seat, seq, token, "again")):
-                return found
+            if once and not is_new:
+                found = await self._found(instance, key, seat, seq, token, "again")
+                if found is not None:
+                    return found
+            view = view if is_new else None
             async with seat.turn_lock:
                 if seat.settling is not None:
                     await asyncio.wait([seat.settling])
                 seq = seq or seat.in_hand.seq_of(token)
-                if found := await self._found(instance, key, seat, seq, token, "elsewhere"):
+                if seq is None and (found := _in_hand(key, seat, token)):
                     return found
-                return await self._take_turn(instance, key, seat, seq, token, tell, manner)
+                return await self._take_turn(instance, key, seat, seq, token, tell, manner, view)
 
     async def alone(
         self,
@@ -190,7 +227,7 @@ class Turns:
 
         Where it gives no answer, what is unanswered then is answered. `wait`: for who has the turn.
         """
-        with self._used(instance, key) as seat:
+        with self.used(instance, key) as seat:
             if seat.turn_lock.locked() and not wait:
                 raise Busy
             async with seat.turn_lock:
@@ -199,29 +236,40 @@ class Turns:
                 lease = await self._alone(instance, key, seat, tell, wait=wait)
                 if isinstance(lease, Answer):
                     return lease
-                async with self._held(instance, seat, lease) as sessions:
+                async with self.held(instance, seat, lease) as sessions:
                     seat.tell = tell
                     done = await change(sessions)
                     if done is not None:
                         return done
-                    answer = await self._run_turn(instance, key, seat, sessions, None, tell, manner)
-                self._settle_later(instance, key, seat, tell)
+                    if lease is None:
+                        # Another process created the session in the meantime.
+                        raise Busy
+                    answer, turn = await self.run_turn(
+                        instance, key, seat, sessions, None, tell, manner
+                    )
+                self.settle_later(instance, key, seat, tell, turn)
                 return answer
 
     async def _alone(
-        self, instance: AgentInstance, key: str, seat: _Seat, tell: Tell, *, wait: bool
+        self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, *, wait: bool
     ) -> Lease | Answer | None:
-        """The lease for a change; None where there is nothing to take one of. Raises Busy."""
+        """The lease for a change; None where there is nothing to take one of.
+
+        Raises Busy and the errors of `Store.lease`.
+        """
         if wait:
-            lease = await self._waited_for(instance, key, seat, None, tell)
-            if lease is None and instance.store is not None:
-                # It is new, and made first: of what is not there, two could have the turn.
-                with suppress(StenologError):
+            try:
+                lease = await self._waited_for(instance, key, seat, None, tell)
+                if lease is None:
+                    # A session that does not exist has no lease, so it is created first.
                     await self.threads.run(instance.store.set_meta, key, **{TRIES: [0, 0]})
                     lease = await self._waited_for(instance, key, seat, None, tell)
+            except NotLeased as error:
+                # Nothing of the change is stored, so nothing is answered later.
+                raise error.cause from error
             return lease
         try:
-            return await self._lease(instance, key)
+            return await self.lease(instance, key)
         except StoreBusy as error:
             raise Busy from error
         except NoSuchSession:
@@ -239,63 +287,6 @@ class Turns:
         seat.cancel("")
         await asyncio.wait([task])
         return True
-
-    async def resume(
-        self, instance: AgentInstance, key: str, *, tell: Tell, idle_for: float = 0.0
-    ) -> Answer | None:
-        """Go on with a turn that was cut off, or close it; None where there is none.
-
-        A session in which another process has the turn is left to it, and so is one in which
-        something was said within the last `idle_for` seconds.
-        """
-        last, age = await self.threads.run(_last_said, instance, key)
-        if (idle_for and age < idle_for) or self._given_up.holds(instance.id, key, last):
-            return None
-        with self._used(instance, key) as seat:
-            async with seat.turn_lock:
-                if seat.settling is not None:
-                    await asyncio.wait([seat.settling])
-                try:
-                    lease = await self._lease(instance, key)
-                    async with self._held(instance, seat, lease) as sessions:
-                        answer = await self._go_on(instance, key, seat, sessions, tell)
-                except (StoreBusy, NoSuchSession):
-                    return None
-                except StenologError as error:
-                    self._given_up.note(instance.id, key, last, error)
-                    return _failed(key, seat, error)
-                if answer is not None:
-                    self._settle_later(instance, key, seat, tell)
-                return answer
-
-    async def resume_all(
-        self,
-        instance: AgentInstance,
-        *,
-        tell: Tell,
-        idle_for: float = 0.0,
-        each: Callable[[Answer], Awaitable[None]] | None = None,
-    ) -> list[Answer]:
-        """The same for all sessions of an agent whose last turn did not come to its end."""
-        side_by_side = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(key: str) -> Answer | None:
-            async with side_by_side:
-                try:
-                    answer = await self.resume(instance, key, tell=tell, idle_for=idle_for)
-                    if answer is not None and each is not None:
-                        await each(answer)
-                    return answer  # noqa: TRY300 - what fails in `each` is told as well
-                except Exception as error:
-                    _logger.exception("the turn in %r could not be gone on with", key)
-                    return Answer(key=key, text=repr(error), outcome="failed")
-
-        await self._save_in_hand(instance)
-        found_now = await self.threads.run(_interrupted, instance)
-        # Where a turn runs here, somebody is at it already.
-        keys = [key for key in found_now if (instance.id, key) not in self._seats]
-        found = await asyncio.gather(*map(one, keys))
-        return [answer for answer in found if answer is not None]
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -315,7 +306,7 @@ class Turns:
             instance.ask.close()
         await self._all_gone(_CUT)
         for instance in self._registry:
-            await self._save_in_hand(instance)
+            await self.save_unsaved(instance)
         for notetaking in self._notetaking.values():
             await notetaking.close()
         return Left(
@@ -324,7 +315,7 @@ class Turns:
             hanging=len(self.busy),
         )
 
-    async def _save_in_hand(self, instance: AgentInstance) -> None:
+    async def save_unsaved(self, instance: AgentInstance) -> None:
         """Store what could not be stored when it was said, where that is possible now."""
         for (id, key), seat in list(self._seats.items()):
             if id != instance.id or not seat.in_hand.bodies or seat.turn_lock.locked():
@@ -332,10 +323,10 @@ class Turns:
             async with seat.turn_lock:
                 with suppress(StenologError):
                     try:
-                        lease = await self._lease(instance, key)
+                        lease = await self.lease(instance, key)
                     except NoSuchSession:
                         lease = None
-                    async with self._held(instance, seat, lease) as sessions:
+                    async with self.held(instance, seat, lease) as sessions:
                         await seat.in_hand.flush(sessions, tell=seat.tell)
             self._tidy(instance, key, seat)
 
@@ -360,55 +351,62 @@ class Turns:
         self,
         instance: AgentInstance,
         key: str,
-        seat: _Seat,
+        seat: Seat,
         seq: int | None,
         token: str,
         tell: Tell,
         manner: Manner,
+        view: SessionView | None,
     ) -> Answer:
         try:
-            lease = await self._waited_for(instance, key, seat, seq, tell)
-            if isinstance(lease, Answer):
-                return lease
-            async with self._held(instance, seat, lease) as sessions:
-                # Whoever had the turn until now may have answered this, too.
-                await seat.in_hand.flush(sessions, tell=tell)
-                seq = seq or seat.in_hand.seq_of(token)
-                if found := await self._found(instance, key, seat, seq, token, "elsewhere"):
-                    return found
-                answer = await self._run_turn(instance, key, seat, sessions, seq, tell, manner)
+            while True:
+                lease = await self._waited_for(instance, key, seat, seq, tell)
+                if isinstance(lease, Answer):
+                    return lease
+                async with self.held(instance, seat, lease) as sessions:
+                    await seat.in_hand.flush(sessions, tell=tell)
+                    seq = seq or seat.in_hand.seq_of(token)
+                    if lease is None and seq is not None:
+                        # The session exists only now, so its lease must be taken first.
+                        continue
+                    if seq is None and (found := _in_hand(key, seat, token)):
+                        return found
+                    # The turn looks first whether another process has answered this message.
+                    answer, turn = await self.run_turn(
+                        instance, key, seat, sessions, seq, tell, manner, view
+                    )
+                    break
+        except NotLeased as error:
+            return failed(key, seat, error.cause, words=str(error))
         except StenologError as error:
-            return _failed(key, seat, await self._cause(instance, key, error))
-        self._settle_later(instance, key, seat, tell)
+            return failed(key, seat, await self._cause(instance, key, error))
+        if answer.outcome != "elsewhere":
+            self.settle_later(instance, key, seat, tell, turn)
         return answer
 
     async def _cause(
         self, instance: AgentInstance, key: str, error: StenologError
     ) -> StenologError:
-        """What is to be told: a turn is also lost where its session is gone for good."""
-        if isinstance(error, LeaseLost) and instance.store is not None:
-            try:
-                await self.threads.run(instance.store.info, key)
-            except NoSuchSession as gone:
-                return gone
-            except StenologError:
-                pass
-        return error
+        """Return what the client is told: a lease is also lost if its session is gone."""
+        if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
+            return error
+        return await self.threads.run(_cause, instance.store, key, error)
 
-    async def _run_turn(
+    async def run_turn(
         self,
         instance: AgentInstance,
         key: str,
-        seat: _Seat,
+        seat: Seat,
         sessions: SessionStore,
         seq: int | None,
         tell: Tell,
         manner: Manner = AS_USUAL,
-    ) -> Answer:
-        """Run it as a task of its own, which `stop` can cancel, and so can who waits here."""
+        view: SessionView | None = None,
+    ) -> tuple[Answer, Turn]:
+        """Run a turn as a task of its own, which `stop` and the caller can cancel."""
         if self._closed:
             raise StoreClosed(CLOSES)
-        turn = self._turn(instance, key, seat, sessions, seq, tell, manner)
+        turn = self.new_turn(instance, key, seat, sessions, seq, tell, manner, view)
         notetaking = self._notetaking.get(instance.id)
         if notetaking is not None:
             notetaking.hold()
@@ -429,20 +427,23 @@ class Turns:
             raise StoreClosed(CLOSES)
         try:
             # Stopped before it began, it has not said so itself.
-            return await turn.close("stopped") if task.cancelled() else task.result()
+            answer = await turn.close("stopped") if task.cancelled() else task.result()
         except Closing:
             raise StoreClosed(CLOSES) from None
+        return answer, turn
 
-    def _turn(
+    def new_turn(
         self,
         instance: AgentInstance,
         key: str,
-        seat: _Seat,
+        seat: Seat,
         sessions: SessionStore,
         seq: int | None,
         tell: Tell,
         manner: Manner = AS_USUAL,
+        view: SessionView | None = None,
     ) -> Turn:
+        """Return a turn that has not begun."""
         return Turn(
             instance,
             key,
@@ -452,36 +453,25 @@ class Turns:
             tell=tell,
             asked_for=seq,
             manner=manner,
+            view=view,
         )
 
-    async def _go_on(
-        self,
-        instance: AgentInstance,
-        key: str,
-        seat: _Seat,
-        sessions: SessionStore,
-        tell: Tell,
-    ) -> Answer | None:
-        history = await self.threads.run(sessions.get_history, key)
-        if not standing(history).unfinished:
-            return None
-        if _seconds_since(history[-1].at) <= instance.spec.resume_within:
-            return await self._run_turn(instance, key, seat, sessions, None, tell)
-        turn = self._turn(instance, key, seat, sessions, None, tell)
-        return await turn.close("too old to be answered")
-
     async def _waited_for(
-        self, instance: AgentInstance, key: str, seat: _Seat, seq: int | None, tell: Tell
+        self, instance: AgentInstance, key: str, seat: Seat, seq: int | None, tell: Tell
     ) -> Lease | Answer | None:
-        """The lease; None where there is nothing to take one of; or how it was answered instead."""
+        """Wait for the lease, or for an answer that another process gives to the message at `seq`.
+
+        Return None if the session does not exist: its first message could not be stored yet. Raises
+        NotLeased if the lease cannot be taken for any other reason.
+        """
         seat.waits, told = True, False
         try:
             while not self._closed:
                 try:
-                    return await self._lease(instance, key)
+                    return await self.lease(instance, key)
                 except StoreBusy as error:
                     if seq is not None and (found := await self._answered(instance, key, seq)):
-                        return _told(key, found, "elsewhere")
+                        return told_answer(key, found, "elsewhere")
                     if not told:
                         tell(Noticed(words=f"waiting for the turn in this session: {error}"))
                         told = True
@@ -492,8 +482,7 @@ class Turns:
                 except StoreClosed:
                     raise
                 except StenologError as error:
-                    tell(Noticed(words=f"this turn is not reserved for this process: {error}"))
-                    return None
+                    raise NotLeased(error) from error  # guard: unleased-turn
                 await asyncio.sleep(_OFTEN)
                 if not seat.waits:
                     words = "Not waited for any longer; the message is kept."
@@ -502,15 +491,13 @@ class Turns:
             seat.waits = False
         raise StoreClosed(CLOSES)
 
-    async def _lease(self, instance: AgentInstance, key: str) -> Lease | None:
-        store = instance.store
-        return (
-            None if store is None else await leasing.take(self.threads, store, key, ttl=self._ttl)
-        )
+    async def lease(self, instance: AgentInstance, key: str) -> Lease:
+        """Take the lease of a session if it is free. Raises StoreBusy and NoSuchSession."""
+        return await leasing.take(self.threads, instance.store, key, ttl=self._ttl)
 
     @asynccontextmanager
-    async def _held(
-        self, instance: AgentInstance, seat: _Seat, lease: Lease | None
+    async def held(
+        self, instance: AgentInstance, seat: Seat, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
         """The sessions, to be written by who has the turn."""
         if lease is None:
@@ -524,17 +511,16 @@ class Turns:
         self,
         instance: AgentInstance,
         key: str,
-        seat: _Seat,
+        seat: Seat,
         seq: int | None,
         token: str,
         outcome: Outcome,
     ) -> Answer | None:
         """How a message was answered already, in the log or in hand; None where it was not."""
-        if seq is not None:
-            found = await self._answered(instance, key, seq)
-            return None if found is None else _told(key, found, outcome)
-        text = seat.in_hand.answer_to(token)
-        return None if text is None else Answer(key=key, text=text, outcome=outcome, saved=False)
+        if seq is None:
+            return _in_hand(key, seat, token, outcome)
+        found = await self._answered(instance, key, seq)
+        return None if found is None else told_answer(key, found, outcome)
 
     async def _answered(self, instance: AgentInstance, key: str, seq: int) -> Message | None:
         """The answer to the message at this seq; of one that somebody hid, the message itself."""
@@ -547,19 +533,23 @@ class Turns:
 
     # --- behind the answer -------------------------------------------------------------------
 
-    def _settle_later(self, instance: AgentInstance, key: str, seat: _Seat, tell: Tell) -> None:
-        seat.settling = asyncio.create_task(self._settle(instance, key, seat, tell))
+    def settle_later(
+        self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, turn: Turn
+    ) -> None:
+        """Summarize in the background; the next turn of the session waits for it."""
+        seat.settling = asyncio.create_task(self._settle(instance, key, seat, tell, turn))
 
-    async def _settle(self, instance: AgentInstance, key: str, seat: _Seat, tell: Tell) -> None:
-        """Compact where that is due, and have notes made."""
+    async def _settle(
+        self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, turn: Turn
+    ) -> None:
+        """Summarize if that is due, and have notes made."""
         try:
             seat.tell = tell
-            model = await self.threads.run(instance.model_of, key)
-            if await self.threads.ask(instance.context(model).settle, key) is not None:
+            if await self.threads.ask(_summarized, instance, key, turn):
                 await self.threads.run(instance.sessions.save, key)
             if instance.id in self._notetaking and not self._closed:
                 self._notetaking[instance.id].add(key)
-        except Closing:
+        except (Closing, NoSuchSession):
             return
         except StenologError as error:
             tell(Noticed(words=f"the conversation could not be compacted: {error}"))
@@ -585,11 +575,12 @@ class Turns:
     # --- seats -------------------------------------------------------------------------------
 
     @contextmanager
-    def _used(self, instance: AgentInstance, key: str) -> Iterator[_Seat]:
+    def used(self, instance: AgentInstance, key: str) -> Iterator[Seat]:
+        """Keep what this process knows of a session while it is in use."""
         self.check_open()
         place = (instance.id, key)
         if place not in self._seats:
-            self._seats[place] = _Seat(InHand(key, self.threads.run))
+            self._seats[place] = Seat(InHand(key, self.threads.run))
         seat = self._seats[place]
         seat.users += 1
         self._nobody_here.clear()
@@ -601,54 +592,43 @@ class Turns:
             if not any(one.users for one in self._seats.values()):
                 self._nobody_here.set()
 
-    def _tidy(self, instance: AgentInstance, key: str, seat: _Seat) -> None:
+    def _tidy(self, instance: AgentInstance, key: str, seat: Seat) -> None:
         """Forget a session in which nothing is going on."""
         if seat.idle and self._seats.get((instance.id, key)) is seat:
             del self._seats[instance.id, key]
 
 
-def _interrupted(instance: AgentInstance) -> list[str]:
-    """The sessions whose last turn may not have come to its end: the log will decide."""
-    if instance.catalog is None:
-        return instance.sessions.list_sessions()
-    keys: dict[str, None] = {}
-    after: str | None = None
-    while True:
-        page = instance.catalog.list(state="interrupted", limit=500, after=after)
-        keys.update({entry.key: None for entry in page.entries if entry.problem is None})
-        after = page.after
-        if after is None:
-            return [key for key in keys if not _is_as_taken_in(instance, key)]
+def _withdrawn(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]) -> NoSuchSession:
+    """Withdraw a message that has created a new session; return the error for it. Blocks."""
+    error = gone(store, view.key)
+    take_back(store, view, seq, body)
+    return error
 
 
-def _is_as_taken_in(instance: AgentInstance, key: str) -> bool:
-    """Whether it came from another program, and nobody has gone on with it here.
-
-    Whoever asked there does not wait for an answer from us.
-    """
-    if instance.store is None:
-        return False
+def _cause(store: Store, key: str, error: StenologError) -> StenologError:
     try:
-        info = instance.store.info(key)
+        store.info(key)
+    except NoSuchSession:
+        return gone(store, key)
     except StenologError:
-        return False
-    # What our own stand-in kept for us was asked of us.
-    others = [one for one in receipts(info.meta) if SAID not in one]
-    return any(one.get("last_seq") == info.last_seq for one in others)
+        pass
+    return error
 
 
-def _last_said(instance: AgentInstance, key: str) -> tuple[int, float]:
-    """The last seq in sight, and for how many seconds nothing was said after it."""
-    last = instance.sessions.get_history(key, last=1)
-    return (last[0].seq, _seconds_since(last[0].at)) if last else (0, 0.0)
+def _summarized(instance: AgentInstance, key: str, turn: Turn) -> bool:
+    """Store what the provider counted, and summarize if that is due; whether it was. Blocks."""
+    turn.report_usage()
+    old = turn.view
+    view = instance.store.view(key) if old is None else old.merged(instance.store.refresh(old))
+    turn.hide_late_messages(instance.store, view)
+    context = instance.context(instance.chosen_model(view.info.meta))
+    return context.settle(key, view=view) is not None
 
 
-def _seconds_since(moment: datetime) -> float:
-    return (datetime.now(UTC) - moment).total_seconds()
-
-
-def _failed(key: str, seat: _Seat, error: StenologError) -> Answer:
-    words = TAKEN_OVER if isinstance(error, LeaseLost) else ""
+def failed(key: str, seat: Seat, error: StenologError, *, words: str = "") -> Answer:
+    """Return the answer of a turn that failed."""
+    if isinstance(error, LeaseLost):
+        words = TAKEN_OVER
     return Answer(
         key=key,
         text=words or str(error),
@@ -658,7 +638,7 @@ def _failed(key: str, seat: _Seat, error: StenologError) -> Answer:
     )
 
 
-def _told(key: str, message: Message, outcome: Outcome) -> Answer:
-    body = message.to_dict()
-    said = words_of(body) if body.get("role") == "assistant" else ""
-    return Answer(key=key, text=said, outcome=outcome, seq=message.seq)
+def _in_hand(key: str, seat: Seat, token: str, outcome: Outcome = "elsewhere") -> Answer | None:
+    """Return the unsaved answer to an unsaved message; None if there is none."""
+    text = seat.in_hand.answer_to(token)
+    return None if text is None else Answer(key=key, text=text, outcome=outcome, saved=False)

@@ -1,0 +1,71 @@
+"""Which unfinished turns a stenolog agent started: only those are resumed or closed.
+
+The mark in the user message decides (docs/decisions/0012). A message that another program stored
+has none, nor has an imported one; what a fork copied from its source is resumed in the source.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.answers import is_received, model_of
+from stenolog.catalog.entries import Entry
+from stenolog.context.shapes import calls_of, speaks
+from stenolog.errors import NoSuchSession
+from stenolog.records import Message
+from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import forked_at
+
+_TAIL: Final = 50
+"""Number of messages in which the last user message mostly is."""
+_REMEMBERED: Final = 100_000
+
+
+def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
+    """Return whether a stenolog agent received the last user message, at a seq above `after`."""
+    last = _last_spoken(history)
+    return last is not None and last.seq > after and is_received(last.to_dict())
+
+
+def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
+    """Return whether our agent made the last tool calls, at a seq above `after`."""
+    last = next((one for one in reversed(history) if calls_of(one.to_dict())), None)
+    return last is not None and last.seq > after and model_of(last.to_dict()) is not None
+
+
+def forked_at_in(sessions: SessionStore, key: str) -> int:
+    """Return the seq up to which a session was copied from another one, or 0."""
+    try:
+        return forked_at(sessions.store.info(key))
+    except NoSuchSession:
+        return 0
+
+
+class OthersTurns:
+    """The unfinished turns of other programs that were seen. One look at each change is enough."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str | None, str], tuple[str, datetime | None]] = OrderedDict()
+
+    def include(self, instance: AgentInstance, entry: Entry) -> bool:
+        """Return whether the unfinished turn of this session is not one of ours."""
+        place, now = (instance.id, entry.key), (entry.uid, entry.updated)
+        if self._seen.get(place) == now:
+            return True
+        sessions = instance.sessions
+        history = sessions.get_history(entry.key, last=_TAIL)
+        if _last_spoken(history) is None:
+            history = sessions.get_history(entry.key)
+        if is_own_turn(history, after=forked_at_in(sessions, entry.key)):
+            self._seen.pop(place, None)
+            return False
+        self._seen[place] = now
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return True
+
+
+def _last_spoken(history: Sequence[Message]) -> Message | None:
+    return next((one for one in reversed(history) if speaks(one.to_dict())), None)

@@ -1,0 +1,256 @@
+"""Resuming turns that were interrupted, for example by a killed process."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Final
+
+from stenolog.agent.events import Answer, Tell
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.manner import Manner
+from stenolog.agent.own_turns import OthersTurns, is_own_turn
+from stenolog.agent.scheduler import NotLeased, Seat, TurnScheduler, failed
+from stenolog.agent.turn import Turn
+from stenolog.context.standing import standing
+from stenolog.errors import (
+    ContextTooSmall,
+    ModelRefused,
+    NoSuchSession,
+    StenologError,
+    StoreBusy,
+)
+from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import forked_at
+
+_AT_ONCE: Final = 4
+"""Maximum number of turns that are resumed at the same time."""
+FIRST_DELAY: Final = 10.0
+"""Seconds after the first failure."""
+_MAX_DELAY: Final = 3_600.0
+_MAX_SESSIONS: Final = 10_000
+"""Maximum number of sessions whose failures or last messages are remembered."""
+_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+_LISTED: Final = 5
+"""Maximum number of names in one line."""
+
+_logger = logging.getLogger("stenolog")
+
+
+class Resumer:
+    """Resumes or closes the unfinished turns of sessions."""
+
+    def __init__(self, turns: TurnScheduler) -> None:
+        self._turns = turns
+        self._backoff = ResumeBackoff()
+        self._idle = IdleSessions()
+        self._others = OthersTurns()
+        self._too_old: list[str] = []
+        """Sessions whose turn was closed since the last log line about it."""
+
+    async def resume(
+        self, instance: AgentInstance, key: str, *, tell: Tell, idle_for: float = 0.0
+    ) -> Answer | None:
+        """Resume an unfinished turn, or close it; None if there is none.
+
+        A session whose lease another process holds is left to that process, and so is one with a
+        message from the last `idle_for` seconds.
+        """
+        last, age = await self._turns.threads.run(_last_said, instance, key)
+        age = max(age, self._idle.seconds(instance.id, key, last))
+        if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last):
+            return None
+        with self._turns.used(instance, key) as seat:
+            async with seat.turn_lock:
+                if seat.settling is not None:
+                    await asyncio.wait([seat.settling])
+                try:
+                    lease = await self._turns.lease(instance, key)
+                except (StoreBusy, NoSuchSession):
+                    return None
+                except StenologError as error:
+                    self._backoff.record_failure(instance.id, key, last, error, grows=False)
+                    return failed(key, seat, error, words=str(NotLeased(error)))
+                try:
+                    async with self._turns.held(instance, seat, lease) as sessions:
+                        answer, turn = await self._resume(instance, key, seat, sessions, tell)
+                except (StoreBusy, NoSuchSession):
+                    return None
+                except StenologError as error:
+                    self._backoff.record_failure(instance.id, key, last, error)
+                    return failed(key, seat, error)
+                if answer is not None and turn is not None:
+                    self._turns.settle_later(instance, key, seat, tell, turn)
+                return answer
+
+    async def resume_all(
+        self,
+        instance: AgentInstance,
+        *,
+        tell: Tell,
+        idle_for: float = 0.0,
+        each: Callable[[Answer], Awaitable[None]] | None = None,
+    ) -> list[Answer]:
+        """Resume the unfinished turns of all sessions of an agent."""
+        side_by_side = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(key: str) -> Answer | None:
+            async with side_by_side:
+                try:
+                    answer = await self.resume(instance, key, tell=tell, idle_for=idle_for)
+                    if answer is not None and each is not None:
+                        await each(answer)
+                    return answer  # noqa: TRY300 - an error in `each` is logged, too
+                except Exception as error:
+                    _logger.exception("the turn in %r could not be resumed", key)
+                    return Answer(key=key, text=repr(error), outcome="failed")
+
+        await self._turns.save_unsaved(instance)
+        found_now = await self._turns.threads.run(_interrupted, instance, self._others)
+        # Sessions in which something is going on here are left alone.
+        keys = [key for key in found_now if not self._turns.has_seat(instance, key)]
+        found = await asyncio.gather(*map(one, keys))
+        closed, self._too_old = self._too_old, []
+        if closed:
+            age = duration(instance.spec.resume_within)
+            _logger.info(
+                "Closed %s older than %s: %s",
+                count(len(closed), "unanswered turn"),
+                age,
+                listed(closed),
+            )
+        return [answer for answer in found if answer is not None]
+
+    async def _resume(
+        self,
+        instance: AgentInstance,
+        key: str,
+        seat: Seat,
+        sessions: SessionStore,
+        tell: Tell,
+    ) -> tuple[Answer | None, Turn | None]:
+        view = await self._turns.threads.run(sessions.store.view, key)
+        where = standing(view.messages)
+        own = is_own_turn(view.messages, after=forked_at(view.info))
+        if not where.unfinished or not own:  # guard: resume-own
+            return None, None
+        if _seconds_since(view.messages[-1].at) <= instance.spec.resume_within:
+            # Only the channel that the message came from gets the answer.
+            manner = Manner(sender=None)
+            answer, turn = await self._turns.run_turn(
+                instance, key, seat, sessions, None, tell, manner, view
+            )
+            if answer.outcome == "answered":
+                _logger.info(
+                    "Answered %s in %s", count(len(where.unanswered), "unanswered message"), key
+                )
+            return answer, turn
+        turn = self._turns.new_turn(instance, key, seat, sessions, None, tell, view=view)
+        self._too_old.append(key)
+        return await turn.close("too old to be answered"), turn
+
+
+class ResumeBackoff:
+    """Delays before a failed resume is tried again, per session.
+
+    A refused request is not repeated until a new message arrives. If the model is unreachable, the
+    delay doubles from 10 seconds up to an hour. Other errors are retried after 10 seconds.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str | None, str], tuple[int, int, float]] = {}
+        """Last seq at the failure, number of failures, and end of the delay."""
+
+    def is_blocked(self, agent: str | None, key: str, last: int) -> bool:
+        """Return whether a session with this last seq must not be resumed now."""
+        found = self._until.get((agent, key))
+        return found is not None and found[0] == last and monotonic() < found[2]
+
+    def record_failure(
+        self,
+        agent: str | None,
+        key: str,
+        last: int,
+        error: StenologError,
+        *,
+        grows: bool = True,
+    ) -> None:
+        """Record that resuming failed. `grows`: the delay doubles with each failure."""
+        before, times, _ = self._until.pop((agent, key), (last, 0, 0.0))
+        times = times + 1 if before == last and grows else 1
+        pause = min(FIRST_DELAY * 2 ** min(times - 1, 30), _MAX_DELAY)
+        if isinstance(error, ModelRefused | ContextTooSmall):
+            pause = float("inf")
+        self._until[agent, key] = (last, times, monotonic() + pause)
+        while len(self._until) > _MAX_SESSIONS:
+            del self._until[next(iter(self._until))]
+
+
+class IdleSessions:
+    """Remembers since when each session has the same last message.
+
+    The time in a message is that of the machine that wrote it, whose clock may be wrong. What this
+    process saw itself is not.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str | None, str], tuple[int, float]] = {}
+
+    def seconds(self, agent: str | None, key: str, last: int) -> float:
+        """Return for how many seconds this process has seen `last` as the last seq."""
+        now = monotonic()
+        seq, since = self._since.pop((agent, key), (last, now))
+        if seq != last:
+            since = now
+        self._since[agent, key] = last, since
+        while len(self._since) > _MAX_SESSIONS:
+            del self._since[next(iter(self._since))]
+        return now - since
+
+
+def _interrupted(instance: AgentInstance, others: OthersTurns) -> list[str]:
+    """Return the sessions whose last turn a stenolog agent may have left unfinished.
+
+    The log decides, once the session is leased. Sessions of other programs are not even leased.
+    """
+    keys: dict[str, None] = {}
+    after: str | None = None
+    while True:
+        page = instance.catalog.list(state="interrupted", limit=500, after=after)
+        for entry in page.entries:
+            if entry.problem is None and not others.include(instance, entry):
+                keys[entry.key] = None
+        after = page.after
+        if after is None:
+            return list(keys)
+
+
+def _last_said(instance: AgentInstance, key: str) -> tuple[int, float]:
+    """The last seq in sight, and for how many seconds nothing was said after it."""
+    last = instance.sessions.get_history(key, last=1)
+    return (last[0].seq, _seconds_since(last[0].at)) if last else (0, 0.0)
+
+
+def _seconds_since(moment: datetime) -> float:
+    return (datetime.now(UTC) - moment).total_seconds()
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun: `1 message`, `2 messages`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its largest unit that divides it: `a day`, `90 minutes`."""
+    whole = round(seconds)
+    size, unit = next((one for one in _UNITS if whole and whole % one[0] == 0), _UNITS[-1])
+    number = whole // size
+    return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else count(number, unit)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(names[:_LISTED])
+    more = len(names) - _LISTED
+    return f"{shown} and {more:,} more" if more > 0 else shown
