@@ -1,11 +1,14 @@
-"""What a chat app must be to the agent, and what of it goes in and comes out. Values and protocols.
+"""Interface of chat apps: values, protocols, errors, and the rules that all of them share.
 
-Telegram and webhooks are such; others need a `Channel` of their own and nothing else.
+Telegram and webhooks implement it. Another app needs a `Channel` of its own and nothing else.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Protocol
+import ipaddress
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -105,3 +108,58 @@ class MaybeSent(Exception):
 
 class Undeliverable(Exception):
     """The app will never take it: the chat is gone, or its user wants nothing more."""
+
+
+# --- addresses ------------------------------------------------------------------------------------
+# Properties of URLs that channels send to.
+
+
+def uses_tls(url: str) -> bool:
+    """Return whether certificates have to be verified: for every scheme except plain `http`."""
+    return urlsplit(url).scheme != "http"
+
+
+def is_here(url: str) -> bool:
+    """Return whether a URL is on this machine; no proxy is used then."""
+    host = urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
+
+
+# --- allowing -------------------------------------------------------------------------------------
+# Who is answered: an allow-list, by which an empty one means nobody.
+
+
+_REMEMBERED: Final = 1_000
+_logger = logging.getLogger("stenolog")
+
+
+class AllowList:
+    """Senders that are answered: ids, and names after an `@`. An empty list allows none."""
+
+    def __init__(self, entries: Iterable[str], *, setting: str) -> None:
+        """`setting`: the setting that holds the list, for the log."""
+        given = [entry.strip() for entry in entries]
+        self._ids = {entry for entry in given if entry and not entry.startswith("@")}
+        self._names = {entry[1:].casefold() for entry in given if entry.startswith("@")} - {""}
+        self._setting = setting
+        self._refused: set[str] = set()
+
+    def has(self, id: str) -> bool:
+        """Return whether the list has this id; nothing is logged."""
+        return id in self._ids
+
+    def allows(self, id: str, name: str = "") -> bool:
+        """Return whether this sender is answered. A refused sender is logged once."""
+        if id in self._ids or (name and name.casefold() in self._names):  # guard: empty-allow-list
+            return True
+        if id not in self._refused and len(self._refused) < _REMEMBERED:
+            self._refused.add(id)
+            called = f" (@{name})" if name else ""
+            _logger.warning(
+                "a message of %r%s was not answered; %s lists who is", id, called, self._setting
+            )
+        return False

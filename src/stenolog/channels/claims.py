@@ -2,7 +2,7 @@
 
 Each such thing is a session in a store of its own, in the namespace `channels` of the workspace:
 its lease says who is at it, and its meta keeps what the next one should know. Without such a store
-there is one process only, and its own locks are enough.
+there is one process only, and a store in its memory is enough.
 """
 
 import asyncio
@@ -29,12 +29,10 @@ class Claims:
     def __init__(self, store: Store | None = None, *, ttl: float = _TTL) -> None:
         """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
         self.ttl: Final = ttl
-        self._store = store
+        self._store = InMemoryStore() if store is None else store
         self._closed = False
         self._threads = Threads()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._noted: dict[str, Mapping[str, Any]] = {}
-        self._counted = InMemoryStore()
 
     @asynccontextmanager
     async def held(
@@ -50,9 +48,6 @@ class Claims:
             raise StoreBusy(f"{name} is being done by this process")
         async with lock:
             self._check_open()
-            if self._store is None:
-                yield
-                return
             lease = await self._take(self._store, name, wait=wait)
             async with leasing.held(self._threads, lease, ttl=self.ttl, lost=lost):
                 yield
@@ -60,16 +55,11 @@ class Claims:
     async def note(self, name: str, **fields: Any) -> None:
         """Keep something for the next one. Raises what the store raises."""
         self._check_open()
-        if self._store is None:
-            self._noted[name] = {**self._noted.get(name, {}), **fields}
-        else:
-            await self._threads.run(self._store.set_meta, name, **fields)
+        await self._threads.run(self._store.set_meta, name, **fields)
 
     async def noted(self, name: str) -> Mapping[str, Any]:
         """What was kept. Raises what the store raises."""
         self._check_open()
-        if self._store is None:
-            return self._noted.get(name, {})
         try:
             return (await self._threads.run(self._store.info, name)).meta
         except NoSuchSession:
@@ -81,19 +71,17 @@ class Claims:
         Raises OnceConflict for other content, and what the store raises.
         """
         self._check_open()
-        store = self._counted if self._store is None else self._store
-        return await self._threads.run(store.add_message, name, "user", content, once=token)
+        return await self._threads.run(self._store.add_message, name, "user", content, once=token)
 
     async def close(self) -> None:
         """Close the store and end the threads; a second call does nothing."""
+        if self._closed:
+            return
         self._closed = True
-        store, self._store = self._store, None
-        if store is not None:
-            await self._threads.run(store.close)
+        await self._threads.run(self._store.close)
         self._threads.close()
 
     def _check_open(self) -> None:
-        # Without its store it would believe that there is no other process.
         if self._closed:
             raise StoreClosed("the channels were closed before this call")
 

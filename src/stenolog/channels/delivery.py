@@ -8,22 +8,141 @@ again. An answer without a mark was never begun to be sent, and is delivered at 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, cast, get_args
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.agent.events import Answer
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
+from stenolog.agent.own_turns import forked_at_in
 from stenolog.agent.waiting import ended
+from stenolog.catalog.answers import is_received, origin_of
 from stenolog.catalog.entries import Entry
 from stenolog.channels.base import Channel, MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
-from stenolog.channels.marks import FIELD, Due, Mark, begun, due, is_due, mark_in, owing
 from stenolog.channels.splitting import split
+from stenolog.context.shapes import words_of
+from stenolog.context.standing import answer_to
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
+from stenolog.records import Message
+
+# --- marks ----------------------------------------------------------------------------------------
+# How far the answers of a session were delivered, as its meta says; and which are due.
+#
+# `sending` stands there before the first piece of an answer is sent, `sent` after the last one.
+# So who finds `sending` alone knows that nobody knows. Answers that surely were not sent are
+# owed, also when later ones are sent.
+
+
+FIELD: Final = "delivery"
+"""The field of a session's meta."""
+
+State = Literal["sending", "sent", "unsure", "refused", "owed"]
+"""unsure: it may have arrived, and its reader was told so. refused: the app did not take it. owed:
+surely it was not sent."""
+MOST_OWED: Final = 20
+"""So many are sent after all; of a chat that is out of reach for longer, the newest."""
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """How far the answers of a session were sent, and what became of the one that was last."""
+
+    seq: int
+    """The newest answer that was sent, or begun to be."""
+    state: State
+    """Of the one that was begun last: an older one, where that was owed."""
+    origin: Place
+    owed: tuple[int, ...] = ()
+    """Those up to `seq` that are still to be sent, in order."""
+
+    def fields(self) -> dict[str, Any]:
+        """As it stands in the meta."""
+        told = {"seq": self.seq, "mark": self.state, "origin": dict(self.origin)}
+        return {**told, "owed": list(self.owed)} if self.owed else told
+
+
+class Due(Struct, frozen=True, kw_only=True):
+    """An answer that is to be delivered."""
+
+    seq: int
+    text: str
+    origin: Place
+
+
+def mark_in(meta: Mapping[str, Any]) -> Mark | None:
+    """The mark in a session's meta; None where there is none."""
+    told = meta.get(FIELD)
+    if not isinstance(told, Mapping):
+        return None
+    seq, state, origin = told.get("seq"), told.get("mark"), told.get("origin")
+    if not isinstance(seq, int) or state not in get_args(State) or not isinstance(origin, Mapping):
+        return None
+    owed = told.get("owed", ())
+    found = [one for one in owed if isinstance(one, int)] if isinstance(owed, list | tuple) else []
+    return Mark(seq=seq, state=cast(State, state), origin=origin, owed=tuple(sorted(found)))
+
+
+def is_due(mark: Mark | None, seq: int) -> bool:
+    """Whether the answer at this seq was neither sent nor begun to be."""
+    return mark is None or seq > mark.seq or seq in mark.owed
+
+
+def begun(mark: Mark | None, answer: Due) -> Mark:
+    """The mark that stands there while an answer is being sent."""
+    if mark is None:
+        return Mark(seq=answer.seq, state="sending", origin=answer.origin)
+    return Mark(
+        seq=max(mark.seq, answer.seq),
+        state="sending",
+        origin=answer.origin,
+        owed=tuple(seq for seq in mark.owed if seq != answer.seq),
+    )
+
+
+def owing(mark: Mark, seq: int) -> Mark:
+    """The mark once it is sure that this answer was not sent."""
+    owed = sorted({*mark.owed, seq})[-MOST_OWED:]
+    return replace(mark, state="owed", owed=tuple(owed))
+
+
+def due(
+    history: Sequence[Message],
+    *,
+    mark: Mark | None,
+    channel: str,
+    since: datetime,
+    after: int = 0,
+    allows: Callable[[Place], bool] = lambda _: False,
+) -> list[Due]:
+    """Return the answers to send to a channel, by seq, so that owed ones come first.
+
+    Only answers to messages at a seq above `after` that were said at or after `since`. The origin
+    of a message counts if an agent received the message, which writes both in one append. Versions
+    before that mark wrote the origin alone: those are sent if `allows` agrees.
+    """
+    found: dict[int, Due] = {}
+    for index, message in enumerate(history):
+        body = message.to_dict()
+        origin = origin_of(body)
+        if origin is None or origin.get("channel") != channel or message.at < since:
+            continue
+        if message.seq <= after:
+            continue  # a copy: the source of the fork sends it
+        if not is_received(body) and not allows(origin):  # guard: deliver-own-origin
+            continue
+        answer = answer_to(history[index:], message.seq)
+        if answer is not None and is_due(mark, answer.seq):
+            text = words_of(answer.to_dict())
+            found[answer.seq] = Due(seq=answer.seq, text=text, origin=origin)
+    return [found[seq] for seq in sorted(found)]
+
+
+# --- delivery -------------------------------------------------------------------------------------
+
 
 UNSURE: Final = (
     "An answer may not have reached you: I was interrupted while I sent it. "
@@ -44,9 +163,19 @@ class Delivery:
     """Delivers the answers of one channel."""
 
     def __init__(
-        self, loop: AgentLoop, channel: Channel, claims: Claims, *, pause: float = 1.0
+        self,
+        loop: AgentLoop,
+        channel: Channel,
+        claims: Claims,
+        *,
+        pause: float = 1.0,
+        allows: Callable[[Place], bool] = lambda _: False,
     ) -> None:
-        """`pause`: seconds before what was surely not sent is sent again; longer each time."""
+        """`pause`: seconds before what was surely not sent is sent again; longer each time.
+
+        `allows`: whether the allow list of the channel has this origin.
+        """
+        self._allows = allows
         self.channel = channel
         self._loop = loop
         self._claims = claims
@@ -55,8 +184,6 @@ class Delivery:
         self._cut = False
         self._running: set[asyncio.Task[Any]] = set()
         """The answers that are being sent."""
-        self._kept: dict[tuple[str | None, str], Mark] = {}
-        """The marks of sessions that a stand-in keeps."""
 
     async def deliver(
         self, instance: AgentInstance, answer: Answer, text: str, origin: Place
@@ -147,7 +274,15 @@ class Delivery:
             return
         history = await self._loop.run(instance.sessions.get_history, key)
         since = datetime.now(UTC) - _FRESH
-        for one in due(history, mark=mark, channel=self.channel.name, since=since):
+        waiting = due(
+            history,
+            mark=mark,
+            channel=self.channel.name,
+            since=since,
+            after=await self._loop.run(forked_at_in, instance.sessions, key),
+            allows=self._allows,
+        )
+        for one in waiting:
             if only_owed and mark is not None and one.seq not in mark.owed:
                 continue  # whoever made it is about to send it
             if one.text.strip():
@@ -155,7 +290,7 @@ class Delivery:
 
     async def _entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
         after: str | None = None
-        while instance.catalog is not None:
+        while True:
             try:
                 page = await self._loop.run(instance.catalog.list, limit=_PAGE, after=after)
             except StenologError as error:
@@ -273,17 +408,13 @@ class Delivery:
     # --- marks -------------------------------------------------------------------------------
 
     async def _mark(self, instance: AgentInstance, key: str) -> Mark | None:
-        if instance.store is None:
-            return self._kept.get((instance.id, key))
         try:
-            return mark_in((await self._loop.run(instance.store.info, key)).meta)
+            info = await self._loop.run(instance.store.info, key)
         except NoSuchSession:
             return None
+        mark = mark_in(info.meta)
+        # Older versions copied the mark of the source into a fork.
+        return None if mark is not None and mark.seq > info.last_seq else mark
 
     async def _set_mark(self, instance: AgentInstance, key: str, mark: Mark) -> None:
-        if instance.store is not None:
-            await self._loop.run(instance.store.set_meta, key, **{FIELD: mark.fields()})
-        else:
-            self._kept[instance.id, key] = mark
-            while len(self._kept) > _REMEMBERED:
-                del self._kept[next(iter(self._kept))]
+        await self._loop.run(instance.store.set_meta, key, **{FIELD: mark.fields()})

@@ -6,38 +6,252 @@ that hands over again what was not taken may forget it only then.
 """
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Coroutine
+import secrets
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.agent import commands
 from stenolog.agent.events import Answer, Event, Heard, Inbound, NotSaved
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turns import CLOSES, TAKEN_OVER
+from stenolog.agent.scheduler import CLOSES, TAKEN_OVER
 from stenolog.agent.waiting import ended
 from stenolog.channels.base import Arrival, Place, Taken
+from stenolog.channels.claims import Claims, said_in
 from stenolog.channels.delivery import Delivery
-from stenolog.channels.going_on import GoingOn
-from stenolog.channels.register import Register
-from stenolog.errors import StenologError, StoreClosed, UsageError
-from stenolog.sessions.keys import Origin, key_for
+from stenolog.errors import (
+    ContextTooSmall,
+    ModelRefused,
+    ModelUnavailable,
+    NoSuchSession,
+    OnceConflict,
+    StenologError,
+    StoreClosed,
+    StoreUnavailable,
+    UsageError,
+)
+from stenolog.sessions.keys import Origin, key_for, owner_for
+
+# --- going on -------------------------------------------------------------------------------------
+# In which session a chat goes on, after /new, /resume and /fork: kept in the meta of its own one.
+#
+# A message that an app hands over once more after that belongs where it was said at first; so the
+# place of the command in its chat is kept, too.
+
+
+FIELD: Final = "goes_on_in"
+_MOST_EARLIER: Final = 50
+"""So many moves before the last one are kept."""
+_REMEMBERED_CHATS: Final = 10_000
+_logger = logging.getLogger("stenolog")
+
+
+class GoesOn(Struct, frozen=True, kw_only=True):
+    """The session in which a chat continues, since which message, and where it was before."""
+
+    key: str
+    before: str
+    chat: str
+    number: int
+    earlier: tuple[tuple[int, str], ...] = ()
+    """Earlier moves of this chat: number of the command, and session before it."""
+
+
+def session_of(own: str, goes_on: GoesOn | None, arrival: Arrival) -> str | None:
+    """Return the session of a message; None for a command that was already executed."""
+    if goes_on is None:
+        return own
+    if not arrival.number or not goes_on.number or (arrival.chat or "") != goes_on.chat:
+        return goes_on.key
+    for number, before in (*goes_on.earlier, (goes_on.number, goes_on.before)):
+        if arrival.number == number:
+            return None
+        if arrival.number < number:
+            return before
+    return goes_on.key
+
+
+def _moves(goes_on: GoesOn | None, chat: str) -> tuple[tuple[int, str], ...]:
+    """Return the moves of a chat so far, oldest first."""
+    if goes_on is None or goes_on.chat != chat or not goes_on.number:
+        return ()
+    return (*goes_on.earlier, (goes_on.number, goes_on.before))[-_MOST_EARLIER:]
+
+
+class GoingOn:
+    """Sessions in which chats continue after /new, /resume and /fork.
+
+    Stored in the meta of the chat's first session. A message that an app sends again after a move
+    belongs to the session before it, so the number of the command is stored too.
+    """
+
+    def __init__(self, loop: AgentLoop) -> None:
+        self._loop = loop
+        self._kept: dict[tuple[str | None, str], GoesOn] = {}
+        """Moves that could not be stored."""
+
+    async def session_of(self, instance: AgentInstance, own: str, arrival: Arrival) -> str | None:
+        """Return the session of a message; `own` is the first session of its chat."""
+        return session_of(own, await self._found(instance, own), arrival)
+
+    async def session_now(self, instance: AgentInstance, own: str) -> str:
+        """Return the session in which the chat continues now."""
+        goes_on = await self._found(instance, own)
+        return own if goes_on is None else goes_on.key
+
+    async def go_on(
+        self, instance: AgentInstance, own: str, arrival: Arrival, *, before: str, key: str
+    ) -> None:
+        """Record that the chat continues in another session from this message on."""
+        chat = arrival.chat or ""
+        earlier: tuple[tuple[int, str], ...] = ()
+        with suppress(StenologError):  # the command was executed
+            earlier = _moves(await self._found(instance, own), chat)
+        place = GoesOn(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
+        self._kept[instance.id, own] = place
+        while len(self._kept) > _REMEMBERED_CHATS:
+            del self._kept[next(iter(self._kept))]
+        fields = {name: getattr(place, name) for name in GoesOn.__struct_fields__}
+        try:
+            await self._loop.run(instance.store.set_meta, own, **{FIELD: fields})
+        except StenologError as error:
+            _logger.warning("after a restart %r goes on where it was: %s", own, error)
+        else:
+            del self._kept[instance.id, own]
+
+    async def _found(self, instance: AgentInstance, own: str) -> GoesOn | None:
+        return self._kept.get((instance.id, own)) or await self._stored(instance, own)
+
+    async def _stored(self, instance: AgentInstance, own: str) -> GoesOn | None:
+        try:
+            return _read((await self._loop.run(instance.store.info, own)).meta)
+        except NoSuchSession:
+            return None
+        # Temporary errors are not caught: the message would be stored in the wrong session.
+
+
+def _read(meta: Mapping[str, Any]) -> GoesOn | None:
+    told = meta.get(FIELD)
+    if not isinstance(told, Mapping):
+        return None
+    key, before = told.get("key"), told.get("before")
+    chat, number = told.get("chat"), told.get("number")
+    if not (isinstance(key, str) and isinstance(before, str) and key and before):
+        return None
+    if not isinstance(chat, str) or not isinstance(number, int):
+        return GoesOn(key=key, before=before, chat="", number=0)
+    told_earlier = told.get("earlier", ())
+    earlier = told_earlier if isinstance(told_earlier, list | tuple) else ()
+    moves = tuple(
+        (move[0], move[1])
+        for move in earlier
+        if isinstance(move, list | tuple)
+        and len(move) == 2
+        and isinstance(move[0], int)
+        and isinstance(move[1], str)
+    )
+    return GoesOn(key=key, before=before, chat=chat, number=number, earlier=moves)
+
+
+# --- register -------------------------------------------------------------------------------------
+# Which messages of a program came before: each has a number, the same whenever it comes again.
+#
+# Programs give ids and no numbers. Without one nobody could say in which session a message was
+# said, once the chat goes on in another; and the log, which has every message once, has no
+# commands. So the ids of a chat stand in a session of the store of claims, in the order in which
+# they came.
+
+
+_UNDONE: Final = "undone-"
+"""Prefix of the meta field of a command that was begun and not executed."""
+
+
+class Register:
+    """Numbers of the messages of a channel whose app has none."""
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+
+    async def number_of(self, instance: AgentInstance, own: str, arrival: Arrival) -> int:
+        """Return the number of a message in its chat; 0 if it cannot be stored.
+
+        Raises OnceConflict if another message had this id.
+        """
+        said = _digest(arrival.sender, arrival.text)
+        place = said_in(instance.id, own)
+        try:
+            return await self._claims.counted(place, _digest(arrival.id), said)
+        except UsageError:
+            raise
+        except StenologError as error:
+            # The message is accepted all the same, as if the log could not be written.
+            _logger.warning("if a message in %r comes again, it may be new: %s", own, error)
+            return 0
+
+    async def begin(self, instance: AgentInstance, own: str, arrival: Arrival) -> bool:
+        """Return whether to execute a command: not if any process has begun to.
+
+        So it is not executed again after a crash either, as it may have had an effect.
+        """
+        if not arrival.number:
+            return True
+        place = said_in(instance.id, own)
+        try:
+            # Each attempt has other content, so only one of all processes succeeds.
+            await self._claims.counted(place, f"{_digest(arrival.id)}-begun", secrets.token_hex(8))
+        except OnceConflict:
+            undone = f"{_UNDONE}{arrival.number}"
+            if not (await self._claims.noted(place)).get(undone):
+                return False
+            await self._claims.note(place, **{undone: None})
+        except UsageError:
+            raise
+        except StenologError as error:
+            _logger.warning("if a command in %r comes again, it is obeyed again: %s", own, error)
+        return True
+
+    async def undo(self, instance: AgentInstance, own: str, arrival: Arrival) -> None:
+        """Record that a command was refused, so that it is executed when it is repeated."""
+        if arrival.number:
+            with suppress(StenologError):
+                place = said_in(instance.id, own)
+                await self._claims.note(place, **{f"{_UNDONE}{arrival.number}": True})
+
+
+def _digest(*words: str) -> str:
+    # Makes an idempotency key of any id or text.
+    told = "\0".join(words).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(told).hexdigest()
+
+
+# --- inbox ----------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
 _QUIET: Final = (CLOSES, TAKEN_OVER)
 """Whoever goes on with the turn delivers its answer."""
 _WORDLESS: Final = "(The model answered without a word.)"
+_NOT_SAVED: Final = "This is not saved yet, because nothing can be stored right now."
+_REASONS: Final[Mapping[type[StenologError], str]] = {
+    ContextTooSmall: "the conversation is too long for the model",
+    ModelRefused: "the model did not accept the request",
+    ModelUnavailable: "the model cannot be reached right now",
+    StoreUnavailable: "the store cannot be used right now",
+}
+_UNKNOWN: Final = "something went wrong"
 _BROKEN: Final = "Something went wrong with your message, and it is not answered."
 _MOST_CRASHES: Final = 3
 _REMEMBERED: Final = 1_000
 _TYPING: Final = 4.0
 """Seconds after which an app forgets that somebody types, or soon after."""
-
-_logger = logging.getLogger("stenolog")
 
 
 class Incoming(Taken, frozen=True, kw_only=True):
@@ -149,10 +363,7 @@ class Inbox:
 
     async def _answered(self, arrival: Arrival, durable: asyncio.Future[bool]) -> Answer | None:
         instance = self._loop.registry.route(self._channel, arrival.sender)
-        came_from = Origin(
-            channel=self._channel, sender=arrival.sender, chat=arrival.chat, thread=arrival.thread
-        )
-        base = key_for(came_from, scope=arrival.scope)
+        base = key_for(self._came_from(arrival), scope=arrival.scope)
         hearing = _Hearing(self, arrival, durable)
         asked = commands.parse(arrival.text)
         if asked is not None and asked.name == "stop":
@@ -163,12 +374,16 @@ class Inbox:
             async with order:
                 again = await self._begin(instance, base, arrival, hearing)
         answer = again or await hearing.answer()
+        if answer.error is not None or answer.outcome == "failed":
+            _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
+        if hearing.not_saved:
+            _logger.warning("%s: %r is not saved: %s", self._channel, answer.key, hearing.not_saved)
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
             return answer  # it comes again and again, and was told so
         if self._delivery is not None and arrival.origin is not None:
-            text = words_for(answer, not_saved=hearing.not_saved)
+            text = words_for(answer)
             await self._delivery.deliver(instance, answer, text, arrival.origin)
         return answer
 
@@ -189,7 +404,13 @@ class Inbox:
         if key is None or (listed is not None and not await listed.begin(instance, own, arrival)):
             now = await self._going_on.session_now(instance, own)
             return Answer(key=now, text="", outcome="again")
-        inbound = Inbound(key=key, content=arrival.text, id=arrival.id, origin=arrival.origin)
+        inbound = Inbound(
+            key=key,
+            content=arrival.text,
+            id=arrival.id,
+            origin=arrival.origin,
+            sender=owner_for(self._came_from(arrival), scope=arrival.scope),
+        )
         try:
             answer = await hearing.begin(self._loop, inbound, instance)
         except StenologError:
@@ -199,6 +420,11 @@ class Inbox:
         if answer is not None and answer.outcome == "command" and answer.key != key:
             await self._going_on.go_on(instance, own, arrival, before=key, key=answer.key)
         return None
+
+    def _came_from(self, arrival: Arrival) -> Origin:
+        return Origin(
+            channel=self._channel, sender=arrival.sender, chat=arrival.chat, thread=arrival.thread
+        )
 
     def _crashes_too_often(self, arrival: Arrival) -> bool:
         """Count one more crash of a message; whether it is not to come again."""
@@ -273,16 +499,27 @@ class _Hearing:
         await ended(one for one in (self._typing, self._task) if one is not None)
 
 
-def words_for(answer: Answer, *, not_saved: str = "") -> str:
-    """What the user is told; empty where nothing is to be said."""
+def words_for(answer: Answer) -> str:
+    """Return what the user is told, or an empty string.
+
+    Errors are told in one plain sentence: the details may name hosts and files of the operator,
+    and are in the log.
+    """
     text = answer.text
-    if answer.outcome == "failed":
-        text = "" if text in _QUIET else f"I could not answer: {text}"
-    elif answer.outcome == "answered" and not text.strip():
+    if answer.error is not None or answer.outcome == "failed":
+        if text in _QUIET:
+            return ""
+        kept = "Your message is kept." if answer.saved else _NOT_SAVED
+        return f"I could not answer: {_reason(answer.error)}. {kept}"
+    if answer.outcome == "answered" and not text.strip():
         text = _WORDLESS
     if text and not answer.saved:
-        text += f"\n\n(Not saved: {not_saved or 'the store could not be written'})"
+        text += f"\n\n({_NOT_SAVED})"
     return text
+
+
+def _reason(error: StenologError | None) -> str:
+    return next((words for kind, words in _REASONS.items() if isinstance(error, kind)), _UNKNOWN)
 
 
 def _begin(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from starlette.routing import Route
@@ -14,15 +14,17 @@ from stenolog.agent.waiting import ended
 from stenolog.channels.base import Channel
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
-from stenolog.channels.inbox import Inbox
-from stenolog.channels.register import Register
+from stenolog.channels.inbox import Inbox, Register
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError
 from stenolog.sessions.folders import CHANNELS
 from stenolog.settings.checking import LEAST_SECRET
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
-from stenolog.stores.opening import address, open_store
+from stenolog.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from stenolog.channels.telegram import Telegram
 
 _logger = logging.getLogger("stenolog")
 
@@ -121,8 +123,10 @@ class Channels:
             await wired.channel.close()
         await self._claims.close()
 
-    def _wire(self, channel: Channel, *, delivers: bool) -> Inbox:
-        delivery = Delivery(self._loop, channel, self._claims) if delivers else None
+    def _wire(self, channel: "Webhook | Telegram", *, delivers: bool) -> Inbox:
+        delivery = (
+            Delivery(self._loop, channel, self._claims, allows=channel.allows) if delivers else None
+        )
         inbox = Inbox(
             self._loop,
             channel=channel.name,
@@ -141,7 +145,7 @@ async def _run(wired: _Wired) -> None:
         _logger.exception("the channel %s has ended", wired.channel.name)
 
 
-def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> Channel:
+def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
     try:
         # Who has no bot does not need its library.
         from stenolog.channels.telegram import Telegram
@@ -154,10 +158,8 @@ def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> C
 
 def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
     """The store of what only one gateway does; None where there is but one."""
-    first = loop.registry.agent()
-    where = first.spec.sessions
-    kept = settings.channels.session_persistence and first.store is not None
-    if not kept or address(where).engine == "memory":
+    where = loop.registry.agent().shared_place
+    if where is None or not settings.channels.session_persistence:
         return None
     return open_store(where, namespace=CHANNELS)
 

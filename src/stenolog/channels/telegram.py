@@ -9,10 +9,10 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import httpx
 from telegram import Bot, Message, Update
@@ -30,13 +30,87 @@ from telegram.error import (
 from telegram.request import HTTPXRequest
 
 from stenolog.agent.waiting import ended
-from stenolog.channels.addresses import is_here
-from stenolog.channels.allowing import AllowList
-from stenolog.channels.base import Arrival, Inward, MaybeSent, NotSent, Place, Taken, Undeliverable
+from stenolog.channels.base import (
+    AllowList,
+    Arrival,
+    Inward,
+    MaybeSent,
+    NotSent,
+    Place,
+    Taken,
+    Undeliverable,
+    is_here,
+    uses_tls,
+)
 from stenolog.channels.claims import Claims
-from stenolog.channels.offsets import Offsets
 from stenolog.errors import StenologError, StoreBusy
 from stenolog.settings.values import TelegramSettings
+
+# --- offsets --------------------------------------------------------------------------------------
+# How far the updates of an app were taken in, where it hands out all from a number on.
+#
+# The app forgets what lies below the number it is asked from. So that number never passes an
+# update that is not durable, however many after it are.
+
+
+_State = Literal["open", "durable", "left"]
+
+
+class Offsets:
+    """Which updates are open, durable, or left to be fetched again. Pure.
+
+    Telegram forgets the updates below the number that it is asked for. So that number never passes
+    an update that is not durable.
+    """
+
+    def __init__(self, *, known_below: int = 0) -> None:
+        """`known_below`: an earlier process handled the updates below this number."""
+        self._known_below = known_below
+        self._states: dict[int, _State] = {}
+        self._next: int | None = None
+
+    @property
+    def next(self) -> int | None:
+        """First number to ask for; None if no update is known yet."""
+        return self._next
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an update is not durable yet."""
+        return any(state != "durable" for state in self._states.values())
+
+    def came(self, numbers: Iterable[int]) -> list[int]:
+        """Return the numbers to handle now, and mark them as open."""
+        there = sorted(set(numbers))
+        for number in [one for one, state in self._states.items() if state == "left"]:
+            if there and number not in there:
+                self._states[number] = "durable"  # the server no longer has it
+        new = []
+        for number in there:
+            if number < self._known_below:
+                self._states[number] = "durable"
+            elif self._states.get(number, "left") == "left" and number >= (self._next or 0):
+                self._states[number] = "open"
+                new.append(number)
+        self._advance()
+        return new
+
+    def settled(self, number: int, *, durable: bool) -> None:
+        """Record that an update is durable, or has to be fetched again."""
+        self._states[number] = "durable" if durable else "left"
+        self._advance()
+
+    def _advance(self) -> None:
+        for number in sorted(self._states):
+            if self._states[number] != "durable":
+                self._next = number
+                return
+            del self._states[number]
+            self._next = max(number + 1, self._next or 0)
+
+
+# --- telegram -------------------------------------------------------------------------------------
+
 
 NAME: Final = "telegram"
 _SERVER: Final = "https://api.telegram.org"
@@ -65,7 +139,7 @@ class _NoSecret(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it may be logged."""
-        return self._secret not in record.getMessage()
+        return self._secret not in record.getMessage()  # guard: bot-token-not-logged
 
 
 class Telegram:
@@ -199,6 +273,7 @@ class Telegram:
         user = None if message is None else message.from_user
         if message is None or user is None or user.is_bot:
             return None
+        # guard: telegram-allow-list
         if not self._allowed.allows(str(user.id), user.username or ""):
             return None
         text = message.text or message.caption or ""
@@ -270,6 +345,10 @@ class Telegram:
                 raise NotSent(self._words(error)) from None
             raise MaybeSent(self._words(error)) from None
 
+    def allows(self, origin: Place) -> bool:
+        """Return whether the allow list has the user of this private chat."""
+        return self._allowed.has(str(origin.get("chat")))
+
     async def typing(self, origin: Place) -> None:
         """Show that an answer is being written. Raises nothing."""
         with suppress(TelegramError):
@@ -303,7 +382,7 @@ def _request(base: str, *, connections: int) -> HTTPXRequest:
         pool_timeout=30.0,
         httpx_kwargs={
             "trust_env": not is_here(base),
-            "verify": base.startswith("https:"),
+            "verify": uses_tls(base),  # guard: telegram-tls
         },
     )
 

@@ -1,10 +1,16 @@
 """Webhooks: a program sends signed messages, and gets the answers back or sent to its address.
 
-The signature is the proof; no other token is asked for here. Who has none learns nothing, not even
-which webhooks there are.
+The signature is the proof; no other token is asked for here. An unknown name is answered like a
+wrong signature. The body must be read before its signature can be checked, so the number of bodies
+that are being received and the time for each are limited.
+
+A signature is `t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.` and the body.
 """
 
 import asyncio
+import hashlib
+import hmac
+import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -16,23 +22,71 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from stenolog.channels.addresses import is_here
-from stenolog.channels.allowing import AllowList
-from stenolog.channels.base import Arrival, Inward, MaybeSent, NotSent, Place, Undeliverable
-from stenolog.channels.inbox import Inbox
-from stenolog.channels.signing import HEADER, is_signed, signature
+from stenolog.channels.base import (
+    AllowList,
+    Arrival,
+    Inward,
+    MaybeSent,
+    NotSent,
+    Place,
+    Undeliverable,
+    is_here,
+    uses_tls,
+)
+from stenolog.channels.inbox import Inbox, words_for
 from stenolog.errors import OnceConflict, UsageError
 from stenolog.sessions.keys import Scope
 from stenolog.settings.values import WebhookSettings
 
+# --- signing --------------------------------------------------------------------------------------
+# Signatures of webhooks: who sent this, and when.
+#
+# `t=SECONDS,v1=HEX`: HEX is HMAC-SHA256 of `SECONDS.` and the body, by a secret of both sides.
+
+
+HEADER: Final = "X-Steno-Signature"
+STALE: Final = 300
+"""Maximum difference in seconds between the time of a signature and now."""
+_FORM: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
+
+
+def signature(secret: str, body: bytes, *, at: int) -> str:
+    """Return the header value of a message that is sent at this time."""
+    return f"t={at},v1={_digest(secret, at, body)}"
+
+
+def is_recent(header: str, *, now: float) -> bool:
+    """Return whether the header has the form of a signature, and its time is not too far off."""
+    found = _FORM.fullmatch(header)
+    return found is not None and abs(now - int(found[1])) <= STALE
+
+
+def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
+    """Return whether the header is a recent signature of this body with this secret."""
+    found = _FORM.fullmatch(header)
+    at, given = (int(found[1]), found[2]) if found else (0, "")
+    # Always compared, so that the time taken reveals nothing.
+    right = hmac.compare_digest(_digest(secret, at, body), given)
+    return right and abs(now - at) <= STALE  # guard: signature-age
+
+
+def _digest(secret: str, at: int, body: bytes) -> str:
+    # guard: signature-covers-time
+    return hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+
+
+# --- webhook --------------------------------------------------------------------------------------
+
+
 MOST_BODY: Final = 1024 * 1024
-_SLOW: Final = 30.0
+BODY_SECONDS: Final = 5.0
 """Seconds that a program has to send its message."""
+MAX_PENDING: Final = 32
+"""Maximum number of messages that are being received at once, before their signature is known."""
 _TIMEOUT: Final = 10.0
 _LIMIT: Final = 1_000_000
 _CHAT: Final = "#"
 """Stands before the name of a chat in keys, so that it is never that of a sender."""
-_NOBODYS: Final = "a secret that no webhook has"
 _TYPES: Final = {401: "authentication_error", 403: "permission_error"}
 _REFUSED: Final = "the signature is missing, wrong or too old"
 
@@ -81,7 +135,7 @@ class Webhook:
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 timeout=_TIMEOUT,
-                verify=self._url.startswith("https:"),
+                verify=uses_tls(self._url),  # guard: webhook-tls
                 follow_redirects=False,
                 trust_env=not is_here(self._url),
             )
@@ -98,6 +152,10 @@ class Webhook:
             raise Undeliverable(f"reply_url does not take it ({status})")
         if status >= 500:
             raise MaybeSent(f"reply_url failed ({status})")
+
+    def allows(self, origin: Place) -> bool:
+        """Return whether the allow list has the sender."""
+        return self.allowed.has(str(origin.get("sender")))
 
     async def typing(self, origin: Place) -> None:
         """Programs do not wait for a sign."""
@@ -137,23 +195,29 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
     if not hooks:
         return []
     by_name = {hook.name: (hook, inbox) for hook, inbox in hooks}
+    pending = PendingBodies()
 
     async def receive(request: Request) -> Response:
+        found = by_name.get(channel_name(request.path_params["name"]))
+        header = request.headers.get(HEADER, "")
+        # Nothing is read for a request that cannot be valid.
+        if found is None or not is_recent(header, now=time.time()):
+            return _error(401, _REFUSED, code="wrong_signature")
         try:
-            body = await _body(request)
+            body = await pending.read(request)
         except ClientDisconnect:
             return _error(400, "the message did not come to its end", code="disconnected")
+        except GaveWay:
+            words = "too many messages are being received; send it again"
+            return _unavailable(words, code="too_many")
         except TimeoutError:
-            return _error(
-                408, f"the message did not come within {_SLOW:.0f} s", code="request_timeout"
-            )
+            words = f"the message did not come within {BODY_SECONDS:.0f} s"
+            return _error(408, words, code="request_timeout")
         if body is None:
             return _error(413, f"a message has at most {MOST_BODY:,} bytes", code="too_long")
-        found = by_name.get(channel_name(request.path_params["name"]))
-        # An unknown name is answered as a wrong signature, so that nobody can look for names.
-        secret = _NOBODYS if found is None else found[0].secret
-        signed = is_signed(secret, body, request.headers.get(HEADER, ""), now=time.time())
-        if found is None or not signed:
+        if not is_signed(
+            found[0].secret, body, header, now=time.time()
+        ):  # guard: webhook-signature
             return _error(401, _REFUSED, code="wrong_signature")
         return await _take_in(*found, body)
 
@@ -165,40 +229,81 @@ async def _take_in(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
         posted = msgspec.json.decode(body, type=Posted)
     except msgspec.DecodeError as error:
         return _error(400, f"the message is not as it should be: {error}", code="wrong_message")
-    if not hook.allowed.allows(posted.sender):
+    if not hook.allowed.allows(posted.sender):  # guard: webhook-allow-list
         return _error(403, "this sender is not answered", code="sender_not_allowed")
     if inbox.full:
-        words = "too many messages are being answered"
-        return _error(503, words, code="too_many", headers={"Retry-After": "1"})
+        return _unavailable("too many messages are being answered", code="too_many")
     try:
         incoming = inbox.take_in(hook.arrival(posted))
         if hook.replies:
             if not await asyncio.shield(incoming.durable):
-                return _error(503, "the message was not stored; send it again", code="not_stored")
+                return _unavailable("the message was not stored; send it again", code="not_stored")
             return JSONResponse({"id": posted.id}, status_code=202)
         answer = await asyncio.shield(incoming.answer)
     except OnceConflict:
         return _error(409, "this id was used for another message", code="once_conflict")
     except UsageError as error:
         return _error(400, str(error), code="usage_error")
-    if answer is None or (answer.outcome == "failed" and not answer.text):
-        return _error(503, "the message was not answered; send it again", code="not_answered")
-    said: dict[str, Any] = {"answer": answer.text, "session": answer.key, "seq": answer.seq}
+    failed = answer is None or answer.outcome == "failed" or answer.error is not None
+    text = "" if answer is None else answer.text if answer.error is None else words_for(answer)
+    # Without words also if another process has taken the turn over, or this one closes: the next
+    # request with the same id gets the answer.
+    if answer is None or (failed and not text):
+        return _unavailable("the message was not answered; send it again", code="not_answered")
+    said: dict[str, Any] = {"answer": text, "session": answer.key, "seq": answer.seq}
     return JSONResponse({**said, "outcome": answer.outcome})
 
 
+class GaveWay(Exception):
+    """A newer message replaced one that is slow to arrive."""
+
+
+class PendingBodies:
+    """The bodies that are being received, limited in number and time.
+
+    A signature cannot be checked before its body is complete, so slow senders must not keep others
+    out: if there are too many, the oldest one gives way.
+    """
+
+    def __init__(self, most: int = MAX_PENDING, seconds: float = BODY_SECONDS) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._limits: dict[asyncio.Timeout, None] = {}
+
+    async def read(self, request: Request) -> bytes | None:
+        """Return the body, or None if it is too long. Raises TimeoutError, GaveWay."""
+        told = request.headers.get("Content-Length", "")
+        if told.isdecimal() and int(told[:20]) > MOST_BODY:
+            return None
+        if len(self._limits) >= self._most:  # guard: webhook-bodies-limited
+            oldest = next(iter(self._limits))
+            if not oldest.expired():  # it may have, and its task did not run since
+                del self._limits[oldest]
+                oldest.reschedule(asyncio.get_running_loop().time())
+        limit = asyncio.timeout(self._seconds)
+        try:
+            async with limit:
+                self._limits[limit] = None
+                return await _body(request)
+        except TimeoutError:
+            raise (TimeoutError if limit in self._limits else GaveWay) from None
+        finally:
+            self._limits.pop(limit, None)
+
+
 async def _body(request: Request) -> bytes | None:
-    """The body; None where it is too long, by what it says of itself or by what came."""
-    told = request.headers.get("Content-Length", "")
-    if told.isdecimal() and int(told[:20]) > MOST_BODY:
-        return None
+    """Return the body, or None if it is too long."""
     body = bytearray()
-    async with asyncio.timeout(_SLOW):
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MOST_BODY:
-                return None
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BODY:
+            return None
     return bytes(body)
+
+
+def _unavailable(words: str, *, code: str) -> Response:
+    """Ask the sender to send the message again."""
+    return _error(503, words, code=code, headers={"Retry-After": "1"})
 
 
 def _error(

@@ -12,8 +12,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.hosts import Known, end_of, is_further_origin, is_ours, is_same_origin
-from stenolog.gateway.login import BEARER, COOKIE, LINKS, LOGIN, Cookies, Proofs, Proven
+from stenolog.gateway.hosts import (
+    Known,
+    end_of,
+    is_further_origin,
+    is_ours,
+    is_same_origin,
+    takes_cookies,
+)
+from stenolog.gateway.limits import HEAD_BYTES
+from stenolog.gateway.login import BEARER, LINKS, LOGIN, Cookies, Proofs, Proven, cookie_values
 from stenolog.gateway.shapes import failure
 from stenolog.gateway.token import Token
 
@@ -94,17 +102,21 @@ class Access:
 
     def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         """The answer to who does not mean us, or comes from a page that may not ask."""
-        if not is_ours(_values(headers, "host"), self._known):
+        if not is_ours(_values(headers, "host"), self._known):  # guard: known-hosts-only
             words = "This is not the host that was asked for; gateway.hosts names further ones."
             return failure(421, words, code="wrong_host")
         if not _raw_path(scope).startswith(b"/"):
             return failure(400, "A path is wanted.", code="wrong_target")
+        if _head_bytes(scope) > HEAD_BYTES:  # guard: head-size-limit
+            words = f"The head of a request may have {HEAD_BYTES:,} bytes, and this has more."
+            closing = {"Connection": "close"}
+            return failure(431, words, code="head_too_large", headers=closing)
         if "content-length" in headers and "transfer-encoding" in headers:
             # Servers on the way may not agree on where such a request ends.
             words = "A request has a Content-Length or a Transfer-Encoding, not both."
             return failure(400, words, code="two_lengths", headers={"Connection": "close"})
         origins = _values(headers, "origin")
-        if origins and not self._may_ask(origins, headers):
+        if origins and not self._may_ask(origins, headers):  # guard: origin-check
             words = "Pages of this origin may not use this gateway; gateway.origins names others."
             return failure(403, words, code="foreign_origin")
         return None
@@ -148,14 +160,13 @@ class Access:
         given = _values(headers, "authorization")
         if given:
             scheme, _, token = given[0].partition(b" ")
+            # guard: one-authorization-header
             is_token = len(given) == 1 and scheme.lower() == b"bearer"
             return BEARER if is_token and self._token.is_same(token.strip()) else None
-        # Another server on this machine can set a cookie of the same name beside ours.
-        pairs = ";".join(headers.getlist("cookie")).split(";")
-        for name, _, value in (pair.strip().partition("=") for pair in pairs):
-            if name == COOKIE and self._cookies.is_good(value):
-                return "cookie"
-        return None
+        if not takes_cookies(_host(headers), self._known):  # guard: cookie-own-host
+            return None
+        good = any(self._cookies.is_good(value) for value in cookie_values(headers))
+        return "cookie" if good else None
 
     def _unwelcome(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
         """The answer to who may not ask for this."""
@@ -170,7 +181,7 @@ class Access:
 
     def _is_open(self, path: str, raw: bytes) -> bool:
         # What stands behind us may go by the path as it was sent: it must say the same.
-        if path in self._open:
+        if path in self._open:  # guard: open-paths-exact
             return raw == path.encode()
         for prefix in self._prefixes:
             rest = path.removeprefix(prefix)
@@ -195,11 +206,17 @@ def _raw_path(scope: Scope) -> bytes:
     return raw
 
 
+def _head_bytes(scope: Scope) -> int:
+    """Return the size of the request line and the headers."""
+    line = len(scope["method"]) + len(_raw_path(scope)) + len(scope.get("query_string", b""))
+    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+
+
 def _is_own_page(headers: Headers) -> bool:
     origins = _values(headers, "origin")
     if origins:
         return is_same_origin(origins[0], _host(headers))
-    return headers.get("sec-fetch-site") == "same-origin"
+    return headers.get("sec-fetch-site") == "same-origin"  # guard: cookie-needs-same-origin
 
 
 def _host(headers: Headers) -> bytes:

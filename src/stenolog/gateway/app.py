@@ -1,53 +1,121 @@
-"""The application: all that the gateway answers, behind what every request passes."""
+"""The ASGI application: all endpoints, health checks, and the layers around them."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from stenolog.agent.instance import AgentInstance
+from stenolog.errors import StoreClosed
 from stenolog.gateway.access import Access
 from stenolog.gateway.chat import CHAT
 from stenolog.gateway.events import EVENTS
 from stenolog.gateway.failures import HANDLERS
-from stenolog.gateway.health import HEALTH, VERSION
 from stenolog.gateway.hosts import known
 from stenolog.gateway.limits import BodyLimit
-from stenolog.gateway.login import Cookies, Links, login_routes
-from stenolog.gateway.openapi import Endpoint, routes, with_document
+from stenolog.gateway.login import Cookies, LoginLinks, login_routes
+from stenolog.gateway.openapi import VERSION, Endpoint, routes, with_document
 from stenolog.gateway.requests import RawPaths
 from stenolog.gateway.sessions import SESSIONS
-from stenolog.gateway.state import Gateway
+from stenolog.gateway.shapes import Health, answered, failure
+from stenolog.gateway.state import Gateway, gateway_of
 from stenolog.gateway.token import Token
 from stenolog.gateway.viewer.routes import viewer_routes
-from stenolog.gateway.viewer.sign_in import SignInPage
+from stenolog.gateway.viewer.serving import SignInPage
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = with_document(
-    (*CHAT, *EVENTS, *SESSIONS, *HEALTH), version=VERSION
-)
 WEBHOOKS: Final = "/webhooks/"
 _BODY_SECONDS: Final = 30.0
 
 
+async def healthz(request: Request) -> Response:
+    """Answer that the process runs."""
+    del request
+    return answered(Health(status="ok", version=VERSION))
+
+
+async def readyz(request: Request) -> Response:
+    """Answer whether every agent's store can be used; else 503.
+
+    No token is needed, so the response names agents but no paths; the log has the details.
+    """
+    problems = await _problems(gateway_of(request))
+    if problems:
+        return failure(503, "; ".join(problems), code="not_ready")
+    return answered(Health(status="ok", version=VERSION))
+
+
+async def _problems(gateway: Gateway) -> tuple[str, ...]:
+    if gateway.closing.is_set():
+        return ("the gateway closes",)
+    found = []
+    for agent in gateway.loop.registry:
+        try:
+            # Only the store's own state counts: a wrong request says nothing about it.
+            well = await gateway.loop.run(_is_well, agent)
+        except StoreClosed:
+            return ("the gateway closes",)
+        if not well:
+            found.append(f"the store of agent {agent.id or 'main'!r} cannot be relied on now")
+    return tuple(found)
+
+
+def _is_well(agent: AgentInstance) -> bool:
+    return agent.store.health().ok
+
+
+HEALTH: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        method="GET",
+        path="/healthz",
+        name="healthz",
+        summary="Whether the process lives.",
+        raw=healthz,
+        query=None,
+        response=Health,
+        open=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/readyz",
+        name="readyz",
+        summary="Whether every agent and its store can be used.",
+        raw=readyz,
+        query=None,
+        response=Health,
+        statuses=(503,),
+        open=True,
+    ),
+)
+"""Endpoints that need no token."""
+ENDPOINTS: Final[tuple[Endpoint, ...]] = with_document(
+    (*CHAT, *EVENTS, *SESSIONS, *HEALTH), version=VERSION
+)
+
+
 def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """What a server serves. `further`: routes below /webhooks/, which need no token."""
+    """Return the application. `further`: routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
     cookies = Cookies(token)
+    links = LoginLinks.of_agent(token, gateway.loop.registry.agent())
+    own = token.host_name()
+    names = known(bound=settings.host, hosts=settings.hosts, origins=settings.origins, own=own)
     app = Starlette(
         routes=[
             *viewer_routes(),
-            *login_routes(Links(), cookies),
+            *login_routes(links, cookies, names, own),
             *routes(ENDPOINTS),
             *further,
         ],
         exception_handlers=dict(HANDLERS),
     )
     app.state.gateway = gateway
-    # With a slash too many nothing is meant; a redirect would only hide that.
+    # A path with an additional slash is an error; a redirect would hide it.
     app.router.redirect_slashes = False
     limited = BodyLimit(RawPaths(app), most=settings.max_body, seconds=_BODY_SECONDS)
-    names = known(bound=settings.host, hosts=settings.hosts, origins=settings.origins)
     access = Access(
         limited,
         token=token,

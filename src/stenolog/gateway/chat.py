@@ -9,7 +9,8 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
@@ -21,10 +22,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from stenolog.agent.commands import new_key
-from stenolog.agent.events import Answer, Asked, Counted, Event, Said, Tell, Thought
+from stenolog.agent.events import Answer, Asked, Counted, Event, Noticed, Said, Tell, Thought
 from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.manner import Manner
 from stenolog.agent.waiting import ended
 from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
+from stenolog.context.window import build_window
 from stenolog.errors import ContextTooSmall, ModelRefused, StenologError, UsageError
 from stenolog.gateway.chat_shapes import (
     ChatRequest,
@@ -40,18 +44,78 @@ from stenolog.gateway.chat_shapes import (
     session_of,
     talk_of,
     usage_chunk,
+    wants_new_session,
     without_effect,
 )
+from stenolog.gateway.events import StreamEvent, event_stream
 from stenolog.gateway.failures import INTERNAL, failed, without_secrets
 from stenolog.gateway.limits import Held, Place
 from stenolog.gateway.matching import BETWEEN
 from stenolog.gateway.openapi import Endpoint
-from stenolog.gateway.proxying import answered_only
 from stenolog.gateway.requests import body_of
 from stenolog.gateway.shapes import failure, sse_data
 from stenolog.gateway.state import Gateway, gateway_of
-from stenolog.gateway.streaming import StreamEvent, event_stream
-from stenolog.gateway.talking import Wanted, answered, text_told
+from stenolog.gateway.talking import Wanted, answered, note_response, text_told
+from stenolog.providers.base import Reply
+
+# --- proxying -------------------------------------------------------------------------------------
+# A chat that names no session: it is answered, and nothing of it is kept or remembered.
+
+
+async def answered_only(
+    loop: AgentLoop,
+    instance: AgentInstance,
+    talk: Sequence[Mapping[str, Any]],
+    manner: Manner,
+    tell: Tell,
+) -> Answer:
+    """The model's answer to what was sent, as much of it as fits; the agent's tools are not used.
+
+    What the model's server raises is told by the answer. Raises UsageError.
+    """
+    model = await loop.run(instance.model_for, manner.model)
+    context = await loop.run(instance.context, model)
+    reply = Reply()
+    try:
+        window = await loop.run(
+            build_window,
+            talk,
+            "",
+            system=manner.system if manner.system is not None else "",
+            tools=manner.tools,
+            limits=context.limits,
+            needs=instance.spec.needs,
+            tokens=context.tokens,
+        )
+        stream = model.stream(
+            window.messages, tools=manner.tools, schema=manner.schema, max_tokens=manner.max_tokens
+        )
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                reply.add(delta)
+                if delta.notice:
+                    tell(Noticed(words=delta.notice))
+                if delta.reasoning:
+                    tell(Thought(text=delta.reasoning))
+                if delta.text:
+                    tell(Said(text=delta.text))
+    except StenologError as error:
+        return Answer(key="", text=str(error), outcome="failed", error=error)
+    if reply.usage is not None:
+        tell(Counted(usage=reply.usage))
+    calls = tuple(reply.calls)
+    return Answer(
+        key="",
+        text=reply.text,
+        outcome="calls" if calls else "answered",
+        calls=calls,
+        finish=reply.finish,
+        saved=False,
+    )
+
+
+# --- chat -----------------------------------------------------------------------------------------
+
 
 MAIN: Final = "main"
 _CHANNEL: Final = "api"
@@ -60,6 +124,7 @@ _SOON: Final = 5.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_NAMED: Final = 20
 _DONE: Final = "[DONE]"
+_RETRY_COUNT: Final = "x-stainless-retry-count"
 
 _logger = logging.getLogger("stenolog")
 
@@ -74,6 +139,8 @@ class _Chat(Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     kept: bool
     """Whether it is a part of a session."""
+    retries: bool
+    """Whether the client marks its retries."""
     key: str
     """The session that was named, or made for it."""
 
@@ -160,14 +227,16 @@ async def chat_completions(request: Request) -> Response:
     if chat.kept and not answer.saved:
         headers["X-Steno-Not-Saved"] = "true"
     encoded = encode_object(msgspec.to_builtins(body))
-    sent = BackgroundTask(_note, gateway, chat, answer)
+    # A client that has gone away has not received the answer, and may ask for it again.
+    gone = await request.is_disconnected()
+    sent = None if gone else BackgroundTask(_note, gateway, chat, answer)
     return Response(encoded, headers=headers, media_type="application/json", background=sent)
 
 
 async def _note(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Know that the client has got this answer: whatever it asks next, it asks anew."""
-    if answer.seq is not None:
-        gateway.has_told(chat.agent.id, answer.key, answer.seq)
+    """Store that the client has received this answer: what it says next is a new message."""
+    if chat.retries and answer.seq is not None:
+        await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
 
 
 async def _run(gateway: Gateway, chat: _Chat, heard: _Heard, place: Place) -> Answer:
@@ -198,6 +267,7 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
         # Anything may be the name of a field, and not everything may stand in a header.
         told = [name for name in ignored if _NAME.fullmatch(name)][:_MOST_NAMED]
         headers["X-Steno-Without-Effect"] = ", ".join(told) or "unknown fields"
+    retries = _RETRY_COUNT in request.headers
     answer: Callable[[Tell], Awaitable[Answer]]
     if key is None:
         answer = partial(answered_only, gateway.loop, agent, talk, manner)
@@ -210,7 +280,8 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
             manner=manner,
             once=_once(request),
             asked_again=_asked_again(request),
-            was_told=partial(gateway.was_told, agent.id),
+            retries=retries,
+            new_session=wants_new_session(wanted, request.headers.get("x-session-new")),
         )
         answer = partial(answered, gateway.loop, said)
     return _Chat(
@@ -220,6 +291,7 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
         head=head(wanted.model or MAIN),
         headers=headers,
         kept=key is not None,
+        retries=retries and key is not None,
         key=key or "",
     )
 
@@ -275,8 +347,8 @@ def _once(request: Request) -> str:
 
 
 def _asked_again(request: Request) -> bool:
-    """Whether the client says that it asks again: OpenAI's own do so."""
-    return request.headers.get("x-stainless-retry-count", "0") not in ("0", "")
+    """Return whether the client says that this is a retry, as OpenAI's libraries do."""
+    return request.headers.get(_RETRY_COUNT, "0") not in ("0", "")
 
 
 # --- the answer ------------------------------------------------------------------------------
@@ -380,13 +452,20 @@ CHAT: Final[tuple[Endpoint, ...]] = (
                 "stream": {"type": "boolean"},
                 "metadata": {
                     "type": "object",
-                    "properties": {"session": {"type": "string", "minLength": 1}},
+                    "properties": {
+                        "session": {"type": "string", "minLength": 1},
+                        "new_session": {
+                            "enum": [True, False, "true", "false"],
+                            "description": "Start a new session if the one with this key was "
+                            "deleted. The header X-Session-New: true does the same.",
+                        },
+                    },
                 },
             },
         },
         response_schema=_OBJECT,
         media=("application/json", "text/event-stream"),
-        statuses=(409, 502),
+        statuses=(409, 410, 502),
     ),
     Endpoint(
         method="GET",

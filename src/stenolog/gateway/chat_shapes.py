@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from stenolog.agent.events import Answer
 from stenolog.agent.manner import Manner, tool_name
-from stenolog.catalog.answers import FIELD, for_client
+from stenolog.catalog.answers import for_client, without_marks
 from stenolog.context.shapes import calls_of, text_of
 from stenolog.errors import UsageError
 from stenolog.gateway.matching import is_of_system
@@ -97,7 +97,7 @@ def _own(body: Mapping[str, Any]) -> dict[str, Any]:
 
     The calls in it are the client's own; not marked so, they would be taken for the agent's.
     """
-    plain = {name: value for name, value in body.items() if name != FIELD}
+    plain = without_marks(body)  # guard: client-field-dropped
     return for_client(plain, [call.id for call in calls_of(plain) if call.id])
 
 
@@ -147,6 +147,18 @@ def session_of(request: ChatRequest, header: str | None) -> str | None:
     if named and header and named != header:
         raise UsageError("X-Session-Key and metadata.session name two different sessions")
     return named or header or None
+
+
+def wants_new_session(request: ChatRequest, header: str | None) -> bool:
+    """Return whether a deleted session is to be replaced by a new one with the same key.
+
+    Raises UsageError for a value that is neither true nor false.
+    """
+    named = (request.metadata or {}).get("new_session")
+    for name, value in {"metadata.new_session": named, "X-Session-New": header}.items():
+        if value not in (None, True, False, "true", "false"):
+            raise UsageError(f"{name} must be true or false, not {value!r}")
+    return "true" in (named, header) or named is True
 
 
 # --- the answer ------------------------------------------------------------------------------

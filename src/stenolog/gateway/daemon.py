@@ -14,10 +14,11 @@ from typing import Any, Final, Protocol
 from starlette.routing import BaseRoute
 
 from stenolog.agent.events import Answer
-from stenolog.agent.turns import Left
+from stenolog.agent.scheduler import Left
 from stenolog.agent.waiting import ended
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.app import make_app
+from stenolog.gateway.hosts import BOTH_LOOPBACKS
 from stenolog.gateway.state import Gateway
 from stenolog.gateway.token import Token
 from stenolog.gateway.wire import Server, config
@@ -25,6 +26,10 @@ from stenolog.sessions.retention_runs import keep_all_to
 from stenolog.settings.retaining import rules_of
 
 _BACKLOG: Final = 1_024
+_ATTEMPTS: Final = 20
+"""Number of free ports that are tried for one that is free at both loopback addresses."""
+_NO_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME)
+"""Errors of a machine that does not have the address."""
 _SPARE: Final = 512
 """Connections beyond those that turns and streams may have, whose refusals say why."""
 _LOOKS: Final = 4
@@ -69,14 +74,57 @@ class Attached(Protocol):
         ...
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket at this address. Raises UsageError with what to do where it cannot be had."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen at this address. Raises UsageError with what to do.
+
+    A browser may connect to 127.0.0.1 or to ::1 for a name such as `localhost`. So both are taken:
+    otherwise a program of another user could listen at the other one, and get the token.
+    """
+    if host not in BOTH_LOOPBACKS:
+        return [_listen(host, port)]
+    for _ in range(_ATTEMPTS if port == 0 else 1):
+        first = _listen("::1" if host == "::1" else "127.0.0.1", port)
+        other = "127.0.0.1" if host == "::1" else "::1"
+        chosen = first.getsockname()[1]
+        try:
+            return [first, _listen(other, chosen)]
+        except _Taken as error:
+            first.close()
+            if port != 0:
+                words = (
+                    f"port {port} of {other} is taken by another program, which would get requests "
+                    "for http://localhost; --port takes another one"
+                )
+                raise UsageError(words) from error
+        except UsageError as error:
+            reason = error.__cause__
+            if not isinstance(reason, OSError) or reason.errno not in _NO_ADDRESS:
+                _logger.warning(
+                    "The gateway listens only at %s: %s. Another program that listens at %s would "
+                    "get requests for http://localhost.",
+                    first.getsockname()[0],
+                    error,
+                    other,
+                )
+            return [first]
+    raise UsageError("no port is free at both 127.0.0.1 and ::1")
+
+
+class _Taken(UsageError):
+    """Another program listens at this address."""
+
+
+def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listening = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UsageError(f"{host} is no address of this machine: {error.strerror}") from error
+    family, kind, protocol, _, address = found[0]
+    words = f"{host}, port {port} cannot be listened at"
+    try:
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"{words}: {error.strerror}") from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
@@ -86,9 +134,8 @@ def listen(host: str, port: int) -> socket.socket:
         listening.close()
         if error.errno == errno.EADDRINUSE:
             words = f"port {port} of {host} is taken; another gateway? --port takes another one"
-        else:
-            words = f"{host}, port {port} cannot be listened at: {error.strerror}"
-        raise UsageError(words) from error
+            raise _Taken(words) from error
+        raise UsageError(f"{words}: {error.strerror}") from error
     return listening
 
 
@@ -96,11 +143,15 @@ class Daemon:
     """A gateway that serves, from `start` until `stop`."""
 
     def __init__(
-        self, gateway: Gateway, token: Token, listening: socket.socket, attached: Attached
+        self,
+        gateway: Gateway,
+        token: Token,
+        listening: Sequence[socket.socket],
+        attached: Attached,
     ) -> None:
         self._gateway = gateway
         self._attached = attached
-        self._listening = listening
+        self._listening = list(listening)
         app = make_app(gateway, token, further=attached.routes)
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE
@@ -115,7 +166,7 @@ class Daemon:
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self._listening.getsockname()[:2]
+        host, port = self._listening[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
@@ -127,7 +178,7 @@ class Daemon:
 
     async def start(self) -> None:
         """Answer requests from now on."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=self._listening))
         await self._attached.start()
         self._resuming = asyncio.create_task(self._resume())
         self._keeping = asyncio.create_task(self._keep())
@@ -160,7 +211,8 @@ class Daemon:
             self._server.force_exit = True
             await asyncio.wait({self.serving}, timeout=_CUT)
         await self._attached.close()
-        self._listening.close()
+        for listening in self._listening:
+            listening.close()
         if cancelled:
             raise asyncio.CancelledError
         return left

@@ -7,12 +7,13 @@ gateway or to another one, misses nothing and gets nothing twice.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,11 +24,45 @@ from stenolog.gateway.limits import Held
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import MessageShown, OfAgent, encoded, sse_data
-from stenolog.gateway.state import Gateway, gateway_of, store_of
-from stenolog.gateway.streaming import StreamEvent, event_stream
+from stenolog.gateway.state import Gateway, gateway_of
 from stenolog.records import Message
 from stenolog.stores.base import Store
-from stenolog.stores.watching import LOOK_SECONDS, Changed, Kind, changed_between, info_of
+from stenolog.stores.following import LOOK_SECONDS, Changed, Kind, changed_between, info_of
+
+# --- streaming ------------------------------------------------------------------------------------
+# Responses that are streams of events: how often they say that they live, and whom they drop.
+
+
+_PING: Final = 10.0
+"""Seconds without an event after which a stream sends a comment."""
+_UNREAD: Final = 30.0
+"""Seconds after which a client that does not read is disconnected."""
+
+
+class StreamEvent(ServerSentEvent):
+    """Server-sent event with the line ends that OpenAI uses.
+
+    The format allows others, but some clients only recognise this one.
+    """
+
+    DEFAULT_SEPARATOR = "\n"
+
+
+def event_stream(
+    events: AsyncIterable[StreamEvent], *, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a response that sends each event as soon as it arrives."""
+    return EventSourceResponse(
+        events,
+        headers=headers,
+        ping=_PING,
+        send_timeout=_UNREAD,
+        ping_message_factory=lambda: StreamEvent(comment="still here"),
+    )
+
+
+# --- events ---------------------------------------------------------------------------------------
+
 
 _ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
 _AGAIN: Final = 500
@@ -83,7 +118,7 @@ async def events(request: Request) -> Response:
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
     heard = _place(after)
     own = await gateway.loop.run(agent.own_key, key)
-    store = store_of(agent)
+    store = agent.store
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     events = _stream(gateway, store, own, heard, changes=query.changes)
@@ -104,36 +139,34 @@ async def _stream(
     while not gateway.closing.is_set():
         uid = await gateway.loop.run(_uid, store, key)
         if heard.uid and heard.uid != uid:
-            # It was deleted while the client was away; if there is one now, it is another.
+            # Deleted while the client was away; a session of this key is another one now.
             yield _deleted(heard.uid)
             heard = _Place(uid, 0)
         try:
-            following = _news(gateway, store, key, heard.seq, changes=changes)
+            following = _news(gateway, store, key, heard.seq, uid or None, changes=changes)
             async with aclosing(following) as arrivals:
                 async for news in arrivals:
+                    if not uid:
+                        break  # it exists now; its messages are read once its uid is known
                     if isinstance(news, Changed):
                         yield _changed(news)
                         continue
-                    if news.seq > heard.seq + 1 or not heard.uid:
-                        uid = await gateway.loop.run(_uid, store, key)
-                        if heard.uid and heard.uid != uid:
-                            break  # made anew before it was followed: it is heard from its start
                     yield _event(uid, news)
                     heard = _Place(uid, news.seq)
                 else:
                     return
         except SessionDeleted:
-            yield _deleted(heard.uid or uid)
+            yield _deleted(uid)
             heard = _Place("", 0)
 
 
 async def _news(
-    gateway: Gateway, store: Store, key: str, after: int, *, changes: bool
+    gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
 ) -> AsyncGenerator[Message | Changed, None]:
-    """What is stored, as it comes, until the gateway closes. Raises SessionDeleted."""
+    """Yield what is stored, as it comes, until the gateway closes. Raises SessionDeleted."""
     look = partial(gateway.loop.run, info_of, store, key)
     known = await look() if changes else None
-    async with aclosing(gateway.following.messages(store, key, after=after)) as arrivals:
+    async with aclosing(gateway.following.messages(store, key, after=after, uid=uid)) as arrivals:
         coming = asyncio.create_task(_next(arrivals))
         closing = asyncio.create_task(gateway.closing.wait())
         try:

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from stenolog.agent.turns import Busy
+from stenolog.agent.scheduler import Busy
 from stenolog.errors import (
     DamagedStore,
     LeaseLost,
@@ -22,8 +22,10 @@ from stenolog.errors import (
     NothingToUndo,
     OnceConflict,
     ReadOnly,
+    SessionDeleted,
     SessionExists,
     StaleCheckpoint,
+    StaleHistory,
     StenologError,
     StoreBusy,
     StoreClosed,
@@ -46,6 +48,7 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
     UsageError: 400,
     ReadOnly: 403,
     NoSuchSession: 404,
+    SessionDeleted: 410,
     NoSuchNote: 404,
     Busy: 409,
     LeaseLost: 409,
@@ -53,6 +56,7 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
     OnceConflict: 409,
     SessionExists: 409,
     StaleCheckpoint: 409,
+    StaleHistory: 409,
     WrongSettings: 500,
     DamagedStore: 500,
     ModelRefused: 502,
@@ -62,11 +66,22 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
 }
 """The status of each kind of error; of what is not named here, that of its nearest parent."""
 
+_CODES: Final[Mapping[int, str]] = {
+    413: "request_entity_too_large",
+    414: "request_uri_too_long",
+    416: "requested_range_not_satisfiable",
+    422: "unprocessable_entity",
+}
+"""Codes of the statuses that Python 3.13 renamed: a code must not depend on the Python version."""
+
 _SHORTEST: Final = 8
 """What is shorter than this is no key, and stands in many words."""
 _NO_SECRETS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
 """What stands among the keys and says where a server is: who reads of a failure must see which."""
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+# The length of the scheme is bounded: a text of nothing but letters takes linear time.
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
+_MAX_WORDS: Final = 2_000
+"""Characters of an error that a client is sent."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -76,19 +91,20 @@ async def failed(request: Request, error: Exception) -> Response:
     gateway = getattr(request.app.state, "gateway", None)
     settings = None if gateway is None else gateway.settings
     if isinstance(error, HTTPException):
-        words = without_secrets(error.detail, settings)
+        words = _short(without_secrets(error.detail, settings))
         if error.status_code == 404 and words == _reason(404):
             words = NOWHERE
-        code = re.sub(r"\W+", "_", _reason(error.status_code)).lower()
+        code = _CODES.get(error.status_code) or _code_of(_reason(error.status_code))
         return failure(error.status_code, words, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return failure(400, "the request ended before all of it was sent", code="disconnected")
     status = status_of(error)
     if status is None:
+        # guard: log-without-password
         told = without_secrets("".join(traceback.format_exception(error)), settings)
         _logger.error("%s %s failed\n%s", request.method, request.url.path, told)
-        return failure(500, INTERNAL, code="internal_error")
-    words = _BUSY if isinstance(error, Busy) else without_secrets(str(error), settings)
+        return failure(500, INTERNAL, code="internal_error")  # guard: unexpected-error-hidden
+    words = _BUSY if isinstance(error, Busy) else _short(without_secrets(str(error), settings))
     if status == 500:
         _logger.error("%s %s: %s", request.method, request.url.path, words)
     # Who waited for a lock in vain may try again at once.
@@ -112,6 +128,7 @@ def status_of(error: Exception) -> int | None:
 
 def without_secrets(words: str, settings: Settings | None) -> str:
     """The words without passwords in addresses, and without the keys that the settings hold."""
+    # guard: error-without-password
     shown = _URL.sub(lambda found: without_password(found[0]), words)
     for secret in () if settings is None else _secrets(settings):
         if len(secret) >= _SHORTEST:
@@ -138,6 +155,11 @@ class WithoutSecrets(logging.Filter):
         return True
 
 
+def _short(words: str) -> str:
+    # Cut after the secrets are hidden: half a secret would not be recognized.
+    return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]}…"
+
+
 def _secrets(settings: Settings) -> Iterator[str]:
     yield from (value for name, value in settings.keys.items() if name not in _NO_SECRETS)
     for model in settings.models.values():
@@ -149,6 +171,10 @@ def _secrets(settings: Settings) -> Iterator[str]:
 
 def _reason(status: int) -> str:
     return HTTPException(status).detail or str(status)
+
+
+def _code_of(reason: str) -> str:
+    return re.sub(r"\W+", "_", reason).lower()
 
 
 def _snake(name: str) -> str:

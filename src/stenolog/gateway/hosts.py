@@ -12,6 +12,8 @@ from typing import Final
 
 from msgspec import Struct
 
+BOTH_LOOPBACKS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Addresses of this machine that every other program here uses, too."""
 _LOOPBACK: Final = "localhost"
 _PORTS: Final = {"http": 80, "https": 443}
 _AUTHORITY: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
@@ -32,15 +34,47 @@ class Known(Struct, frozen=True, kw_only=True):
 
     hosts: frozenset[str]
     origins: frozenset[tuple[str, str, int]]
+    cookie_hosts: frozenset[str]
+    """The hosts at which a browser can log in."""
 
 
-def known(*, bound: str, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> Known:
-    """What the settings say: the address listened at, further names, and further origins."""
+def known(
+    *,
+    bound: str,
+    hosts: Iterable[str] = (),
+    origins: Iterable[str] = (),
+    own: str = "",
+) -> Known:
+    """Return what the settings say: the address listened at, further names, and further origins.
+
+    `own`: the name of this gateway below `localhost`. Browsers send a cookie to every port of its
+    host, so nobody logs in at an address that other programs use, unless `hosts` lists it.
+    """
     parsed = (_origin(origin.encode()) for origin in origins)
+    named = frozenset(_usual(host.lower()) for host in (*hosts, *([own] if own else [])))
+    usual = _usual(bound.lower())
     return Known(
-        hosts=frozenset(_usual(host.lower()) for host in (bound, *hosts)),
+        hosts=named | {usual},
         origins=frozenset(origin for origin in parsed if origin is not None),
+        cookie_hosts=named | ({usual} - BOTH_LOOPBACKS),
     )
+
+
+def takes_cookies(host: bytes, known: Known) -> bool:
+    """Return whether a cookie that is sent to this host is ours, and only ours."""
+    called = authority(host)
+    return called is not None and called.host in known.cookie_hosts
+
+
+def login_host(address: str, hosts: Iterable[str], own: str) -> str:
+    """Return the host for a login link of a gateway that was reached at this loopback address.
+
+    That is the gateway's own name, or the first loopback name that `hosts` lists for browsers that
+    do not resolve names below `localhost`.
+    """
+    if address not in BOTH_LOOPBACKS:
+        return address
+    return next((host for host in hosts if is_loopback(host)), own)
 
 
 def authority(value: bytes) -> Authority | None:
@@ -63,7 +97,7 @@ def authority(value: bytes) -> Authority | None:
 def is_ours(values: Sequence[bytes], known: Known) -> bool:
     """Whether a request with these `Host` headers calls us by a name of ours, at any port."""
     # With two of them, another server on the way may have gone by the other one.
-    if len(values) != 1:
+    if len(values) != 1:  # guard: one-host-header
         return False
     called = authority(values[0])
     return called is not None and (called.host in known.hosts or is_loopback(called.host))
@@ -90,6 +124,7 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine can reach us at this host: a name, or an address."""
     address = _address(host)
     host = host.lower()
+    # guard: loopback-name-exact
     return host == _LOOPBACK if address is None else address.is_loopback
 
 

@@ -11,6 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.gateway.shapes import failure
 
+HEAD_BYTES: Final = 16_384
+"""Maximum size of the head of a request: the request line and the headers."""
 RETRY_AFTER: Final = 1
 """Seconds after which a place may be free again: turns are short."""
 
@@ -32,7 +34,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _declared(scope) > self._most:
+        if _declared(scope) > self._most:  # guard: announced-body-refused
             await _too_large(self._most)(scope, receive, send)
             return
         await _Body(self._app, self._most, self._seconds).serve(scope, receive, send)
@@ -94,7 +96,7 @@ class _Body:
         except TimeoutError:
             return {}, _too_slow()
         self._seconds_left = max(0.0, self._seconds_left - (clock() - begun))
-        self._bytes_left -= len(message.get("body", b""))
+        self._bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
         self._whole = not message.get("more_body", False)
         return message, _too_large(self._most) if self._bytes_left < 0 else None
 
@@ -139,7 +141,7 @@ class Admission:
 
     def admit(self) -> "Place":
         """Take a place, at once. Raises Overloaded."""
-        if self.taken >= self.most:
+        if self.taken >= self.most:  # guard: concurrency-limit
             self.refused += 1
             raise Overloaded(
                 self._status,

@@ -1,5 +1,11 @@
-"""How a browser gets in: a link that works once becomes a cookie that no page can read."""
+"""Sign-in of browsers: a one-time link sets a cookie that scripts cannot read.
 
+The code in a link is signed with the gateway token, so any gateway that has the token can check it.
+The store records which codes were used: an append with an idempotency key succeeds in one gateway
+only.
+"""
+
+import asyncio
 import hashlib
 import hmac
 import re
@@ -9,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -19,59 +26,112 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from stenolog.agent.instance import AgentInstance
+from stenolog.errors import OnceConflict
+from stenolog.gateway.hosts import Known, takes_cookies
 from stenolog.gateway.shapes import failure
 from stenolog.gateway.token import Token
+from stenolog.sessions.folders import CHANNELS
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.opening import open_store
+
+# --- login links ----------------------------------------------------------------------------------
+# One-time codes of login links, shared by all gateways of a store.
+#
+# A code is signed with the gateway token, so any gateway that has the token can check it. The
+# store records which codes were used: an append with an idempotency key succeeds in one gateway
+# only.
+
+
+LINK_SECONDS: Final = 60
+"""Seconds a link can be used after it was made."""
+
+_CODE: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
+_USED: Final = "login-links"
+"""Session in the namespace `channels` that holds one message per used code."""
+
+
+class LoginLinks:
+    """Makes codes and accepts each one once, within LINK_SECONDS."""
+
+    def __init__(
+        self, token: Token, where: str | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        """Record used codes in the store at `where`; None means in this process only."""
+        self._token = token
+        self._where = where
+        self._now = now
+        self._used_here = InMemoryStore()
+
+    @classmethod
+    def of_agent(cls, token: Token, agent: AgentInstance) -> "LoginLinks":
+        """Return the links of a gateway whose first agent is this one."""
+        return cls(token, agent.shared_place)
+
+    def make_code(self) -> str:
+        """Return a code for one link."""
+        until, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
+        return f"{until}-{nonce}-{self._signature(until, nonce)}"
+
+    def use(self, given: str) -> bool:
+        """Return whether the code is valid, and mark it as used.
+
+        Blocks on the store. Raises StoreUnavailable; the code may then count as used.
+        """
+        found = _CODE.fullmatch(given)
+        if found is None:
+            return False
+        until, nonce, signature = found.groups()
+        # guard: login-link-signed
+        if not hmac.compare_digest(signature, self._signature(until, nonce)):
+            return False
+        # guard: login-link-expires
+        return self._now() < int(until) and self._is_first_use(nonce)
+
+    def _is_first_use(self, nonce: str) -> bool:
+        if self._where is None:
+            return _record(self._used_here, nonce)
+        # Opened for this call only: logins are rare.
+        with open_store(self._where, namespace=CHANNELS) as store:
+            return _record(store, nonce)
+
+    def _signature(self, until: str, nonce: str) -> str:
+        return self._token.proof("code", until, nonce)
+
+
+def _record(store: Store, nonce: str) -> bool:
+    try:
+        # Each attempt has other content, so that a second one with the same key is a conflict.
+        store.add_message(_USED, "user", secrets.token_hex(16), once=nonce)
+    except OnceConflict:
+        return False  # guard: login-link-once
+    return True
+
+
+# --- login ----------------------------------------------------------------------------------------
+
 
 LOGIN: Final = "/login"
+LOGOUT: Final = "/logout"
 LINKS: Final = "/v1/login-links"
 COOKIE: Final = "steno"
-LINK_SECONDS: Final = 60
-COOKIE_SECONDS: Final = 30 * 86_400
+COOKIE_SECONDS: Final = 7 * 86_400
 PROOF_SECONDS: Final = 30
 BEARER: Final = "bearer"
 """What `request.state.caller` says of who sent the token itself, or proved to have it."""
 
-_MOST: Final = 100
 _MOST_PROOFS: Final = 1_000
+_OTHER_NAME: Final = (
+    "Browsers log in at a name of the gateway's own, so that no other program here gets their "
+    "cookie. `steno open` opens it; gateway.hosts lists further names."
+)
 _PROOF: Final = re.compile(r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})")
 _HOME: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<title>stenolog</title><a href="/">stenolog</a>'
 )
-_VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
-
-
-class Links:
-    """The links that were given out and not used yet. They are forgotten with the process."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._codes: dict[str, float] = {}
-        """Until when each may be used, oldest first."""
-
-    def give(self) -> str:
-        """A code for one link."""
-        self._forget_old()
-        while len(self._codes) >= _MOST:
-            # Whoever asks now is waiting for this one.
-            del self._codes[next(iter(self._codes))]
-        code = secrets.token_urlsafe(32)
-        self._codes[code] = self._now() + LINK_SECONDS
-        return code
-
-    def use(self, given: str) -> bool:
-        """Whether this is a code that may be used; it may not be used again."""
-        self._forget_old()
-        wanted = given.encode()
-        # All are compared, so that the time it takes says nothing about any of them.
-        same = [code for code in self._codes if hmac.compare_digest(code.encode(), wanted)]
-        for code in same:
-            del self._codes[code]
-        return bool(same)
-
-    def _forget_old(self) -> None:
-        now = self._now()
-        self._codes = {code: until for code, until in self._codes.items() if until > now}
+_VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
 
 
 class Proven(Struct, frozen=True):
@@ -127,25 +187,35 @@ class Cookies:
     """
 
     def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
-        self._key = token.key("login cookie")
+        self._key = token.key("login cookie")  # guard: cookie-bound-to-token
         self._now = now
+        self._ended: dict[str, int] = {}
+        """The logins that were logged out, and when each would have expired."""
 
     def make(self) -> str:
-        """A value that is good from now on."""
-        until = str(int(self._now()) + COOKIE_SECONDS)
-        return f"{until}.{self._signature(until)}"
+        """Return a value that is valid from now on."""
+        until, login = str(int(self._now()) + COOKIE_SECONDS), secrets.token_hex(8)
+        return f"{until}.{login}.{self._signature(until, login)}"
 
     def is_good(self, value: str) -> bool:
-        """Whether we made this value, and it has not run out."""
+        """Return whether we made this value, and it has neither expired nor been logged out."""
         found = _VALUE.fullmatch(value)
         if found is None:
             return False
-        until, signature = found.groups()
-        same = hmac.compare_digest(signature, self._signature(until))
-        return same and int(until) > self._now()
+        until, login, signature = found.groups()
+        same = hmac.compare_digest(signature, self._signature(until, login))
+        return same and int(until) > self._now() and login not in self._ended
 
-    def _signature(self, until: str) -> str:
-        return hmac.digest(self._key, until.encode(), hashlib.sha256).hex()
+    def end(self, value: str) -> None:
+        """Refuse a valid value from now on, in this process."""
+        found = _VALUE.fullmatch(value) if self.is_good(value) else None
+        if found is not None:
+            now = self._now()
+            self._ended = {login: until for login, until in self._ended.items() if until > now}
+            self._ended[found[2]] = int(found[1])
+
+    def _signature(self, until: str, login: str) -> str:
+        return hmac.digest(self._key, f"{until}.{login}".encode(), hashlib.sha256).hex()
 
 
 def _is_led_here(request: Request) -> bool:
@@ -155,16 +225,27 @@ def _is_led_here(request: Request) -> bool:
     return is_browser and request.headers.get("sec-fetch-site") != "none"
 
 
-def login_routes(links: Links, cookies: Cookies) -> list[Route]:
-    """`POST /v1/login-links` gives out a link; `GET /login` takes it."""
+def cookie_values(headers: Headers) -> list[str]:
+    """Return the values of all cookies of our name."""
+    # Another server on this machine can set a cookie of the same name beside ours.
+    pairs = ";".join(headers.getlist("cookie")).split(";")
+    split = (pair.strip().partition("=") for pair in pairs)
+    return [value for name, _, value in split if name == COOKIE]
+
+
+def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) -> list[Route]:
+    """Return the routes that make a link, log a browser in with it, and log it out.
+
+    `own`: the host name at which browsers of this machine log in.
+    """
 
     async def give(request: Request) -> Response:
         # A cookie must not beget cookies: then it would last for ever.
-        if getattr(request.state, "caller", None) != BEARER:
+        if getattr(request.state, "caller", None) != BEARER:  # guard: links-need-token
             words = "Links are given to who has the token itself, as `steno open` does."
             return failure(403, words, code="token_needed")
-        url = f"{LOGIN}?code={links.give()}"
-        answer = {"url": url, "expires_in": LINK_SECONDS}
+        url = f"{LOGIN}?code={links.make_code()}"
+        answer = {"url": url, "host": own, "expires_in": LINK_SECONDS}
         proven: Proven | None = getattr(request.state, "proven", None)
         if proven is not None:
             answer["proof"] = proven.answer(url)
@@ -174,11 +255,14 @@ def login_routes(links: Links, cookies: Cookies) -> list[Route]:
         if request.method != "GET":
             # Programs that only look at a link, to show what is behind it, must not use it up.
             return PlainTextResponse("", 405, {"Allow": "GET"})
-        if not links.use(request.query_params.get("code", "")):
+        if not takes_cookies(request.headers["host"].encode("latin-1"), known):
+            # The right name is not told here: it is for holders of the token.
+            return PlainTextResponse(_OTHER_NAME, 421)
+        if not await asyncio.to_thread(links.use, request.query_params.get("code", "")):
             words = "This link was used, or is too old. `steno open` makes another."
             return PlainTextResponse(words, 403)
         response = HTMLResponse(_HOME) if _is_led_here(request) else RedirectResponse("/", 303)
-        response.set_cookie(
+        response.set_cookie(  # guard: cookie-http-only
             COOKIE,
             cookies.make(),
             max_age=COOKIE_SECONDS,
@@ -189,7 +273,15 @@ def login_routes(links: Links, cookies: Cookies) -> list[Route]:
         )
         return response
 
+    async def end(request: Request) -> Response:
+        for value in cookie_values(request.headers):
+            cookies.end(value)
+        response = JSONResponse({"logged_out": True})
+        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        return response
+
     return [
         Route(LINKS, give, methods=["POST"]),
         Route(LOGIN, take, methods=["GET"]),
+        Route(LOGOUT, end, methods=["POST"]),
     ]

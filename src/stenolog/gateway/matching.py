@@ -51,6 +51,8 @@ class Match(Struct, frozen=True, kw_only=True):
     """What is said after them."""
     answered: int | None = None
     """Nothing is new, and this seq is the answer: to who asks again because it got none."""
+    asked: int = 0
+    """The seq of the last message that was sent, if `answered` is its answer."""
     handed: bool = False
     """Whether that answer is a call which the client is to carry out."""
 
@@ -164,7 +166,8 @@ def _only_new(
         answered = seen[-1].seq if is_last and not overlap else None
     new = tuple(sent[overlap:])
     handed = answered is not None and bool(seen[-1].calls)
-    return Match(keep=len(history), new=new, answered=answered, handed=handed)
+    asked_at = seen[-2].seq if answered is not None else 0
+    return Match(keep=len(history), new=new, answered=answered, asked=asked_at, handed=handed)
 
 
 def _whole(
@@ -178,7 +181,8 @@ def _whole(
     if not new and common + 1 == len(seen) and seen[-1].role == "assistant":
         answered = seen[-1].seq
     handed = answered is not None and bool(seen[-1].calls)
-    return Match(keep=keep, new=new, answered=answered, handed=handed)
+    asked_at = seen[-2].seq if answered is not None and len(seen) > 1 else 0
+    return Match(keep=keep, new=new, answered=answered, asked=asked_at, handed=handed)
 
 
 def _behind(seen: list[Part], asked: list[Part]) -> int | None:

@@ -6,6 +6,7 @@ cannot say anything else than what happens.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from importlib import metadata
 from typing import Any, Final, Literal
 
 import msgspec
@@ -22,6 +23,8 @@ from stenolog.gateway.requests import Call, body_of, key_of, query_of
 from stenolog.gateway.shapes import Failure, Nothing, OfAgent, answered
 from stenolog.gateway.state import Gateway, gateway_of
 
+VERSION: Final = metadata.version("stenolog")
+
 COMMON: Final = (400, 401, 403, 404, 408, 413, 415, 421, 429, 431, 500, 503)
 """What any endpoint may answer that is not open to all: the layers around it refuse requests."""
 OPEN: Final = (400, 421, 429, 431, 500)
@@ -34,6 +37,7 @@ _REASONS: Final = {
     404: "There is no such session, agent or address.",
     408: "The request did not come in time.",
     409: "The session is not in a state for this, or the name is taken.",
+    410: "The session was deleted; `new_session` starts another one with its key.",
     413: "The request is too long.",
     415: "The body is not application/json.",
     421: "The gateway is not called by this name.",

@@ -16,7 +16,6 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry, Hits, Page, State
 from stenolog.catalog.texts import state_from, tags_from
-from stenolog.catalog.turns import held
 from stenolog.codec import encode_object
 from stenolog.context.compaction import Compaction
 from stenolog.errors import ModelUnavailable, StoreClosed, StoreUnavailable
@@ -43,11 +42,11 @@ from stenolog.gateway.shapes import (
     Told,
     given,
 )
-from stenolog.gateway.state import OFF, store_of
+from stenolog.gateway.talking import resolve_session
 from stenolog.records import Message, Trashed, Undone
 from stenolog.sessions import undoing
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, leased_keys
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ async def list_sessions(call: Call[ListQuery, Nothing]) -> Page:
     """A page of the list, the last changed first."""
     query = call.query
     return await call.gateway.loop.run(
-        _catalog(call.agent).list,
+        call.agent.catalog.list,
         prefix=query.prefix,
         tag=given(query.tag),
         state=given(query.state),
@@ -88,7 +87,7 @@ async def search(call: Call[SearchQuery, Nothing]) -> Hits:
     """A page of what was found."""
     query = call.query
     return await call.gateway.loop.run(
-        _catalog(call.agent).search,
+        call.agent.catalog.search,
         query.q,
         role=given(query.role),
         prefix=query.prefix,
@@ -103,11 +102,11 @@ async def search(call: Call[SearchQuery, Nothing]) -> Hits:
 
 async def stats(call: Call[OfAgent, Nothing]) -> Stats:
     """How much there is."""
-    return await call.gateway.loop.run(_stats, _catalog(call.agent))
+    return await call.gateway.loop.run(_stats, call.agent.catalog)
 
 
 def _shown(agent: AgentInstance, key: str) -> SessionShown:
-    store = store_of(agent)
+    store = agent.store
     own = agent.own_key(key)
     info = store.info(own)
     title = info.meta.get("title")
@@ -116,7 +115,7 @@ def _shown(agent: AgentInstance, key: str) -> SessionShown:
         uid=info.uid,
         title=title if isinstance(title, str) and title.strip() else None,
         tags=tags_from(info.meta),
-        state="running" if own in held(store, [own]) else _state(store, own),
+        state="running" if leased_keys(store, [own]) else _state(store, own),
         summary=info.summary,
         forked_from=info.forked_from,
         created=info.created,
@@ -145,7 +144,7 @@ def _state(store: Store, key: str) -> State:
 
 
 def _page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
-    store = store_of(agent)
+    store = agent.store
     own = agent.own_key(key)
     store.info(own)  # an unknown session has no messages, and is told apart from an empty one
     history = store.get_history(own, last=given(query.last), after=query.after, full=query.full)
@@ -211,8 +210,11 @@ def _plus(count: Counted, entry: Entry) -> Counted:
 
 async def say(call: Call[OfAgent, Said]) -> Told:
     """Have a message answered, or a command carried out. A failed turn is 502 or 503."""
-    inbound = Inbound(key=call.key, content=call.body.content, id=call.body.id)
-    answer = await call.gateway.loop.hear(inbound, agent=call.agent.id)
+    key, view = await call.gateway.loop.run(
+        resolve_session, call.agent, call.key, new_session=call.body.new_session
+    )
+    inbound = Inbound(key=key, content=call.body.content, id=call.body.id)
+    answer = await call.gateway.loop.hear(inbound, agent=call.agent.id, view=view)
     if answer.outcome == "failed":
         kept = "the message is kept" if answer.saved else "the message is not stored yet"
         raise HTTPException(_status(answer), f"{answer.text} ({kept})")
@@ -297,8 +299,6 @@ async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
     key = await loop.run(_existing, call.agent, call.key)
 
     async def carried_out(sessions: SessionStore) -> T:
-        if sessions.store is None:
-            raise StoreUnavailable(OFF)
         return await loop.run(change, sessions.store, key)
 
     return await loop.change(key, carried_out, agent=call.agent.id)
@@ -307,7 +307,7 @@ async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
 def _existing(agent: AgentInstance, key: str) -> str:
     """The session's own key. Raises NoSuchSession."""
     own = agent.own_key(key)
-    return store_of(agent).info(own).key
+    return agent.store.info(own).key
 
 
 def _changed(agent: AgentInstance, key: str, body: Changed) -> SessionShown:
@@ -318,20 +318,14 @@ def _changed(agent: AgentInstance, key: str, body: Changed) -> SessionShown:
     if body.tags is not UNSET:
         fields["tags"] = list(dict.fromkeys(body.tags)) or None
     if fields:
-        store_of(agent).set_meta(own, **fields)
+        agent.store.set_meta(own, **fields)
     return _shown(agent, own)
 
 
 def _restored(agent: AgentInstance, key: str, body: Restoring) -> SessionShown:
     as_key = given(body.as_key)
-    store_of(agent).restore(key, uid=given(body.uid), as_key=as_key)
+    agent.store.restore(key, uid=given(body.uid), as_key=as_key)
     return _shown(agent, as_key or key)
-
-
-def _catalog(agent: AgentInstance) -> Catalog:
-    if agent.catalog is None:
-        raise StoreUnavailable(OFF)
-    return agent.catalog
 
 
 # --- the table -------------------------------------------------------------------------------
@@ -401,7 +395,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         answer=say,
         body=Said,
         response=Told,
-        statuses=(409, 502),
+        statuses=(409, 410, 502),
     ),
     Endpoint(
         method="POST",

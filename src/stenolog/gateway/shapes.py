@@ -153,6 +153,9 @@ class Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="An id of your own: sent again, the message is stored and answered once.",
         ),
     ] = ""
+    new_session: Annotated[
+        bool, Meta(description="Start a new session if the one with this key was deleted.")
+    ] = False
 
 
 class Forking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,26 +1,166 @@
-"""What every request of the gateway works with."""
+"""State shared by all requests: the agents, the limits, and the sessions that clients follow.
+
+Each session is followed once, for all its listeners: one thread reads the store for all of them.
+"""
 
 import asyncio
-from collections import OrderedDict
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final, TypeVar, cast
 
 from starlette.requests import Request
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.errors import StoreUnavailable
-from stenolog.gateway.following import Following
+from stenolog.agent.waiting import ended
+from stenolog.errors import NoSuchSession
 from stenolog.gateway.limits import streams_admission, turns_admission
+from stenolog.records import Message
 from stenolog.settings.values import Settings
+from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.base import Store
 
-T = TypeVar("T")
+# --- following ------------------------------------------------------------------------------------
+# Following sessions for many listeners: each session is followed once, whoever listens.
+#
+# A listener first hears what it has missed, then what comes. Following takes a thread and a look
+# at the store now and then, which a listener alone does not.
 
-_REMEMBERED: Final = 10_000
-OFF: Final = (
-    "the store cannot be used in this run, and a stand-in keeps the sessions; messages are "
-    "answered, everything else has to wait for the next start"
-)
+
+_MOST_AHEAD: Final = 256
+"""Number of messages that are kept for a listener; a slower one reads them from the store."""
+
+
+class _Listener:
+    """Messages that one listener has not received yet."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque()
+        self.missed = True
+        """Whether there may be messages in the store that are not here."""
+        self.ended = False
+        self.error: Exception | None = None
+        self.news = asyncio.Event()
+
+    def tell(self, message: Message) -> None:
+        """Keep a message, unless the listener has to read the store anyway."""
+        if len(self.messages) >= _MOST_AHEAD:
+            self.messages.clear()
+            self.missed = True
+        elif not self.missed:
+            self.messages.append(message)
+        self.news.set()
+
+    def end(self, error: Exception | None) -> None:
+        """End the listener; `error` is what it raises."""
+        self.ended, self.error = True, error
+        self.news.set()
+
+
+class _Followed:
+    """A followed session and its listeners."""
+
+    def __init__(self) -> None:
+        self.listeners: set[_Listener] = set()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Following:
+    """Follows sessions of all agents for any number of listeners."""
+
+    def __init__(self, loop: AgentLoop) -> None:
+        self._loop = loop
+        self._followed: dict[tuple[int, str, str | None], _Followed] = {}
+
+    @property
+    def count(self) -> int:
+        """Number of sessions that are followed now."""
+        return len(self._followed)
+
+    async def messages(
+        self, store: Store, key: str, *, after: int, uid: str | None = None
+    ) -> AsyncGenerator[Message, None]:
+        """Yield each message with seq greater than `after` once, in order, when it is stored.
+
+        Raises SessionDeleted. `uid`: follow only this session of the key, as in `Store.follow`.
+        """
+        place, listener = (id(store), key, uid), _Listener()
+        followed = self._followed.setdefault(place, _Followed())
+        followed.listeners.add(listener)
+        try:
+            await self._begin(followed, store, key, uid)
+            while True:
+                if listener.missed:
+                    listener.missed = False
+                    for message in await self._loop.run(_stored, store, key, after, uid):
+                        yield message
+                        after = message.seq
+                while listener.messages and not listener.missed:
+                    message = listener.messages.popleft()
+                    if message.seq > after:
+                        yield message
+                        after = message.seq
+                if listener.missed or listener.messages:
+                    continue
+                if listener.ended:
+                    break
+                listener.news.clear()
+                await listener.news.wait()
+            if listener.error is not None:
+                raise listener.error
+        finally:
+            followed.listeners.discard(listener)
+            if not followed.listeners:
+                if self._followed.get(place) is followed:
+                    del self._followed[place]
+                if followed.task is not None and await ended([followed.task]):
+                    raise asyncio.CancelledError
+
+    async def _begin(self, followed: _Followed, store: Store, key: str, uid: str | None) -> None:
+        """Follow the session, unless it is followed already."""
+        if followed.task is None:
+            start = await self._loop.run(_last_seq, store, key)
+            # Another listener may have been faster.
+            if followed.task is None:
+                work = self._follow(followed, store, key, start, uid)
+                followed.task = asyncio.create_task(work)
+
+    async def _follow(
+        self, followed: _Followed, store: Store, key: str, after: int, uid: str | None
+    ) -> None:
+        """Pass new messages to all listeners, until there are none."""
+        reason: Exception | None = None
+        try:
+            async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as arrivals:
+                async for message in arrivals:
+                    for listener in followed.listeners:
+                        listener.tell(message)
+        except Exception as error:  # noqa: BLE001 - each listener raises it
+            reason = error
+        # A later listener starts a new one.
+        if self._followed.get((id(store), key, uid)) is followed:
+            del self._followed[id(store), key, uid]
+        for listener in followed.listeners:
+            listener.end(reason)
+
+
+def _stored(store: Store, key: str, after: int, uid: str | None) -> list[Message]:
+    """Return the synced messages with seq greater than `after`."""
+    return list(store.follow(key, after=after, uid=uid, timeout=0))
+
+
+def _last_seq(store: Store, key: str) -> int:
+    try:
+        return store.info(key).last_seq
+    except NoSuchSession:
+        return 0
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
 
 
 class Gateway:
@@ -35,21 +175,10 @@ class Gateway:
         self.closing = asyncio.Event()
         """Set when it ends: live streams end then, and their clients come back elsewhere."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._told: OrderedDict[tuple[str | None, str, int], None] = OrderedDict()
 
     def agent(self, name: str | None) -> AgentInstance:
         """The agent of this name; `main`, or none, is the first. Raises UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
-
-    def has_told(self, agent: str | None, key: str, seq: int) -> None:
-        """Remember that a client has got the answer at this seq."""
-        self._told[agent, key, seq] = None
-        if len(self._told) > _REMEMBERED:
-            self._told.popitem(last=False)
-
-    def was_told(self, agent: str | None, key: str, seq: int) -> bool:
-        """Whether a client has got it, as far as this process remembers."""
-        return (agent, key, seq) in self._told
 
     def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Hold a task until it has ended: the event loop alone would let go of it."""
@@ -61,13 +190,6 @@ class Gateway:
         """Wait until all of them have ended; none begins another."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-
-
-def store_of(agent: AgentInstance) -> Store:
-    """The store of an agent's sessions. Raises StoreUnavailable where a stand-in keeps them."""
-    if agent.store is None:
-        raise StoreUnavailable(OFF)
-    return agent.store
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -1,35 +1,51 @@
 """From what a client sent to an answer: what is new goes into its session, and the turn runs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.agent.events import Answer, Inbound, Tell
+from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.rewriting import rewrite
+from stenolog.catalog.answers import received, request_of, requested
 from stenolog.context.shapes import calls_of, results_of, speaks
 from stenolog.context.standing import answer_to, standing
-from stenolog.errors import NoSuchSession, UsageError
+from stenolog.errors import (
+    NoSuchSession,
+    OnceConflict,
+    SessionDeleted,
+    StenologError,
+    UsageError,
+)
 from stenolog.gateway.matching import Match, match, text_at
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import SessionView, forked_at
 
 _PLAIN: Final = {"role", "content"}
 _REQUESTS: Final = "requests"
-"""The field of a session's meta that has, for each of the last requests which changed more than the
-end of the log, the client's own name for it and the seq of the last message it brought."""
+"""Field of a session's meta: the last requests that changed more than the end of the log, each as
+idempotency key, seq of the last visible message after it, and digest."""
 _MOST_REQUESTS: Final = 20
+_RESPONSE: Final = "last_response"
+"""Field of a session's meta: the seq of the last answer that an HTTP client received completely."""
+_ADVICE: Final = (
+    "restore it, use another key, or send `new_session: true` to start a new session with this key"
+)
+_SCANNED: Final = 200
+"""Number of messages that are searched for the mark of a request."""
+
+_logger = logging.getLogger("stenolog")
 
 
-def _nobody(key: str, seq: int) -> bool:
-    del key, seq
-    return False
-
-
-class Wanted(Struct, frozen=True, kw_only=True):
+class Wanted(Struct, frozen=True, kw_only=True, dict=True):
     """What a client wants answered in a session."""
 
     key: str
@@ -37,32 +53,81 @@ class Wanted(Struct, frozen=True, kw_only=True):
     agent: str | None = None
     manner: Manner = AS_USUAL
     once: str = ""
-    """The client's own name for this request: made again, it is stored and answered once."""
+    """The idempotency key of the request: a retry is stored and answered once."""
     asked_again: bool = False
-    """Whether the client has asked before and got no answer."""
-    was_told: Callable[[str, int], bool] = _nobody
-    """Whether a client has got the answer at this seq of a session: then it asks for another."""
+    """Whether the client says that this is a retry of a request that got no response."""
+    retries: bool = False
+    """Whether the client marks its retries, so that its requests must be recognisable."""
+    new_session: bool = False
+    """Whether to start a new session if the one with this key was deleted."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the messages and the client's tools, equal for a request and its retries."""
+        sent: list[Any] = list(self.talk)
+        if self.manner.tools:  # guard: idempotency-key-other-tools
+            sent = [sent, list(self.manner.tools)]
+        encoded = json.dumps(sent, sort_keys=True, default=str)
+        return hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether a later request may have to be compared with this one."""
+        return bool(self.once) or self.retries
 
 
 async def answered(loop: AgentLoop, wanted: Wanted, tell: Tell) -> Answer:
     """The answer to what is new. Raises UsageError, and what the store raises when it is read."""
     instance = loop.registry.agent(wanted.agent)
-    key = await loop.run(instance.own_key, wanted.key)
-    found = await loop.run(_look, instance.sessions, key, wanted)
+    key, view, found = await loop.run(_prepared, instance, wanted)
     if isinstance(found, Answer):
         return found
     shown, matched = found
     if matched.keep == len(shown) and len(matched.new) == 1 and _is_plain(matched.new[0]):
         # The usual message waits in the log for its turn, and not here.
-        inbound = Inbound(key=key, content=matched.new[0]["content"], id=wanted.once)
+        inbound = Inbound(
+            key=key,
+            content=matched.new[0]["content"],
+            id=wanted.once,
+            request_digest=wanted.digest if wanted.is_marked else "",
+        )
         return await loop.hear(
-            inbound, tell=tell, agent=wanted.agent, commands_too=False, manner=wanted.manner
+            inbound,
+            tell=tell,
+            agent=wanted.agent,
+            commands_too=False,
+            manner=wanted.manner,
+            view=view,
         )
 
     async def change(sessions: SessionStore) -> Answer | None:
         return await loop.run(_take_in, sessions, key, wanted)
 
     return await loop.answer_after(key, change, tell=tell, agent=wanted.agent, manner=wanted.manner)
+
+
+def resolve_session(
+    agent: AgentInstance, key: str, *, new_session: bool
+) -> tuple[str, SessionView | None]:
+    """Return the key of the session that a client names, and a view of it. Blocks.
+
+    Raises SessionDeleted if the session of this key is in the trash and there is no other, unless
+    the client asks for a new one.
+    """
+    own, view = agent.resolve(key)
+    refused = view is None and not new_session
+    if refused and any(deleted.key == own for deleted in agent.store.list_trash()):
+        # guard: deleted-session-stays-deleted
+        raise SessionDeleted(key, advice=_ADVICE)
+    return own, view
+
+
+def _prepared(
+    instance: AgentInstance, wanted: Wanted
+) -> "tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]":
+    """Resolve the session and compare it with what the client sent, in one thread hop."""
+    key, view = resolve_session(instance, wanted.key, new_session=wanted.new_session)
+    return key, view, _look(instance.sessions, key, wanted, view)
 
 
 def text_told(sessions: SessionStore, answer: Answer) -> str:
@@ -76,20 +141,25 @@ def _is_plain(body: Mapping[str, Any]) -> bool:
     return body.get("role") == "user" and set(body) == _PLAIN
 
 
-def _look(sessions: SessionStore, key: str, wanted: Wanted) -> tuple[list[Message], Match] | Answer:
-    """What is in sight and what of the request is new; or the answer that was given to it before.
+def _look(
+    sessions: SessionStore, key: str, wanted: Wanted, view: SessionView | None
+) -> tuple[Sequence[Message], Match] | Answer:
+    """Return the visible messages and what is new, or the answer that was given before.
 
-    Raises UsageError for results that nobody waits for.
+    Raises OnceConflict if the idempotency key was used for other messages, and UsageError for
+    results that nobody waits for.
     """
-    shown = sessions.get_history(key)
-    brought = _brought(sessions, key).get(wanted.once) if wanted.once else None
+    if view is None:
+        return (), Match(keep=0, new=_awaited((), match((), wanted.talk).new))
+    shown = view.messages
+    brought = _brought(sessions, wanted, view) if wanted.once else None
     if brought is not None:
         answer = answer_to(sessions.get_history(key, after=brought - 1, full=True), brought)
         if answer is not None:
             return Answer(key=key, text="", outcome="again", seq=answer.seq)
-    found = match(shown, wanted.talk, before=_before(sessions, key))
+    found = match(shown, wanted.talk, before=_before(sessions, view))
     again = found.answered
-    if wanted.asked_again and again is not None and not wanted.was_told(key, again):
+    if wanted.asked_again and again is not None and _is_retry(wanted, view, found):
         if found.handed:
             return shown, Match(keep=len(shown), new=())  # the turn hands its calls over again
         return Answer(key=key, text="", outcome="again", seq=again)
@@ -122,95 +192,132 @@ def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tupl
 
 def _take_in(sessions: SessionStore, key: str, wanted: Wanted) -> Answer | None:
     """Make what was sent what is in sight, by who has the turn; None: now it can be answered."""
-    found = _look(sessions, key, wanted)
+    found = _look(sessions, key, wanted, _view(sessions, key))
     if isinstance(found, Answer):
         return found
     shown, matched = found
-    failed = (
-        _appended(sessions, key, matched.new, once=wanted.once)
-        if matched.keep == len(shown)
-        else _replaced(sessions, key, wanted)
-    )
+    failed = None
+    if matched.keep < len(shown):
+        failed = _replaced(sessions, key, wanted)
+    elif matched.new:
+        new = _with_request(wanted, matched.new)
+        sessions.store.add_messages(key, new, once=wanted.once or None)
     if failed is None and wanted.once:
-        _note_request(sessions, key, wanted.once)
+        _note_request(sessions, key, wanted)
     return failed
+
+
+def _with_request(wanted: Wanted, new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Mark the user messages as received, and the last message with the request.
+
+    They have no sender: a client may pass any session key, so HTTP does not know who wrote them.
+    """
+    marked = [received(body) if body.get("role") == "user" else body for body in new]
+    if not new or not wanted.is_marked:
+        return marked
+    return [*marked[:-1], requested(marked[-1], id=wanted.once, digest=wanted.digest)]
+
+
+def _is_retry(wanted: Wanted, view: SessionView, found: Match) -> bool:
+    """Return whether the client retries the request whose answer is the last in the log.
+
+    Otherwise it says the same words again, and this is a new message: the last request was another
+    one, or its client has received the answer. Decided from the store alone, so that every gateway
+    decides alike.
+    """
+    asked = next((one for one in view.messages if one.seq == found.asked), None)
+    mark = None if asked is None else request_of(asked.to_dict())
+    if asked is None or mark is None or asked.seq <= forked_at(view.info):
+        return False
+    received = view.info.meta.get(_RESPONSE) == found.answered
+    return mark == (wanted.once, wanted.digest) and not received
+
+
+def note_response(sessions: SessionStore, key: str, seq: int) -> None:
+    """Store that a client has received the answer at this seq. Logs errors."""
+    store = sessions.store
+    try:
+        store.info(key)  # set_meta would create a session that was deleted meanwhile
+        store.set_meta(key, **{_RESPONSE: seq})
+    except NoSuchSession:
+        return
+    except StenologError as error:
+        _logger.warning("%s: could not store that answer %s was received: %s", key, seq, error)
 
 
 def _replaced(sessions: SessionStore, key: str, wanted: Wanted) -> Answer | None:
     def tail_replaced(history: list[Message]) -> list[Message | Mapping[str, Any]] | None:
-        now = match(history, wanted.talk, before=_before(sessions, key))
+        now = match(history, wanted.talk, before=_before(sessions, _view(sessions, key)))
         # What others have said meanwhile is not the client's to take back before it is answered.
         unanswered = standing(history).unanswered
         sent = [body.get("content") for body in wanted.talk]
         if any(
-            message.seq in unanswered and message.content not in sent
+            message.seq in unanswered and message.to_dict().get("content") not in sent
             for message in history[now.keep :]
         ):
             return None
-        return [*history[: now.keep], *_awaited(history[: now.keep], now.new)]
+        new = _awaited(history[: now.keep], now.new)
+        return [*history[: now.keep], *_with_request(wanted, new)]
 
     match rewrite(sessions, key, tail_replaced):
-        case "not saved":
-            return _not_saved(sessions, key)
-        case "nothing" | "others speak":
+        case "unchanged" | "message arrived":
             words = "others wait for an answer in this session; try again in a moment"
             return Answer(key=key, text=words, outcome="failed")
     return None
 
 
-def _appended(
-    sessions: SessionStore, key: str, new: Sequence[Mapping[str, Any]], *, once: str
-) -> Answer | None:
-    if not new:
+def _brought(sessions: SessionStore, wanted: Wanted, view: SessionView) -> int | None:
+    """Return the seq of the last message of the request with this idempotency key.
+
+    Raises OnceConflict if that request had other messages.
+    """
+    copied = forked_at(view.info)
+    found = [one for one in _noted_requests(view) if one[0] == wanted.once]
+    for message in sessions.get_history(view.key, last=_SCANNED, full=True):
+        mark = request_of(message.to_dict())
+        if mark is not None and mark[0] == wanted.once and message.seq > copied:
+            found.append((wanted.once, message.seq, mark[1]))
+    if not found:
         return None
-    if sessions.store is not None:
-        sessions.store.add_messages(key, new, once=once or None)
-        return None
-    for number, body in enumerate(new):
-        token = f"{once}:{number}" if once else None
-        if sessions.add_full_message(key, body, once=token) is None:
-            return _not_saved(sessions, key)
-    return None
+    _, seq, digest = found[0]
+    # Older versions stored no digest.
+    if digest and digest != wanted.digest:  # guard: idempotency-key-other-body
+        raise OnceConflict(view.key, wanted.once, seq)
+    return seq
 
 
-def _brought(sessions: SessionStore, key: str) -> dict[str, int]:
-    """The last message of each of the last requests that had a name."""
-    if sessions.store is None:
-        return {}
+def _noted_requests(view: SessionView) -> list[tuple[str, int, str]]:
+    """Return idempotency key, seq and digest of the last requests that were noted in the meta."""
+    kept = view.info.meta.get(_REQUESTS)
+    rows = kept if isinstance(kept, list) else []
+    return [
+        (row[0], row[1], row[2] if len(row) > 2 else "")
+        for row in rows
+        if isinstance(row, list) and len(row) in (2, 3)
+    ]
+
+
+def _note_request(sessions: SessionStore, key: str, wanted: Wanted) -> None:
+    view = _view(sessions, key, last=1)
+    if view is not None and view.messages:
+        others = [row for row in _noted_requests(view) if row[0] != wanted.once]
+        rows = [*others, (wanted.once, view.messages[0].seq, wanted.digest)][-_MOST_REQUESTS:]
+        sessions.store.set_meta(key, **{_REQUESTS: [list(row) for row in rows]})
+
+
+def _view(sessions: SessionStore, key: str, *, last: int | None = None) -> SessionView | None:
     try:
-        kept = sessions.store.info(key).meta.get(_REQUESTS)
-    except NoSuchSession:
-        return {}
-    pairs = kept if isinstance(kept, list) else []
-    return {one[0]: one[1] for one in pairs if isinstance(one, list) and len(one) == 2}
-
-
-def _note_request(sessions: SessionStore, key: str, once: str) -> None:
-    if sessions.store is None:
-        return
-    last = sessions.get_history(key, last=1)
-    if last:
-        kept = {**_brought(sessions, key), once: last[0].seq}
-        pairs = [[name, seq] for name, seq in kept.items()][-_MOST_REQUESTS:]
-        sessions.store.set_meta(key, **{_REQUESTS: pairs})
-
-
-def _before(sessions: SessionStore, key: str) -> "partial[list[Message]] | None":
-    """Gives what is no longer in sight; None where everything is."""
-    store = sessions.store
-    if store is None:
-        return None
-    try:
-        info = store.info(key)
+        return sessions.store.view(key, last)
     except NoSuchSession:
         return None
-    return partial(_hidden, sessions, key) if info.floor else None
+
+
+def _before(sessions: SessionStore, view: SessionView | None) -> "partial[list[Message]] | None":
+    """Return a function that reads the hidden messages; None if nothing is summarized."""
+    if view is None or not view.info.floor:
+        return None
+    return partial(_hidden, sessions, view.key)
 
 
 def _hidden(sessions: SessionStore, key: str) -> list[Message]:
     return [message for message in sessions.get_history(key, full=True) if message.hidden]
-
-
-def _not_saved(sessions: SessionStore, key: str) -> Answer:
-    words = f"this could not be saved: {sessions.health().last_error}"
-    return Answer(key=key, text=words, outcome="failed", saved=False)

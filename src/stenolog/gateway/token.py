@@ -37,11 +37,20 @@ class Token(Struct, frozen=True):
 
     def is_same(self, given: bytes) -> bool:
         """Whether somebody sent this token; how long the answer takes says nothing about it."""
-        return hmac.compare_digest(self.value, given)
+        return hmac.compare_digest(self.value, given)  # guard: token-compared-whole
 
     def key(self, purpose: str) -> bytes:
         """A key that only who has the token can work out, a different one for each purpose."""
         return hmac.digest(self.value, f"stenolog {purpose}".encode(), hashlib.sha256)
+
+    def host_name(self) -> str:
+        """Return the host name of the gateways with this token, for browsers on this machine.
+
+        Browsers send a cookie to every port of its host, so another server at `localhost` would get
+        it. Only holders of the token know this name. Browsers resolve all names below `localhost`
+        to this machine.
+        """
+        return f"steno-{self.key('host name').hex()[:16]}.localhost"
 
     def proof(self, *said: str) -> str:
         """What only who has the token can add to these words; nobody learns the token from it."""
@@ -57,6 +66,7 @@ def read_token(file: Path) -> Token:
     """The token in this file. Raises WrongSettings where it is none, or others can read it."""
     try:
         # A pipe in its place would be waited for.
+        # guard: token-file-no-symlink
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(file, flags)
     except OSError as error:
@@ -86,7 +96,7 @@ def _content(file: Path, descriptor: int) -> bytes:
     # For root, too, a file of somebody else is one that they can read and change.
     if found.st_uid not in (os.geteuid(), 0):
         raise _wrong(file, "it belongs to another user, who can read and change it")
-    if found.st_mode & 0o077:
+    if found.st_mode & 0o077:  # guard: token-file-mode
         raise _wrong(file, f"others than its owner can read or change it; run: chmod 600 {file}")
     content = os.read(descriptor, _MOST + 3).rstrip(b"\r\n")
     if not _WRITTEN.fullmatch(content):

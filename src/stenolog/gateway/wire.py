@@ -19,6 +19,8 @@ from msgspec import Struct
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from stenolog.gateway.limits import HEAD_BYTES
+
 _TOLD: Final = 60.0
 """Seconds between two lines of the log that tell of too many connections."""
 _PROXIES: Final = ["127.0.0.1", "::1"]
@@ -36,7 +38,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     """For the rest of a body after its answer, so that the client can come to read that."""
     unread: float = 30.0
     """While a client reads nothing of what it was sent."""
-    head_bytes: int = 16_384
+    head_bytes: int = HEAD_BYTES
     rest_bytes: int = 1_048_576
     framing_bytes: int = 65_536
     """Of what stands around the chunks of a body, beside a quarter of what is in them: a chunk
@@ -188,6 +190,7 @@ class _Connection(H11Protocol):
         """Wait until the client reads."""
         super().pause_writing()
         if self._reading is None:
+            # guard: unread-time-limit
             self._reading = self.loop.call_later(self._patience.unread, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -228,7 +231,7 @@ class _Connection(H11Protocol):
         if self.transport.is_closing():
             self._owe(None)
         elif self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
-            self._owe("head")
+            self._owe("head")  # guard: head-time-limit
         elif self.conn.their_state is h11.IDLE:
             self._owe("next")
         elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:

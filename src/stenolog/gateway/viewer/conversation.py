@@ -22,16 +22,15 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import HIGHEST, OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.entries import entry_of, title_of
 from stenolog.gateway.viewer.messages import Shown, shown
-from stenolog.gateway.viewer.serving import agent_of, page, store_of
+from stenolog.gateway.viewer.serving import agent_of, entry_of, page, title_of
 from stenolog.gateway.viewer.sight import Gap, Sight, look
 from stenolog.gateway.viewer.words import damage
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.settings.secrets import without_password
 from stenolog.stores import spans
 from stenolog.stores.base import Store
-from stenolog.stores.whole import LifeMark, WholeStore
+from stenolog.stores.snapshots import LifeMark, WholeStore
 
 SIZE: Final = 50
 """So many messages are shown at first, and come at a time."""
@@ -128,7 +127,7 @@ async def fragment(request: Request) -> Response:
 
 
 def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None) -> Talk:
-    store = store_of(agent)
+    store = agent.store
     own = agent.own_key(key)
 
     def read(info: SessionInfo) -> Part:
@@ -166,7 +165,7 @@ def _fork_key(key: str) -> str:
 
 
 def _more(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, Part]:
-    store = store_of(agent)
+    store = agent.store
     return as_met(store, agent.own_key(key), lambda info: _wanted(store, info, query))
 
 

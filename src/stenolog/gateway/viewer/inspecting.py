@@ -16,9 +16,8 @@ from stenolog.errors import ContextTooSmall
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.entries import entry_of, title_of
 from stenolog.gateway.viewer.messages import one_line, pretty
-from stenolog.gateway.viewer.serving import agent_of, page, store_of
+from stenolog.gateway.viewer.serving import agent_of, entry_of, page, title_of
 from stenolog.records import SessionInfo
 
 WIDTH: Final = 1_000.0
@@ -84,7 +83,7 @@ async def context(request: Request) -> Response:
 def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspected:
     """What a session's model would be sent now. Raises NoSuchSession."""
     own = agent.own_key(key)
-    info = store_of(agent).info(own)
+    info = agent.store.info(own)
     model = agent.model_of(own)
     context = agent.context(model)
     tokens = context.tokens
@@ -101,7 +100,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     history = agent.sessions.get_history(own)
     bodies = (message.to_dict() for message in reversed(history))
     said = next((words_of(body) for body in bodies if speaks(body)), "")
-    recalled = agent.recall(said, own)
+    recalled = agent.recall(said, own, sender=None)
     try:
         window = context.window(own, memory=recalled.block)
     except ContextTooSmall as error:

@@ -17,7 +17,7 @@ from stenolog.errors import StenologError
 from stenolog.gateway.requests import query_of
 from stenolog.gateway.shapes import OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.serving import agent_of, catalog_of, page, store_of
+from stenolog.gateway.viewer.serving import agent_of, page
 from stenolog.gateway.viewer.sight import HIDDEN, Sight, look
 from stenolog.stores.base import Store
 
@@ -72,7 +72,7 @@ async def home(request: Request) -> Response:
 
 def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
     """The sessions that are asked for; with words also the messages that have them."""
-    catalog = catalog_of(agent)
+    catalog = agent.catalog
     if not query.q.strip():
         found = _chosen(catalog, query, SIZE, query.after or None)
         return Listed(entries=found.entries, after=found.after)
@@ -86,7 +86,7 @@ def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
         hits=hits.hits,
         count=hits.count,
         exact=hits.exact,
-        whys=_whys(store_of(agent), hits.hits),
+        whys=_whys(agent.store, hits.hits),
     )
 
 
@@ -152,7 +152,7 @@ def marked(hit: Hit) -> Markup:
     for first, last in hit.marks:
         made += Markup("{}<mark>{}</mark>").format(hit.snippet[end:first], hit.snippet[first:last])
         end = last
-    return made + hit.snippet[end:]
+    return made + hit.snippet[end:]  # guard: snippet-escaped
 
 
 _STATES: Final[dict[str, State]] = {

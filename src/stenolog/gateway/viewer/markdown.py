@@ -19,12 +19,11 @@ from markupsafe import Markup, escape
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
-from pygments.util import ClassNotFound
+
+from stenolog.sessions.exporting.fences import ColourBudget, colour_language
 
 LONGEST: Final = 100_000
 """What is longer is shown as plain text, and cut here."""
-_LONGEST_CODE: Final = 20_000
-"""A longer piece of code has no colours: some lexers take very long."""
 _LONGEST_KEPT: Final = 20_000
 
 _PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
@@ -64,7 +63,7 @@ def to_html(text: str) -> Markup:
 
 
 def coloured(code: str, language: str) -> Markup:
-    """Code as HTML, in the colours of its language where it is known."""
+    """Return code as HTML, coloured if `colour_language` allows it."""
     return Markup(_coloured(code, language, ""))
 
 
@@ -75,7 +74,12 @@ def _kept(text: str) -> Markup:
 
 def _made(text: str) -> Markup:
     try:
-        made: str = _PARSER.render(text)
+        tokens = _PARSER.parse(text)
+        budget = ColourBudget()
+        for token in tokens:
+            if colour_language(token.info, token.content) and not budget.take(token.content):
+                token.info = ""
+        made: str = _PARSER.renderer.render(tokens, _PARSER.options, {})
     except RecursionError:
         return _plain(text)
     cleaned = nh3.clean(
@@ -109,15 +113,12 @@ def _checked(tag: str, attribute: str, value: str) -> str | None:
 
 
 def _coloured(code: str, language: str, attributes: str) -> str:
-    """For the parser: the inside of a block of code."""
+    """Return the inside of a code block; called by the Markdown parser."""
     del attributes
-    if len(code) <= _LONGEST_CODE and language:
-        try:
-            lexer = get_lexer_by_name(language)
-        except ClassNotFound:
-            return str(escape(code))
-        return str(highlight(code, lexer, _FORMATTER))
-    return str(escape(code))
+    lexer = colour_language(language, code)
+    if not lexer:
+        return str(escape(code))
+    return str(highlight(code, get_lexer_by_name(lexer), _FORMATTER))
 
 
 def _image(
@@ -127,13 +128,14 @@ def _image(
     token = tokens[index]
     source = str(token.attrGet("src") or "")
     words = self.renderInlineAsText(token.children, options, env)
-    if is_picture(source):
+    if is_picture(source):  # guard: no-remote-images
         return str(Markup('<img src="{}" alt="{}">').format(source, words))
     shown = words or source
     return str(Markup('<a href="{}">🖼 {}</a>').format(source, shown))
 
 
 def _parser() -> MarkdownIt:
+    # guard: markdown-no-html
     made = MarkdownIt("commonmark", {"html": False, "highlight": _coloured, "breaks": True})
     made.enable(["table", "strikethrough"])
     made.add_render_rule("image", _image)

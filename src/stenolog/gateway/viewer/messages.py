@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from json import dumps
+from json import JSONEncoder
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +34,7 @@ from stenolog.records import Message
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
 _PICTURE_PARTS: Final = {"image_url", "image", "input_image"}
 _LINE: Final = 120
+_LAYOUT: Final = JSONEncoder(indent=2, ensure_ascii=False)
 
 
 class Picture(Struct, frozen=True, kw_only=True):
@@ -113,8 +114,11 @@ def one_line(text: str) -> str:
 
 
 def pretty(value: Any) -> Markup:
-    """A value as coloured JSON; a text that is none as it is."""
+    """Return a value as indented JSON, and text that is not JSON unchanged; cut at LONGEST."""
     if isinstance(value, str):
+        if len(value) > LONGEST:
+            # Not decoded: the layout of nested lists is many times longer than their text.
+            return Markup("{}").format(_cut(value))
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -122,10 +126,21 @@ def pretty(value: Any) -> Markup:
         if isinstance(value, str):
             return Markup("{}").format(_cut(value))
     try:
-        text = dumps(value, indent=2, ensure_ascii=False)
+        text = _laid_out(value)
     except (TypeError, ValueError, RecursionError):
         text = as_json(value)
     return coloured(_cut(text), "json")
+
+
+def _laid_out(value: Any) -> str:
+    """Return the value as indented JSON, up to a little more than LONGEST characters."""
+    pieces, size = list[str](), 0
+    for piece in _LAYOUT.iterencode(value):
+        pieces.append(piece)
+        size += len(piece)
+        if size > LONGEST:  # guard: layout-bounded
+            break
+    return "".join(pieces)
 
 
 def _cut(text: str) -> str:

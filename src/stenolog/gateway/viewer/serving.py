@@ -1,27 +1,34 @@
-"""Templates, static files, and the headers of every page."""
+"""What all pages share: templates, static files, headers, session titles, errors."""
 
+import asyncio
 import hashlib
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.catalog import Catalog
-from stenolog.errors import StenologError, StoreUnavailable, UsageError
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.texts import title_from
+from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.failures import status_of, without_secrets
-from stenolog.gateway.health import VERSION
+from stenolog.gateway.login import LOGIN
+from stenolog.gateway.openapi import VERSION
 from stenolog.gateway.state import Gateway, gateway_of
 from stenolog.gateway.viewer import words
 from stenolog.gateway.viewer.markdown import to_html
-from stenolog.stores.base import Store
+from stenolog.records import SessionInfo
 
-POLICY: Final = (
+POLICY: Final = (  # guard: content-security-policy
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
@@ -117,24 +124,10 @@ def agent_of(gateway: Gateway, name: str) -> AgentInstance:
         raise HTTPException(404, str(error)) from None
 
 
-def store_of(agent: AgentInstance) -> Store:
-    """The agent's store. Raises StoreUnavailable where there is none in this run."""
-    if agent.store is None:
-        raise StoreUnavailable("the store cannot be used in this run; a stand-in keeps the talk")
-    return agent.store
-
-
-def catalog_of(agent: AgentInstance) -> Catalog:
-    """The agent's index. Raises StoreUnavailable where there is none in this run."""
-    if agent.catalog is None:
-        raise StoreUnavailable("the store cannot be used in this run; a stand-in keeps the talk")
-    return agent.catalog
-
-
 async def static(request: Request) -> Response:
     """One of our own files. Its address names its content, so that it may be kept."""
     name = request.path_params["name"]
-    if name not in _TYPES:
+    if name not in _TYPES:  # guard: static-files-listed
         raise HTTPException(404, "there is no such file")
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
     return Response(file(name), media_type=_TYPES[name], headers=headers)
@@ -153,7 +146,7 @@ def file(name: str) -> bytes:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    made = Environment(  # guard: templates-escape
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -178,3 +171,136 @@ def _environment() -> Environment:
         version=VERSION,
     )
     return made
+
+
+# --- entries --------------------------------------------------------------------------------------
+# What the list says of one session, for the head of its pages.
+
+
+PATIENCE: Final = 0.25
+"""So many seconds a page waits for an index that is being made: of a long session that takes
+many, and what was said can be read without it."""
+
+
+async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
+    """Return the catalog entry of a session; None if the catalog does not answer in time."""
+    asked = gateway.keep(asyncio.create_task(gateway.loop.run(_listed, agent, key)))
+    await asyncio.wait({asked}, timeout=PATIENCE)
+    if asked.done():
+        return asked.result()
+    # Nothing waits for it any more; the next request reports the error.
+    asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return None
+
+
+def title_of(entry: Entry | None, info: SessionInfo) -> str:
+    """Return the title of a session."""
+    return (entry.title if entry is not None else title_from(info.meta, "")) or info.key
+
+
+def _listed(agent: AgentInstance, key: str) -> Entry | None:
+    return agent.catalog.entry(agent.own_key(key))
+
+
+# --- sign in --------------------------------------------------------------------------------------
+# What goes wrong, told to a person: the way in where there is no cookie, and pages for the rest.
+#
+# Whoever has no cookie is served nothing else of ours, no style sheet either: it stands in the
+# page, and the page's policy names it by its hash.
+
+
+_USED: Final = "A link works once, and for a minute."
+_UNKNOWN: Final = "This gateway does not know this browser, or no longer does."
+
+
+class SignInPage:
+    """Layer that turns errors into pages for browsers: the sign-in page, or the error."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Only error responses are changed."""
+        if scope["type"] != "http" or not _wants_a_page(scope):
+            await self._app(scope, receive, send)
+            return
+        begun: Message | None = None
+        body = b""
+
+        async def told(message: Message) -> None:
+            nonlocal begun, body
+            if message["type"] == "http.response.start" and _is_bare(message):
+                begun = message
+            elif begun is None or message["type"] != "http.response.body":
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    made = _page(begun["status"], scope["path"], body)
+                    _head(begun, made)
+                    await send(begun)
+                    # The page replaces the body, once.
+                    await send({**message, "body": b"" if scope["method"] == "HEAD" else made})
+
+        await self._app(scope, receive, told)
+
+
+def _wants_a_page(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "text/html" in headers.get("accept", "") and "authorization" not in headers
+
+
+def _is_bare(start: Message) -> bool:
+    """Return whether this starts an error response that is not a page."""
+    told = Headers(raw=start["headers"]).get("content-type", "")
+    return bool(start["status"] >= 400 and not told.startswith("text/html"))
+
+
+def _head(start: Message, made: bytes) -> None:
+    headers = MutableHeaders(scope=start)
+    headers["Content-Type"] = "text/html; charset=utf-8"
+    headers["Content-Length"] = str(len(made))
+    headers["Content-Security-Policy"] = (
+        f"default-src 'none'; style-src '{_style_hash()}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _page(status: int, path: str, body: bytes) -> bytes:
+    is_link = status == 403 and path == LOGIN
+    words = _USED if is_link else _UNKNOWN if status == 401 else _words(body)
+    return rendered(
+        "outside.html",
+        headline="This link does not work any more" if is_link else headline(status),
+        told=words,
+        code=status,
+        sign_in=is_link or status == 401,
+        style=_style(),
+        picture="data:image/svg+xml;base64," + b64encode(file("icon.svg")).decode(),
+    )
+
+
+def _words(body: bytes) -> str:
+    """Return the message of an error response, in JSON or plain text."""
+    try:
+        said = msgspec.json.decode(body, type=_Failure).error.message
+    except msgspec.MsgspecError:
+        said = body.decode(errors="replace")
+    return said[:1].upper() + said[1:]
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+def _style() -> str:
+    return file("viewer.css").decode()
+
+
+@cache
+def _style_hash() -> str:
+    return f"sha256-{b64encode(hashlib.sha256(_style().encode()).digest()).decode()}"

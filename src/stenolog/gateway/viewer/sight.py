@@ -15,7 +15,7 @@ from stenolog.errors import StenologError
 from stenolog.records import SessionInfo, Span, Undo
 from stenolog.stores import spans
 from stenolog.stores.base import Store
-from stenolog.stores.whole import Life, LifeMark, WholeStore
+from stenolog.stores.snapshots import Life, LifeMark, WholeStore
 
 HIDDEN: Final = "hidden"
 """What is out of sight, and nobody knows why."""

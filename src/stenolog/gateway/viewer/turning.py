@@ -16,13 +16,11 @@ from stenolog.context.shapes import calls_of, speaks
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import OfAgent
 from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.entries import entry_of, title_of
 from stenolog.gateway.viewer.messages import prompt_line
-from stenolog.gateway.viewer.serving import agent_of, page, store_of
+from stenolog.gateway.viewer.serving import agent_of, entry_of, page, title_of
 from stenolog.gateway.viewer.words import dollars, segment
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.counting import Counts, Price
-from stenolog.sessions.pricing import HOW_TO_GET, cost_of, prices
+from stenolog.sessions.counting import HOW_TO_GET, Counts, Price, cost_of, prices
 
 MOST: Final = 200
 """So many of the last turns are drawn and listed."""
@@ -131,7 +129,7 @@ async def turns(request: Request) -> Response:
 
 
 def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
-    store = store_of(agent)
+    store = agent.store
     own = agent.own_key(key)
     info = store.info(own)
     history = store.get_history(own, last=_READ, full=True)

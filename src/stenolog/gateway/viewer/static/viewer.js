@@ -100,6 +100,15 @@ $("#theme").addEventListener("click", () => {
 const help = $("#help");
 $("#help-button").addEventListener("click", () => help.showModal());
 
+$("#log-out").addEventListener("click", async () => {
+  try {
+    await api("POST", "/logout");
+    location.assign("/");
+  } catch (error) {
+    toast(error.message, true);
+  }
+});
+
 // --- one question to the user -------------------------------------------------------------------
 
 // Enter sends; with Shift it is a new line, and while a character is being composed it is its end.
@@ -335,8 +344,9 @@ function newer() {
   talk.after(button);
 }
 
-// What was unfolded stays so when it is drawn anew.
-function keepOpen(known, one) {
+// Copies what the reader did to the old element to the new one: the selection and open details.
+function keepReaderState(known, one) {
+  if (known.classList.contains("chosen")) one.classList.add("chosen");
   const open = $$("details", known).map((each) => each.open);
   $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
 }
@@ -352,9 +362,9 @@ function merge(made) {
       if (one.matches("article")) count += 1;
       // What stood there while it was being said is this message now.
       if (one.matches("article.assistant")) $("#writing").replaceChildren();
-    } else if (known.outerHTML !== one.outerHTML) {
-      keepOpen(known, one);
-      known.replaceWith(one);
+    } else {
+      keepReaderState(known, one);
+      if (known.outerHTML !== one.outerHTML) known.replaceWith(one);
     }
   }
   last.dataset.last = made.dataset.last;
@@ -451,7 +461,7 @@ async function reload({ end = false } = {}) {
   const top = read?.getBoundingClientRect().top;
   for (const one of parts.flatMap((each) => $$("article", each))) {
     const known = document.getElementById(one.id);
-    if (known) keepOpen(known, one);
+    if (known) keepReaderState(known, one);
   }
   talk.replaceChildren(...parts);
   for (const id of ["sight", "tokens", "damage"]) {
