@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.scheduler import Left
 from stenolog.agent.spec import AgentSpec
-from stenolog.agent.turns import Left
-from stenolog.cli.agent_options import Options
-from stenolog.cli.config import settings_of
+from stenolog.cli.config import Options, settings_of
 from stenolog.cli.text import error_sentence, one_line
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.base import ChatModel, Delta

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stenolog.cli.agent_options import Options, agent_options
+from stenolog.cli.config import Options, agent_options
 from stenolog.cli.text import json_text, printable, sentence
+from stenolog.sessions.keys import cli_sender
 
 if TYPE_CHECKING:
     from stenolog.agent.events import Answer, Inbound
@@ -84,14 +85,14 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     from stenolog.agent.events import Inbound
     from stenolog.cli.agents import (
         CHANNEL,
+        NOT_SAVED,
         SENDER,
         Signals,
         close_agent,
         open_agent,
         session_model,
     )
-    from stenolog.cli.chat_lines import Teller
-    from stenolog.cli.chat_pipe import code_of
+    from stenolog.cli.chat_lines import Teller, code_of
     from stenolog.cli.chat_screen import Meter
 
     opened = open_agent(options, model_of_session=key is not None)
@@ -107,7 +108,7 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
         _say(sentence(problem))
     # A question is nobody's command, whatever it begins with.
     content = question if parse(question) is None else f"/{question}"
-    inbound = Inbound(key=wanted, content=content)
+    inbound = Inbound(key=wanted, content=content, sender=cli_sender(wanted))
     asking = _Asking(opened, inbound)
     teller = Teller(
         meter, talkative=sys.stderr.isatty(), quiet=as_json, once=True, unread=asking.stop
@@ -122,7 +123,8 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     answer = await hearing
     if as_json:
         click.echo(json_text(_fields(answer, teller, meter)))
-    return code or code_of(answer)
+    # What came of the question says more than that something was not saved.
+    return (code_of(answer) or code) if code == NOT_SAVED else (code or code_of(answer))
 
 
 class _Asking:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stenolog.cli.agent_options import Options, agent_options
 from stenolog.cli.completion import complete_key
+from stenolog.cli.config import Options, agent_options
 from stenolog.cli.copying import count
 from stenolog.cli.showing import info_of, messages_are
 from stenolog.cli.text import error_sentence, json_text, one_line, printable, sentence
@@ -291,7 +291,7 @@ def compact_command(
 async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
     """What was done, for programs and in words, and the exit code."""
     # Slow to import, and not for who asks for help.
-    from stenolog.agent.turns import Busy
+    from stenolog.agent.scheduler import Busy
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.config import settings_of
 
@@ -302,8 +302,6 @@ async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[s
     signals = Signals()
     try:
         store = opened.agent.store
-        if store is None:
-            raise click.ClickException(sentence("; ".join(opened.agent.problems) or "no store"))
         own = info_of(store, key).key
         if dry_run:
             plan = await opened.loop.run(_planned, opened, own)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stenolog.cli.agent_options import Options, agent_options
-from stenolog.cli.terminal import is_interactive
-from stenolog.cli.text import printable, sentence
+from stenolog.cli.config import Options, agent_options
+from stenolog.cli.text import is_interactive, printable, sentence
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import Opened, Signals
@@ -88,7 +87,7 @@ async def _in_terminal(opened: "Opened", signals: "Signals", start: "Start") -> 
 
 async def _through_pipe(opened: "Opened", signals: "Signals", start: "Start") -> int:
     from stenolog.cli.agents import close_agent
-    from stenolog.cli.chat_pipe import PipedTalk
+    from stenolog.cli.chat_lines import PipedTalk
 
     for problem in opened.agent.problems:
         _say(sentence(problem))

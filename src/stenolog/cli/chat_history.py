@@ -8,7 +8,7 @@ from typing import Final
 
 from prompt_toolkit.history import History
 
-from stenolog.stores.disk import overwrite_lines
+from stenolog.stores.disk import make_private, overwrite_lines
 
 _MOST: Final = 1 << 20
 """Past this size the older half is let go."""
@@ -41,7 +41,8 @@ class KeptHistory(History):
         """Keep one more."""
         line = f"{json.dumps(string)}\n".encode()
         try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._file.parent)
+            # guard: chat-history-mode
             descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(descriptor, line)

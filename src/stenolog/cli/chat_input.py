@@ -36,8 +36,7 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.widgets import SearchToolbar
 
 from stenolog.cli.chat_words import PROMPT
-from stenolog.cli.terminal import inline_output
-from stenolog.cli.text import one_line, printable
+from stenolog.cli.text import inline_output, one_line, printable
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input

@@ -1,9 +1,13 @@
-"""A conversation without a terminal to draw in: lines in, answers out, words to stderr."""
+"""A chat without a terminal: each line of stdin is a message, only answers go to stdout.
+
+Notices go to stderr.
+"""
 
 import asyncio
 import codecs
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -14,6 +18,7 @@ from stenolog.agent.events import (
     Answer,
     Compacted,
     Event,
+    Inbound,
     Noticed,
     NotSaved,
     Said,
@@ -21,8 +26,10 @@ from stenolog.agent.events import (
     ToolBegan,
     ToolEnded,
 )
+from stenolog.cli.agents import NOT_SAVED, Opened, Signals
 from stenolog.cli.chat_screen import Meter
 from stenolog.cli.chat_words import (
+    PROMPT,
     Unsaved,
     first_line,
     is_break_off,
@@ -32,7 +39,9 @@ from stenolog.cli.chat_words import (
     words_of_outcome,
     words_of_saved,
 )
-from stenolog.cli.text import printable, sentence
+from stenolog.cli.text import error_sentence, printable, sentence
+from stenolog.errors import StenologError
+from stenolog.sessions.keys import cli_sender
 
 _INTRODUCER: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
 _HELD: Final = 256
@@ -234,3 +243,93 @@ async def _readable(descriptor: int) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(descriptor)
+
+
+# --- chat pipe ------------------------------------------------------------------------------------
+# A chat without a terminal: each line of stdin is a message, and only answers go to stdout.
+
+
+LEAVING: Final = ("/quit", "/exit")
+_INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+class PipedTalk:
+    """Answers the lines of stdin, one after the other."""
+
+    def __init__(self, opened: Opened, key: str) -> None:
+        self.key = key
+        self.code = 0
+        """Exit code: that of the first message that failed, else 0."""
+        self._opened = opened
+        self._meter = Meter(opened.agent.model_of(key).name)
+        self._task: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[bool] | None = None
+        self._lines = lines_of_stdin()
+
+    async def run(self, signals: Signals) -> None:
+        """Run until the input ends or a signal arrives. Raises OSError of stdout."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt, signals)
+        try:
+            while not signals.asked.is_set():
+                self._prompt()
+                line = await signals.unless_asked(self._next_line())
+                if line is None and sys.stdin is not None and sys.stdin.isatty():
+                    click.echo(err=True)  # Ctrl-D leaves the cursor after the prompt
+                if line is None or line.strip() in LEAVING:
+                    return
+                if line.strip():
+                    self._task = asyncio.create_task(self._hear(line))
+                    await signals.unless_asked(self.ended())
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _next_line(self) -> str | None:
+        return await anext(self._lines, None)
+
+    async def ended(self) -> None:
+        """Wait for the last answer after the loop was closed. Raises OSError of stdout."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            self._task.result()
+
+    async def _hear(self, text: str) -> None:
+        teller = Teller(self._meter, talkative=sys.stderr.isatty(), unread=self._stop)
+        try:
+            answer = await self._opened.loop.hear(
+                Inbound(key=self.key, content=text, sender=cli_sender(self.key)),
+                tell=teller.tell,
+                agent=self._opened.agent.id,
+                everything=True,
+            )
+        except StenologError as error:
+            click.echo(error_sentence(error), err=True)
+            self.code = self.code or 1
+            return
+        teller.finish(answer)
+        self.key = answer.key
+        self.code = self.code or code_of(answer)
+
+    def _interrupt(self, signals: Signals) -> None:
+        if self._task is not None and not self._task.done():
+            self._stop()
+        else:
+            self.code = _INTERRUPTED
+            signals.asked.set()
+
+    def _stop(self) -> None:
+        stopping = self._opened.loop.stop(self.key, agent=self._opened.agent.id)
+        self._stopping = asyncio.create_task(stopping)
+
+    def _prompt(self) -> None:
+        if sys.stdin is not None and sys.stdin.isatty():
+            click.echo(PROMPT, nl=False, err=True)
+
+
+def code_of(answer: Answer) -> int:
+    """Return the exit code for the outcome of a message."""
+    if answer.outcome == "interrupted":
+        return _INTERRUPTED
+    if answer.outcome == "failed" or (answer.outcome == "elsewhere" and answer.seq is None):
+        return 1
+    return 0 if answer.saved else NOT_SAVED

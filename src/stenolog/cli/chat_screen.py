@@ -36,6 +36,7 @@ from stenolog.cli.chat_words import (
 )
 from stenolog.cli.markdown import Block, Stream, painted
 from stenolog.cli.text import one_line, printable, sentence
+from stenolog.sessions.exporting.fences import ColourBudget
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -161,6 +162,7 @@ class Screen:
         self._began = clock()
         self._markdown = markdown
         self._stream = self._new_stream()
+        self._budget = ColourBudget()
         self._thought = ""
         self._thinking = False
         self._tools: dict[str, _Running] = {}
@@ -241,8 +243,9 @@ class Screen:
     def live(self, rows: int) -> list[str]:
         """What is still changing, in at most so many lines: the newest."""
         lines: list[str] = []
+        budget = self._budget.copy()
         for block in self._stream.unfinished:
-            lines += self._apart("text") * (not lines) + self._painted(block)
+            lines += self._apart("text") * (not lines) + self._painted(block, budget)
         if self._thinking and self._reasoning and self._thought:
             lines += self._apart("thought") + self._lines(self._thought, _THOUGHT)
         spinner = SPINNER[int(self._clock() / _FRAME) % len(SPINNER)]
@@ -293,10 +296,12 @@ class Screen:
 
     def _print_blocks(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
-            self._out("text", self._painted(block))
+            self._out("text", self._painted(block, self._budget))
 
-    def _painted(self, block: Block) -> list[str]:
-        return painted(block, self._console) if self._markdown else self._lines(block.source, "")
+    def _painted(self, block: Block, budget: ColourBudget) -> list[str]:
+        if self._markdown:
+            return painted(block, self._console, budget=budget)
+        return self._lines(block.source, "")
 
     def _new_stream(self) -> "Stream | _PlainLines":
         return Stream() if self._markdown else _PlainLines()

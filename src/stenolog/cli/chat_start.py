@@ -11,9 +11,8 @@ from msgspec import Struct
 from stenolog.agent.commands import new_key
 from stenolog.catalog import Catalog, Entry
 from stenolog.cli.agents import CHANNEL, SENDER, Opened
-from stenolog.cli.choices import matching, newest
-from stenolog.cli.terminal import is_interactive
-from stenolog.cli.text import age, one_line, printable
+from stenolog.cli.picker import matching, newest, pick
+from stenolog.cli.text import age, is_interactive, one_line, printable
 
 _NAMED: Final = 10
 """So many sessions are named where several are meant."""
@@ -41,13 +40,6 @@ async def find_start(
     catalog = opened.agent.catalog
     if key is not None:
         return _named(opened, key)
-    if catalog is None:
-        if go_on or text is not None:
-            raise click.ClickException(
-                "Sessions are kept as plain JSON for this run, without an index; name the session "
-                "by its KEY."
-            )
-        return Start(key=new_key(CHANNEL, SENDER), words="A new session.", goes_on=False)
     if text is not None:
         return await _chosen(catalog, text)
     last = await asyncio.to_thread(newest, catalog, channel=CHANNEL)
@@ -72,9 +64,6 @@ async def _chosen(catalog: Catalog, text: str) -> Start | None:
     if len(found) == 1:
         return _at(found[0])
     if is_interactive():
-        # Slow to import, and only for who picks.
-        from stenolog.cli.picker import pick
-
         key = await pick(catalog, text=text, channel=CHANNEL)
         if key is None:
             return None

@@ -111,13 +111,18 @@ def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) 
     chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
     match answer.outcome:
         case "interrupted" if told:
-            return f"{chat} goes on." if once else ""
+            return f"{chat} goes on." if once and answer.saved else ""
+        case "interrupted" if not answer.saved:
+            return "Stopped." if once else "Stopped. /retry asks for another answer."
         case "interrupted" if once:
             return f"Stopped. What was said is kept; {chat} goes on."
         case "interrupted":
             return "Stopped. What was said is kept; /retry asks for another answer."
         case "failed" if isinstance(answer.error, NoSuchSession):
             return "This session was deleted meanwhile, and your message with it."
+        case "failed" if not answer.saved:
+            again = "Your question was not saved; ask again." if once else "/retry asks again."
+            return f"{error_sentence(answer.text)} {again}"
         case "failed" if once:
             return f"{error_sentence(answer.text)} Your question is kept: {chat} has it answered."
         case "failed":

@@ -1,20 +1,24 @@
-"""`steno config`, and how every command that has settings loads and explains them."""
+"""`steno config`, and the options and settings of commands that open an agent."""
 
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import click
+from msgspec import Struct
 
 from stenolog.cli.text import json_text, one_line, sentence
+from stenolog.cli.workspace import OF_SETTINGS
 from stenolog.errors import WrongSettings
+from stenolog.settings.fields import commented_file, literal
 from stenolog.settings.file import config_path
 from stenolog.settings.loading import InForce, settings_in_force
 from stenolog.settings.values import Settings
-from stenolog.settings.writing import commented_file, literal
+from stenolog.stores.disk import make_private
 
 _LONGEST: Final = 200
 """So much of a text is shown in a line; with --json it is whole."""
@@ -55,6 +59,47 @@ def _in_force(config: Path | None, flags: Mapping[str, object]) -> InForce:
     return found
 
 
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of a command; None if not given."""
+
+    config: Path | None = None
+    workspace: str | None = None
+    agent: str | None = None
+    model: str | None = None
+
+
+def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--model`, `--agent`, `--workspace` and `--config` to a command, passed as Options."""
+
+    @wraps(command)
+    def bundled(
+        *arguments: Any,
+        config: Path | None,
+        workspace: str | None,
+        agent: str | None,
+        model: str | None,
+        **others: Any,
+    ) -> Any:
+        options = Options(config=config, workspace=workspace, agent=agent, model=model)
+        return command(*arguments, options=options, **others)
+
+    bundled = config_option(bundled)
+    bundled = click.option(
+        "-w",
+        "--workspace",
+        metavar="DIR",
+        show_default=OF_SETTINGS,
+        help="The workspace, sqlite:FILE, or postgresql://…",
+    )(bundled)
+    bundled = click.option("--agent", metavar="NAME", help="Which agent answers.")(bundled)
+    return click.option(
+        "-m",
+        "--model",
+        metavar="NAME",
+        help="Which model: scripted, local, ollama/NAME, openai/NAME … or one of your settings.",
+    )(bundled)
+
+
 @click.group("config")
 def config_command() -> None:
     """Look at the settings, and begin a config file.
@@ -81,7 +126,7 @@ def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
         return
     file = config_path(config, os.environ)
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(file.parent)
         _write_new(file, commented_file())
     except FileExistsError as error:
         words = f"There is something at {one_line(str(file))} already; it was left as it is."
@@ -97,6 +142,7 @@ def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
 def _write_new(file: Path, text: str) -> None:
     """Make a file that only its owner can read; whole, or not at all. Raises OSError."""
     # It may come to hold a key.
+    # guard: config-file-mode
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as opened:

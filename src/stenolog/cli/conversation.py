@@ -9,24 +9,80 @@ from typing import TYPE_CHECKING, Final
 
 from stenolog.agent.commands import COMMANDS, parse
 from stenolog.agent.events import Answer, Asked, Event, Inbound
+from stenolog.agent.own_turns import forked_at_in, is_own_turn
+from stenolog.catalog.answers import received
 from stenolog.cli.agents import CHANNEL, NOT_SAVED, Opened, Signals
 from stenolog.cli.chat_history import KeptHistory, history_file
 from stenolog.cli.chat_input import Commands, Leave, Line, Pick, Wish
-from stenolog.cli.chat_past import LAST, past_lines, said_by_user
 from stenolog.cli.chat_screen import Meter, Screen
 from stenolog.cli.chat_start import Start
-from stenolog.cli.choices import matching
-from stenolog.cli.picker import pick
-from stenolog.cli.terminal import console
-from stenolog.cli.text import error_sentence, one_line, printable, sentence
+from stenolog.cli.chat_words import PROMPT
+from stenolog.cli.markdown import Block, painted
+from stenolog.cli.picker import matching, pick
+from stenolog.cli.text import console, error_sentence, one_line, printable, sentence
+from stenolog.context.shapes import words_of
 from stenolog.context.standing import standing
 from stenolog.errors import StenologError
+from stenolog.records import Message
+from stenolog.sessions.keys import cli_sender
 from stenolog.stores.opening import address
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from prompt_toolkit.input import Input
     from prompt_toolkit.output import Output
+    from rich.console import Console
+
+
+# --- chat past ------------------------------------------------------------------------------------
+# What was said before, for who comes back to a session: the last turns, short and dimmed.
+
+
+LAST: Final = 40
+"""Number of messages that are read to show the end of a resumed session."""
+_SHOWN: Final = 4
+"""Number of messages shown of a resumed session."""
+_LINES: Final = 6
+"""Maximum number of lines shown of each."""
+
+
+def said_by_user(text: str) -> str:
+    """Return a user message as it is shown in a chat."""
+    return PROMPT + printable(text).replace("\n", "\n" + " " * len(PROMPT))
+
+
+def past_lines(
+    history: Sequence[Message], console: "Console", *, markdown: bool = True
+) -> list[str]:
+    """Return the last messages of user and agent, dimmed and without tools."""
+    from rich.text import Text
+
+    told: list[tuple[str, bool]] = []
+    for message in history:
+        body = message.to_dict()
+        words = printable(words_of(body)).strip()
+        if words and body.get("role") in ("user", "assistant"):
+            of_user = body["role"] == "user"
+            told.append((said_by_user(words) if of_user else words, markdown and not of_user))
+    lines: list[str] = []
+    for words, laid_out in told[-_SHOWN:]:
+        if laid_out:
+            shown = painted(Block(source=words, gap=0), console, style="dim")
+        else:
+            with console.capture() as captured:
+                console.print(Text(words, style="dim"), highlight=False)
+            shown = captured.get().removesuffix("\n").split("\n")
+        if len(shown) > _LINES:
+            more = f"… {len(shown) - _LINES + 1} more lines"
+            with console.capture() as captured:
+                console.print(Text(more, style="dim italic"), highlight=False)
+            shown = [*shown[: _LINES - 1], captured.get().removesuffix("\n")]
+        lines += [*shown, ""]
+    return lines
+
+
+# --- conversation ---------------------------------------------------------------------------------
+
 
 LEAVING: Final = ("/quit", "/exit")
 _STORED: Final = "Stored, and not answered yet."
@@ -147,7 +203,10 @@ class Conversation:
                 self.say(f"Not sent: {one.text}", "yellow")
 
     def _store(self, text: str) -> bool:
-        body = {"role": "user", "content": text[1:] if text.startswith("//") else text}
+        content = text[1:] if text.startswith("//") else text
+        body = {"role": "user", "content": content}
+        # Without the mark of an accepted message, no agent would answer it at the next start.
+        body = received(body, sender=cli_sender(self.key))  # guard: chat-unsent-received
         try:
             return bool(self._opened.agent.sessions.add_full_message(self.key, body))
         except StenologError:
@@ -176,10 +235,12 @@ class Conversation:
 
     def come_back(self) -> None:
         """Show what was said in this session, and go on with a turn that broke off."""
-        history = self._opened.agent.sessions.get_history(self.key, last=LAST)
+        sessions = self._opened.agent.sessions
+        history = sessions.get_history(self.key, last=LAST)
         laid_out = self._opened.settings.cli.markdown
         self.line.show(past_lines(history, self._console, markdown=laid_out))
-        if standing(history).unfinished:
+        own_after = forked_at_in(sessions, self.key)
+        if standing(history).unfinished and is_own_turn(history, after=own_after):
             self.say("The last turn was interrupted; going on with it.", "yellow")
             self.line.show([""])
             self._said = True
@@ -199,7 +260,7 @@ class Conversation:
             else:
                 self.say("No answer is being written.\n")
             return None
-        if words[0] == "/resume" and self._opened.agent.catalog is not None and not self.busy:
+        if words[0] == "/resume" and not self.busy:
             return Pick(" ".join(words[1:]))
         self._begin(text)
         return None
@@ -270,7 +331,7 @@ class Conversation:
             one.begun = True
             if one.is_command:
                 self._show(one)
-            inbound = Inbound(key=self.key, content=one.text)
+            inbound = Inbound(key=self.key, content=one.text, sender=cli_sender(self.key))
             tell = partial(self._tell, one)
             answer = await self._opened.loop.hear(
                 inbound, tell=tell, agent=self._opened.agent.id, everything=True
@@ -373,8 +434,6 @@ class Conversation:
 
     def _sessions(self, text: str) -> Iterable[tuple[str, str]]:
         catalog = self._opened.agent.catalog
-        if catalog is None:
-            return []
         try:
             if text.strip():
                 found = matching(catalog, text.strip())

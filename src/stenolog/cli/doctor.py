@@ -16,7 +16,7 @@ import msgspec
 from stenolog.cli.text import error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
-from stenolog.sessions.circumstances import Note, low_disk, notes_of
+from stenolog.sessions.circumstances import Note, low_disk, not_indexed, notes_of
 from stenolog.sessions.damage import Finding
 from stenolog.sessions.folders import NAMESPACE
 from stenolog.sessions.repair import Settled, accept, repair
@@ -55,8 +55,8 @@ def doctor_command(
     that does not last, the versions of engines.
 
     Without options nothing is written. --repair marks what was torn as void and moves leftovers
-    into the folder aside, beside the logs. --accept signs edited lines anew and keeps the log as
-    it was in the same folder.
+    into the folder aside, beside the logs; in a database it rebuilds damaged states. --accept
+    signs edited lines anew and keeps the log as it was in the same folder.
 
     Exit code: 0 all is well, 1 something was found, 2 wrong usage, 3 it could not be examined.
     After --repair and --accept: 0 if nothing is left.
@@ -70,9 +70,9 @@ def doctor_command(
         if repairing:
             settled += repair(place)
         report = examine(place)
-        report = replace(report, findings=(*report.findings, *low_disk(place)))
+        report = replace(report, findings=(*report.findings, *not_indexed(place), *low_disk(place)))
         told = verbose or (sys.stderr.isatty() and not as_json)
-        notes = notes_of(place) if told else []
+        notes = [*notes_of(place), *_mixed_notes(place)] if told else []
     except (StenologError, OSError) as error:
         raise NotExamined(error_sentence(error)) from error
 
@@ -89,6 +89,28 @@ def doctor_command(
             _print_note(note)
         click.echo(_laid_out(_in_words(report, settled), sys.stderr), err=True)
     ctx.exit(1 if report.findings else 0)
+
+
+def _mixed_notes(place: str) -> list[Note]:
+    """Tell which notes of older versions no session recalls."""
+    # Only needed where notes are told.
+    from stenolog.memory.mixed import mixed_scopes
+
+    return [
+        Note(
+            kind="mixed notes",
+            meaning=(
+                f"{_count(one.notes, 'note')} of {one.scope.name} were made of several sessions by "
+                f"an older version ({', '.join(one.sessions[:5])}), maybe of different users. "
+                "No session recalls them."
+            ),
+            advice=(
+                f"`steno memory list --all --who {shlex.quote(one.scope.name)}` shows them, "
+                "`steno memory forget ID` removes one."
+            ),
+        )
+        for one in mixed_scopes(place)
+    ]
 
 
 def _print_settled(one: Settled) -> None:

@@ -14,7 +14,7 @@ from stenolog.cli.completion import complete_key
 from stenolog.cli.showing import damage_words, info_of, messages_are
 from stenolog.cli.text import json_text, one_line, printable
 from stenolog.cli.workspace import Where, open_to_read, where_options
-from stenolog.memory.sharing import Sharing
+from stenolog.memory.redaction import Sharing
 from stenolog.sessions.exporting.writing import FOR_READERS, Form, pieces
 
 _SUFFIXES: Final[dict[str, Form]] = {
@@ -82,6 +82,7 @@ def export_command(
     if as_json and to_stdout:
         raise click.UsageError("--json tells of a file: name it with -o.")
     form = _form_of(output, form)
+    # guard: export-redacted
     sharing = Sharing(wanted=form != "jsonl" if redact is None else redact)
     if not to_stdout and not force and os.path.lexists(str(output)):
         words = f"{one_line(str(output))} is there already; --force replaces it."
@@ -111,7 +112,7 @@ def export_command(
 
 def _in_words(taken_out: int) -> str:
     if not taken_out:
-        return "No secrets were found in it."
+        return "No known forms of secrets found. Read it before you share it."
     stubs = "1 secret was" if taken_out == 1 else f"{taken_out:,} secrets were"
     return f"{stubs} taken out; --no-redact leaves them in."
 

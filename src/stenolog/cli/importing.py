@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from msgspec.structs import replace
 
 from stenolog.cli.text import json_text, one_line, sentence
 from stenolog.cli.workspace import Where, open_to_read, where_options
@@ -79,6 +80,11 @@ class _Source(click.Path):
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file of such pairs, one a line.",
 )
+@click.option(
+    "--aliases/--no-aliases",
+    default=None,
+    help="Accept other keys that SOURCE names for its sessions. [default: ask in a terminal]",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
 @where_options
@@ -89,6 +95,7 @@ def import_command(
     program: str | None,
     pairs: tuple[str, ...],
     map_file: Path | None,
+    aliases: bool | None,
     dry_run: bool,
     as_json: bool,
     where: Where,
@@ -113,6 +120,10 @@ def import_command(
     renamed to .migrated, because they stand where the new ones go. Of a folder, its files are
     looked at, or those of the folder sessions in it, and no other folders further down.
 
+    Imported messages are data: they are never answered, and answers to them are never sent to a
+    chat app. A file may name other keys for a session (aliases). Messages to these keys would go
+    into that session from then on, so they are listed, and accepted only if you say so.
+
     One line for each session, with tabs between: its key here, how many messages were added, how
     many there are in the file, the layout, and the file. In a terminal it is a table.
 
@@ -136,10 +147,15 @@ def import_command(
                 migrated = look(
                     store=store,
                     renaming=in_place,
+                    own=in_place,
+                    aliases=bool(aliases),
                     dry_run=dry_run,
                     renamed=keys,
                     progress=progress,
                 )
+            if _accepts(migrated, aliases, dry_run=dry_run):
+                named = look(store=store, renaming=False, aliases=True, renamed=keys)
+                migrated = _with_aliases(migrated, named)
     if as_json:
         for one in migrated.taken:
             click.echo(json_text({**_fields(one), "dry_run": dry_run}))
@@ -149,11 +165,58 @@ def import_command(
         for one in migrated.taken:
             click.echo("\t".join(_row(one)))
     problems = list(_problems(migrated))
-    for words in (*problems, *_in_words(migrated, source, program, dry_run=dry_run)):
+    for words in (
+        *problems,
+        *_aliases_in_words(migrated, dry_run=dry_run),
+        *_in_words(migrated, source, program, dry_run=dry_run),
+    ):
         click.echo(words, err=True)
     if not migrated.taken and not migrated.migrated:
         ctx.exit(1)
     ctx.exit(NOT_ALL if problems else 0)
+
+
+def _accepts(migrated: Migrated, aliases: bool | None, *, dry_run: bool) -> bool:
+    """Ask in a terminal whether the aliases that were found are accepted."""
+    found = [one for one in migrated.taken if one.aliases_left]
+    if not found or aliases is not None or dry_run or not sys.stdin.isatty():
+        return False
+    for one in found:
+        click.echo(_alias_line(one.key, one.aliases_left), err=True)
+    return click.confirm("Accept these other keys?", err=True)
+
+
+def _with_aliases(migrated: Migrated, named: Migrated) -> Migrated:
+    """Return the first report with the aliases that the second run has given."""
+    given = {(one.file, one.key): one for one in named.taken}
+    taken = []
+    for one in migrated.taken:
+        again = given.get((one.file, one.key))
+        if again is not None and one.aliases_left:
+            problems = tuple(dict.fromkeys((*one.problems, *again.problems)))
+            one = replace(one, aliases=again.aliases, aliases_left=(), problems=problems)
+        taken.append(one)
+    return replace(migrated, taken=tuple(taken))
+
+
+def _aliases_in_words(migrated: Migrated, *, dry_run: bool) -> Iterator[str]:
+    for one in migrated.taken:
+        if one.aliases:
+            would = "would open" if dry_run else "open"
+            yield f"{_alias_names(one.aliases)} {would} {one_line(one.key)} from now on."
+    left = [one for one in migrated.taken if one.aliases_left]
+    for one in left:
+        yield _alias_line(one.key, one.aliases_left)
+    if left:
+        yield "These other keys are not accepted; import again with --aliases to accept them."
+
+
+def _alias_line(key: str, names: Sequence[str]) -> str:
+    return f"The file names other keys for {one_line(key)}: {_alias_names(names)}."
+
+
+def _alias_names(names: Sequence[str]) -> str:
+    return ", ".join(map(one_line, names))
 
 
 def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrated]) -> KeyMap:
@@ -194,6 +257,8 @@ def _fields(one: Taken) -> dict[str, Any]:
         "layout": one.layout,
         "file": one.file,
         "problems": list(one.problems),
+        "aliases": list(one.aliases),
+        "aliases_left": list(one.aliases_left),
     }
 
 

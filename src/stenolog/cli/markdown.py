@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from stenolog.cli.text import printable
+from stenolog.sessions.exporting.fences import ColourBudget, colour_language
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -160,7 +161,7 @@ def _parts(source: str) -> list[_Part]:
         if token.level or token.map is None or token.nesting < 0:
             continue
         if token.type in _LISTS:
-            found += _items(tokens[at:], lines)
+            found += _items(tokens, at, lines)
         else:
             first, end = token.map
             text = "\n".join(lines[first:end])
@@ -169,11 +170,12 @@ def _parts(source: str) -> list[_Part]:
     return found
 
 
-def _items(tokens: "Sequence[Token]", lines: Sequence[str]) -> Iterator[_Part]:
-    """The items of the list that begins here."""
-    numbered = tokens[0].type == "ordered_list_open"
-    number = int(tokens[0].attrs.get("start", 1)) if numbered else None
-    for token in tokens[1:]:
+def _items(tokens: "Sequence[Token]", at: int, lines: Sequence[str]) -> Iterator[_Part]:
+    """Yield the items of the list that begins at this token."""
+    numbered = tokens[at].type == "ordered_list_open"
+    number = int(tokens[at].attrs.get("start", 1)) if numbered else None
+    for place in range(at + 1, len(tokens)):
+        token = tokens[place]
         if token.level == 0:
             return
         if token.level != 1 or token.type != "list_item_open" or token.map is None:
@@ -248,15 +250,24 @@ def _parser() -> "MarkdownIt":
     return plain.enable("strikethrough").enable("table")
 
 
-def painted(block: Block, console: "Console", *, style: str = "") -> list[str]:
-    """The lines of a block for this console, with the empty ones before it."""
+def painted(
+    block: Block, console: "Console", *, style: str = "", budget: ColourBudget | None = None
+) -> list[str]:
+    """Return the lines of a block for this console, with the empty ones before it.
+
+    `budget` is shared by the blocks of one message.
+    """
     from rich.markdown import Markdown
     from rich.text import Text
 
+    budget = ColourBudget() if budget is None else budget
     # Links are written out: where one leads is for the reader to see.
     shown = Markdown("", code_theme=_THEME, hyperlinks=False)
-    shown.parsed = _parser().parse(printable(block.source))
+    shown.parsed = _parser().parse(printable(block.source))  # guard: answer-printable
     for token in shown.parsed:
+        if token.type == "fence":
+            lexer = colour_language(token.info, token.content)
+            token.info = lexer if lexer and budget.take(token.content) else ""
         # A title in the middle of the line looks lost between paragraphs.
         token.tag = "h2" if token.tag == "h1" else token.tag
         for part in token.children or ():

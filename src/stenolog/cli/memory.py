@@ -26,7 +26,7 @@ from stenolog.cli.workspace import shown, workspace_option
 from stenolog.memory.hand_edits import Edits, export_notes, import_notes
 from stenolog.memory.markdown import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
-from stenolog.memory.scopes import Scope
+from stenolog.memory.scopes import Scope, scope_named
 
 NOT_ALL: Final = 3
 """The exit code where something of a page was left out."""
@@ -190,7 +190,7 @@ def forget_command(
 
 def _undo_of(scope: Scope) -> str:
     agent = "" if scope.agent == "main" else f" --agent {shlex.quote(scope.agent)}"
-    return one_line(f"`steno memory undo --who {shlex.quote(scope.who)}{agent}`")
+    return one_line(f"`steno memory undo --who {shlex.quote(scope.name)}{agent}`")
 
 
 def _ask(notes: Sequence[Note]) -> None:
@@ -226,7 +226,7 @@ def _forgotten(note: Note, told: _Told, *, purge: bool, dry_run: bool) -> dict[s
     return {
         "id": note.id,
         "agent": note.scope.agent,
-        "who": note.scope.who,
+        "who": note.scope.name,
         "purged": purge,
         "in_force_again": [one.id for one in told.again],
         "not_reached": list(told.not_reached),
@@ -262,7 +262,7 @@ def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: s
             "in_force_again": [note.id for note in again],
             "superseded_again": [note.id for note in superseded],
         }
-        click.echo(json_text({"agent": scope.agent, "who": scope.who, **ids}))
+        click.echo(json_text({"agent": scope.agent, "who": scope.name, **ids}))
     if before == after:
         click.echo("Taken back; the same notes are in force.", err=True)
 
@@ -346,8 +346,8 @@ def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | No
     """Whose notes are meant; of an agent alone, those of the user that the page names."""
     if agent is not None and who is None:
         named = from_markdown(page).scope
-        who = None if named is None else named.who
-    return None if who is None else Scope(agent=agent or "main", who=who)
+        who = None if named is None else named.name
+    return None if who is None else scope_named(who, agent=agent or "main")
 
 
 def _done(edits: Edits) -> dict[str, Sequence[Draft | Note]]:

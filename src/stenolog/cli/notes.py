@@ -64,12 +64,14 @@ def _has_notes(workspace: str) -> bool:
 
 def scopes_meant(notes: Notes, *, who: str | None, agent: str | None) -> list[Scope]:
     """The scopes that have notes, as far as they were asked for."""
-    return [scope for scope in notes.scopes(agent=agent) if who in (None, scope.who)]
+    return [scope for scope in notes.scopes(agent=agent) if who in (None, scope.who, scope.name)]
 
 
 def scope_meant(notes: Notes, *, who: str | None, agent: str | None) -> Scope:
     """The one scope that was meant. Raises UsageError where there are several, or none."""
     found = scopes_meant(notes, who=who, agent=agent)
+    if who is not None:
+        found = [scope for scope in found if scope.name == who] or found
     if len(found) == 1:
         return found[0]
     if not found:
@@ -106,7 +108,8 @@ def _note_meant(notes: Sequence[Note], id: str) -> Note:
 
 
 def _named(scope: Scope) -> str:
-    return one_line(scope.who if scope.agent == "main" else f"{scope.who} (agent {scope.agent})")
+    name = scope.name
+    return one_line(name if scope.agent == "main" else f"{name} (agent {scope.agent})")
 
 
 # --- showing ---------------------------------------------------------------------------------
@@ -114,7 +117,9 @@ def _named(scope: Scope) -> str:
 
 def state_of(note: Note) -> str:
     """What became of a note, in a word."""
-    return "forgotten" if note.forgotten else "superseded" if note.superseded else "in force"
+    if note.forgotten:
+        return "forgotten"
+    return "superseded" if note.superseded else "mixed" if note.mixed else "in force"
 
 
 def quoted(note: Note) -> str:
@@ -133,7 +138,7 @@ def print_notes(notes: Sequence[Note], *, as_json: bool, color: bool) -> None:
     else:
         for note in notes:
             text = one_line(printable(note.text))
-            row = (note.id, note.kind, moment(note.at), state_of(note), note.scope.who, text)
+            row = (note.id, note.kind, moment(note.at), state_of(note), note.scope.name, text)
             click.echo("\t".join(map(one_line, row)))
 
 
@@ -148,7 +153,7 @@ def print_whole(note: Note) -> None:
 
 
 def _details(note: Note) -> Iterator[tuple[str, str]]:
-    yield "of", f"{note.scope.who} (agent {note.scope.agent})"
+    yield "of", f"{note.scope.name} (agent {note.scope.agent})"
     if note.about:
         yield "about", note.about
     if note.superseded is not None:
@@ -170,7 +175,7 @@ def _fields(note: Note) -> dict[str, Any]:
     return {
         "id": note.id,
         "agent": note.scope.agent,
-        "who": note.scope.who,
+        "who": note.scope.name,
         "kind": note.kind,
         "at": moment(note.at),
         "state": state_of(note),

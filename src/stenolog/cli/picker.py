@@ -1,14 +1,16 @@
-"""The resume picker: a list that filters as you type, below what the terminal shows already."""
+"""Choosing a session: the resume picker, a list that filters as you type, and its matching.
+
+Titles, keys and first prompts are matched here, on entries of the catalog; the catalog searches the
+messages.
+"""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from stenolog.catalog import Catalog, Entry
-from stenolog.cli.choices import MANY, Choices, hits_for
-from stenolog.cli.terminal import inline_output
-from stenolog.cli.text import age, one_line, printable
+from stenolog.catalog import Catalog, Entry, Hit
+from stenolog.cli.text import age, inline_output, one_line, printable
 from stenolog.errors import StenologError
 
 if TYPE_CHECKING:
@@ -18,6 +20,160 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.layout import Layout
     from prompt_toolkit.output import Output
+
+
+# --- choices --------------------------------------------------------------------------------------
+# Which session is meant: what matches as somebody types, by title, key, first prompt and content.
+#
+# It works on the entries of the catalog, never on what was said; the index searches in that.
+
+
+MANY: Final = 1_000
+"""Number of entries that are read from the catalog at once."""
+_HITS: Final = 100
+"""Maximum number of hits in messages."""
+
+
+class Choices:
+    """The sessions that match a query, and the selected one."""
+
+    def __init__(self, *, channel: str | None = None) -> None:
+        """`channel`: only its sessions are shown until `switch` is called."""
+        self.channel = channel
+        self.all_channels = channel is None
+        self.loaded = False
+        """Whether all sessions of the catalog were added."""
+        self.query = ""
+        self.matches: list[Entry] = []
+        self.selected = 0
+        self.hits: dict[str, Hit] = {}
+        """Hits of the current query in messages, by key."""
+        self._entries: dict[str, Entry] = {}
+        self._words: dict[str, str] = {}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add sessions, in the order of the catalog."""
+        for entry in entries:
+            if entry.problem is None and entry.count and entry.key not in self._entries:
+                self._entries[entry.key] = entry
+                self._words[entry.key] = f"{entry.title}\n{entry.key}\n{entry.prompt}".casefold()
+        self._match()
+
+    def ask(self, query: str) -> None:
+        """Set the query, and drop the hits of the one before."""
+        if query != self.query:
+            self.query, self.hits, self.selected = query, {}, 0
+            self._match()
+
+    def found(self, query: str, hits: Iterable[Hit]) -> None:
+        """Add hits in messages, best first, unless the query has changed."""
+        if query == self.query:
+            for hit in hits:
+                self.hits.setdefault(hit.key, hit)
+            self._match()
+
+    def switch(self) -> None:
+        """Switch between the sessions of the channel and all sessions."""
+        if self.channel is not None:
+            self.all_channels = not self.all_channels
+            self.selected = 0
+            self._match()
+
+    def move(self, by: int) -> None:
+        """Move the selection down by this number of rows."""
+        self.selected = max(0, min(self.selected + by, len(self.matches) - 1))
+
+    @property
+    def chosen(self) -> Entry | None:
+        """The selected session."""
+        return self.matches[self.selected] if self.matches else None
+
+    @property
+    def elsewhere(self) -> int:
+        """Number of matches in other channels, which are not shown."""
+        return 0 if self.all_channels else sum(map(self._fits, self._entries)) - len(self.matches)
+
+    def _match(self) -> None:
+        kept = self.chosen.key if self.selected and self.chosen is not None else None
+        shown = [
+            entry
+            for key, entry in self._entries.items()
+            if (self.all_channels or entry.channel == self.channel) and self._fits(key)
+        ]
+        # A match in the title ranks above one in a message.
+        self.matches = [entry for entry in shown if self.named(entry.key)]
+        self.matches += [
+            self._entries[key]
+            for key in self.hits
+            if key in self._entries
+            and not self.named(key)
+            and (self.all_channels or self._entries[key].channel == self.channel)
+        ]
+        places = [at for at, entry in enumerate(self.matches) if entry.key == kept]
+        self.selected = places[0] if places else min(self.selected, max(0, len(self.matches) - 1))
+
+    def _fits(self, key: str) -> bool:
+        return key in self.hits or self.named(key)
+
+    def named(self, key: str) -> bool:
+        """Return whether the title, key or first prompt contain all words of the query."""
+        words = self._words[key]
+        return all(word in words for word in self.query.casefold().split())
+
+
+def search_words(query: str) -> str:
+    """Return the query for the catalog; the last word is a prefix, as it may be incomplete."""
+    return f"{query}*" if query[-1:].isalnum() else query
+
+
+def hits_for(catalog: Catalog, query: str) -> Sequence[Hit]:
+    """Return hits of the query in messages, best first."""
+    return catalog.search(search_words(query), limit=_HITS).hits if query.strip() else ()
+
+
+def load(catalog: Catalog, choices: Choices) -> None:
+    """Add all sessions of the catalog to `choices`."""
+    after: str | None = None
+    while True:
+        page = catalog.list(limit=MANY, after=after)
+        choices.add(page.entries)
+        after = page.after
+        if after is None:
+            choices.loaded = True
+            return
+
+
+def matching(catalog: Catalog, text: str) -> Sequence[Entry]:
+    """Return the session with this key, else all sessions that match the text.
+
+    Messages are searched only if no title, key or first prompt matches.
+    """
+    choices = Choices()
+    load(catalog, choices)
+    choices.ask(text)
+    for entry in choices.matches:
+        if entry.key == text:
+            return [entry]
+    if not choices.matches:
+        choices.found(text, hits_for(catalog, text))
+    return choices.matches
+
+
+def newest(catalog: Catalog, *, channel: str) -> Entry | None:
+    """Return the last changed readable session of a channel; None if there is none."""
+    after: str | None = None
+    while True:
+        page = catalog.list(channel=channel, limit=20, after=after)
+        for entry in page.entries:
+            if entry.problem is None and entry.count:
+                return entry
+        after = page.after
+        if after is None:
+            return None
+
+
+# --- picker ---------------------------------------------------------------------------------------
+
 
 _FIRST: Final = 50
 _MOST_ROWS: Final = 15
@@ -117,7 +273,7 @@ class Picker:
         said = f"[{hit.seq}] {hit.role}: {hit.snippet}" if hit is not None else entry.prompt
         key = _fitted(f"  {one_line(entry.key)} · ≈{entry.tokens:,} tokens", width - 1)
         return [
-            ("class:dim", f"{_fitted('  ' + one_line(printable(said)), width - 1)}\n{key}"),
+            ("class:dim", f"{_fitted('  ' + ' '.join(printable(said).split()), width - 1)}\n{key}"),
         ]
 
     def legend(self) -> "StyleAndTextTuples":

@@ -8,7 +8,6 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from stenolog.catalog.owners import owner_of
 from stenolog.cli.changing import (
     NOT_ALL,
     dry_run_option,
@@ -34,10 +33,12 @@ from stenolog.cli.workspace import Where, check_there, open_to_read, where_optio
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
 from stenolog.memory.notes import Notes
 from stenolog.memory.progress import PREFIX as MARKS
+from stenolog.memory.progress import mark_uid
 from stenolog.memory.scopes import Scope, scope_of_key
 from stenolog.records import Trashed
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES
+from stenolog.sessions.keys import person_in
 from stenolog.sessions.places import namespaces_of, opened, opened_to_read
 from stenolog.sessions.retention_runs import in_log, place_in_log
 from stenolog.stores.base import PurgingStore, Store
@@ -56,6 +57,8 @@ class _Target(Struct, frozen=True, kw_only=True):
     key: str
     uid: str = ""
     """Of the live session, else of the one that was deleted last; empty where nobody can say."""
+    uids: frozenset[str] = frozenset()
+    """Of the live session and the deleted ones."""
     messages: int = 0
     """Of the live session."""
     deleted: int = 0
@@ -75,6 +78,11 @@ class _Target(Struct, frozen=True, kw_only=True):
         return self.namespace == NOTES
 
     @property
+    def is_mark(self) -> bool:
+        """Whether it only records how far a session was consolidated."""
+        return self.of_notes and self.key.startswith(MARKS)
+
+    @property
     def to_type(self) -> str:
         """What somebody types who means it: its key, or what stands for one that cannot be."""
         return self.key if _can_be_typed(self.key) else self.uid or ascii(self.key)
@@ -82,11 +90,13 @@ class _Target(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """What it is called when it is spoken of."""
-        if not self.of_notes or self.key.startswith(MARKS):
+        if not self.of_notes:
             return self.key
+        if self.is_mark:
+            return "progress of consolidation"
         scope = scope_of_key(self.key)
         agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
-        return f"notes of {scope.who}{agent}"
+        return f"notes of {scope.name}{agent}"
 
     @property
     def words(self) -> str:
@@ -167,12 +177,12 @@ def purge_command(
     if not dry_run:
         check_somebody(yes, "This deletes for good")
     if who is not None:
-        targets = list(_of_person(where.workspace, who))
+        targets = _of_person(where.workspace, who)
         if not targets:
             raise click.ClickException(f"There is nothing of {one_line(who)} here.")
     else:
         targets = _of_keys(where, keys, before)
-    lines = [target.words for target in targets]
+    lines = [target.words for target in _worth_naming(targets)]
     if dry_run:
         list_lines("Would be deleted for good:", lines)
         gone = list(_would_go(where, targets))
@@ -184,11 +194,11 @@ def purge_command(
         list_lines("Will be deleted for good:", lines)
         say(_FOR_GOOD)
         by_name = who is not None and _can_be_typed(who)
-        _ask_for([who] if who and by_name else [target.to_type for target in targets])
+        _ask_for([who] if who and by_name else [one.to_type for one in _worth_naming(targets)])
     typed = typed_history()
     # First: what was said is known now, and to who makes an interrupted call again no more.
     kept = forget_typed(typed, _said(where, targets)) if typed is not None else ""
-    gone = list(_purged(where, targets))
+    gone = list(_purged(where, targets, who))
     _print_gone(gone, as_json=as_json, dry_run=False)
     for words in (*_not_reached(where, gone, who), *_traces(where, gone, who, typed, kept)):
         say(f"Not deleted: {sentence(words)}")
@@ -200,7 +210,7 @@ def _ask_for(names: Iterable[str]) -> None:
     for name in names:
         wanted = one_line(printable(name)).strip()
         typed = click.prompt(f"Type {wanted} to go on", default="", show_default=False, err=True)
-        if not wanted or typed.strip() != wanted:
+        if not wanted or typed.strip() != wanted:  # guard: purge-asks
             raise click.ClickException(f"That is not {wanted}; nothing was deleted.")
 
 
@@ -247,6 +257,7 @@ def _target(
     deleted = [one for one in trash if one.key == key]
     unfinished = [one for one in left if one.key == key]
     uid, messages, readable = deleted[0].uid if deleted else "", 0, True
+    uids = {one.uid for one in (*deleted, *unfinished)}
     try:
         info = store.info(key)
         uid, messages = info.uid, info.count
@@ -263,6 +274,7 @@ def _target(
         namespace=namespace,
         key=key,
         uid=uid,
+        uids=frozenset(uids | {uid}) - {""},
         messages=messages,
         deleted=0 if before is not None else len(deleted),
         in_trash=0 if before is not None else sum(one.count for one in deleted),
@@ -273,39 +285,51 @@ def _target(
     )
 
 
-def _of_person(workspace: str, who: str) -> Iterator[_Target]:
-    """All there is of a person: sessions of every agent, live and deleted, and notes."""
+def _of_person(workspace: str, who: str) -> list[_Target]:
+    """Find everything of a person: sessions of every agent, live and deleted, and notes."""
     check_there(workspace)
-    found, unknown = False, ""
+    found: list[_Target] = []
+    unknown = ""
     for namespace in namespaces_of(workspace):
-        if namespace == CHANNELS:
-            continue  # it names nobody, and holds no words
+        if namespace in (CHANNELS, NOTES):
+            continue  # channels hold no words; notes are found by the sessions
         with opened_to_read(workspace, namespace) as store:
             assert isinstance(store, Store), "what is copied is a store"
-            trash = store.list_trash()
-            every = [*store.list_sessions(), *(one.key for one in trash)]
-            left = _left_in(store)
+            trash, left = store.list_trash(), _left_in(store)
             unknown = namespace if any(not one.key for one in left) else unknown
-            every += [one.key for one in left if one.key]
-            if namespace == NOTES:
-                keys = [
-                    key for key in every if _has_notes_of(key, who) or _is_mark_of(store, key, who)
-                ]
-            else:
-                names = other_names(store)
-                keys = [
-                    key
-                    for key in every
-                    if any(_is_of(name, who) for name in (key, *names.get(key, ())))
-                ]
-            for key in dict.fromkeys(keys):
-                target = _target(store, namespace, key, trash, left=left)
-                if target is not None:
-                    found = True
-                    yield target
+            every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
+            names = other_names(store)
+            keys = [
+                key
+                for key in every
+                if any(_is_of(name, who) for name in (key, *names.get(key, ())))
+            ]
+            targets = [
+                _target(store, namespace, key, trash, left=left) for key in dict.fromkeys(keys)
+            ]
+            found += [target for target in targets if target is not None]
+    found += _notes_of_person(workspace, who, found)
     if unknown and not found:
         # Any purge there ends it, and this may have been the one that was interrupted.
-        yield _Target(namespace=unknown, key=who, unfinished=True)
+        found.append(_Target(namespace=unknown, key=who, unfinished=True))
+    return found
+
+
+def _notes_of_person(workspace: str, who: str, sessions: Sequence[_Target]) -> list[_Target]:
+    """Find the notes of a person, and how far these sessions of theirs were consolidated."""
+    if NOTES not in namespaces_of(workspace):
+        return []
+    uids = {uid for target in sessions for uid in target.uids}
+    with opened_to_read(workspace, NOTES) as store:
+        assert isinstance(store, Store), "what is copied is a store"
+        trash, left = store.list_trash(), _left_in(store)
+        every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
+        targets = [
+            _target(store, NOTES, key, trash, left=left)
+            for key in dict.fromkeys(every)
+            if _has_notes_of(key, who) or mark_uid(key) in uids or _is_mark_of(store, key, who)
+        ]
+    return [target for target in targets if target is not None]
 
 
 def _has_notes_of(key: str, who: str) -> bool:
@@ -316,7 +340,7 @@ def _has_notes_of(key: str, who: str) -> bool:
 
 
 def _is_mark_of(store: Store, key: str, who: str) -> bool:
-    """Whether it says how far a session of theirs was noted: it names that session."""
+    """Whether it is the mark of a session of theirs, by the name that earlier versions wrote."""
     if not key.startswith(MARKS):
         return False
     try:
@@ -328,15 +352,26 @@ def _is_mark_of(store: Store, key: str, who: str) -> bool:
 
 
 def _is_of(key: str, who: str) -> bool:
-    return who in (key, owner_of(key))
+    return who in (key, person_in(key))
 
 
-def _purged(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
-    """Delete them for good, and tell of each."""
+def _purged(where: Where, targets: Sequence[_Target], who: str | None) -> Iterator[_Gone]:
+    """Delete them permanently, and yield the result of each.
+
+    The notes of a person are looked for again once the sessions are gone: a consolidation in
+    progress may have added some. After that it adds none (see `Notes.guarded`).
+    """
+    sessions = [target for target in targets if who is None or not target.of_notes]
     with progress("Deleting", len(targets), shown=len(targets) > 1) as step:
-        for target in targets:
+        for target in sessions:
             yield _purge(where, target, alone=len(targets) == 1)
             step()
+        if who is not None:
+            found = _notes_of_person(where.workspace, who, sessions)
+            for target in {target.key: target for target in (*targets, *found)}.values():
+                if target.of_notes:
+                    yield _purge(where, target, alone=len(targets) == 1)
+                    step()
 
 
 def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
@@ -417,7 +452,13 @@ def _traces(
         )
 
 
+def _worth_naming(targets: Sequence[_Target]) -> list[_Target]:
+    """Leave out progress records, unless there is nothing else."""
+    return [target for target in targets if not target.is_mark] or list(targets)
+
+
 def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
+    named = _worth_naming([one.target for one in gone])
     for one in gone:
         target = one.target
         if as_json:
@@ -433,7 +474,7 @@ def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
             click.echo(json_text(fields))
         elif one.problem is not None:
             say(f"{one_line(target.name)}: {sentence(one.problem)}")
-        elif not dry_run:
+        elif not dry_run and target in named:
             what = "note" if target.of_notes else "message"
             say(f"Deleted for good: {one_line(target.name)}, {count(one.messages, what)}.")
 
@@ -470,7 +511,12 @@ def _notes_of(where: Where, key: str) -> int:
             return 0
         with opened_to_read(where.workspace, NOTES) as store:
             assert isinstance(store, Store), "what is copied is a store"
-            scope = Scope(agent=where.agent or MAIN, who=owner_of(key))
-            return len(Notes(store).list(scope, full=True))
+            agent, person = where.agent or MAIN, person_in(key)
+            scopes = {
+                Scope(agent=agent, who=key),
+                Scope(agent=agent, who=person),
+                Scope(agent=agent, who=person, of="sender"),
+            }
+            return sum(len(Notes(store).list(scope, full=True)) for scope in scopes)
     except StenologError:
         return 0

@@ -7,17 +7,16 @@ from pathlib import Path
 from stenolog.cli.text import one_line
 from stenolog.errors import StenologError
 from stenolog.records import Message
-from stenolog.sessions import alias_marks
-from stenolog.sessions.aliases import Aliases, claimed
+from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
 from stenolog.sessions.retention_runs import forget_in_log
 from stenolog.stores.base import Store
 from stenolog.stores.opening import address
-from stenolog.stores.whole import Life, WholeStore
+from stenolog.stores.snapshots import Life, WholeStore
 
 
 def other_names(store: Store) -> Mapping[str, Collection[str]]:
     """The aliases of each session that was given any, deleted ones included."""
-    if alias_marks.current(store) == alias_marks.NONE_YET:
+    if alias_mark(store) == NO_ALIASES:
         return {}
     found = {key: set(names) for key, names in Aliases(store).claims().items()}
     for life in deleted_lives(store):
@@ -79,8 +78,10 @@ def said_in(store: Store, key: str, before: int | None) -> Iterator[str]:
 def _texts(messages: Iterable[Message], before: int | None) -> Iterator[str]:
     for message in messages:
         meant = before is None or message.seq < before
-        if meant and message.role == "user" and isinstance(message.content, str):
-            yield message.content.strip()
+        body = message.to_dict() if meant else {}
+        content = body.get("content")
+        if body.get("role") == "user" and isinstance(content, str):
+            yield content.strip()
 
 
 def forget_typed(file: Path, said: Collection[str]) -> str:

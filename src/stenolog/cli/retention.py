@@ -96,6 +96,7 @@ def run_command(
     steps: list[Callable[[], None]] = []
 
     def confirm(planned: Sequence[Done]) -> bool:
+        # guard: retention-asks
         if not yes and any(one.step.action != "archive" for one in planned):
             _ask(planned)
         steps.append(bars.enter_context(progress("Keeping to the rules", len(planned))))

@@ -10,13 +10,15 @@ import click
 
 from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
-from stenolog.cli.catalog import catalog_of
-from stenolog.cli.text import json_text, moment, one_line, printable, spoken_moment
+from stenolog.cli.sessions import catalog_of
+from stenolog.cli.text import json_text, moment, one_line, printable, sentence, spoken_moment
 from stenolog.cli.workspace import Where, where_options
 
 _SOME: Final = 100
 """In so many messages their roles are looked for."""
-_TIMES: Final = "2026-11-05, 2026-11-05T14:30 (UTC), or an age: 90s, 15m, 2h, 3d, 1w"
+_TIMES: Final = (
+    "2026-11-05, 2026-11-05T14:30 (UTC), today, yesterday, or an age: 90s, 15m, 2h, 3d, 1w"
+)
 
 
 class Moment(click.ParamType[datetime]):
@@ -99,6 +101,8 @@ def search_command(
     words = _in_words(found) if found.hits else _why_nothing(asked, others)
     if words:
         click.echo(words, err=True)
+    for key, problem in found.unreadable.items():
+        click.echo(f"{one_line(key)}: {sentence(problem)}", err=True)
     ctx.exit(0 if found.hits else 1)
 
 
@@ -173,6 +177,8 @@ def _why_nothing(asked: str, others: Sequence[Hit]) -> str:
     if others:
         roles = ", ".join(one_line(role) for role in sorted({hit.role for hit in others}))
         return f"No message of that role matches; there are some of: {roles}."
+    if asked.count('"') % 2:
+        return 'No message matches. The last quotation mark is not closed: write "two words".'
     if sum(not term.excluded for term in parse(asked).terms) == 1:
         return "No message matches."
     literal = " OR is taken for a word." if "OR" in asked.split() else ""

@@ -2,8 +2,9 @@
 
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,17 +12,117 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec.structs import replace
 
+from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Entry, Page, State
-from stenolog.cli.catalog import catalog_of
 from stenolog.cli.showing import damage_words
 from stenolog.cli.text import age, json_text, moment, one_line, printable, sentence
-from stenolog.cli.workspace import Where, chosen, where_options
+from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
+from stenolog.errors import StoreUnavailable
 from stenolog.sessions.folders import Others, Place, others_in
 from stenolog.stores.jsonl.names import SUFFIX
-from stenolog.stores.opening import address
+from stenolog.stores.opening import address, open_store
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from stenolog.sessions.importers.folder import Source
+    from stenolog.stores.base import Store
+
+
+# --- catalog --------------------------------------------------------------------------------------
+# The index of a workspace for commands that list and search, with a bar while it is made.
+
+
+_SOON: Final = 0.5
+"""What takes no longer than this needs no bar."""
+
+
+class Meter:
+    """A bar on stderr, from the moment that making the index takes a while."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._bar: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many of the changed sessions are in the index."""
+        if self._bar is None:
+            if time.monotonic() - self._begun < _SOON or not sys.stderr.isatty():
+                return
+            self._bar = _bar()
+            self._bar.start()
+            self._bar.add_task("indexing")
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
+    """The index of a workspace. The sessions are only read; the index itself is kept up to date."""
+    place = where.place
+    with open_to_read(where) as store:
+        if address(place.where).engine != "postgresql":
+            with _opened(open_catalog(store, keep=True)) as found:
+                yield found
+            return
+        kept = _to_be_indexed(store, place)
+        if kept is None:
+            with _opened(open_catalog(store, keep=False)) as found:
+                yield found
+            return
+    with kept, _opened(open_catalog(kept)) as found:
+        yield found
+
+
+def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
+    """Open a PostgreSQL database again so that the catalog, which is in it, can be updated.
+
+    None if that is not possible, or if it would migrate older tables: a command that only reads
+    does not take a database away from an older program that uses it.
+    """
+    # Imported only for such a store.
+    from stenolog.stores.postgres import PostgresStore
+
+    if isinstance(store, PostgresStore) and store.database.outdated:
+        return None
+    try:
+        return open_store(place.where, namespace=place.namespace)
+    except StoreUnavailable:
+        return None
+
+
+@contextmanager
+def _opened(catalog: Catalog) -> Iterator[tuple[Catalog, Meter]]:
+    meter = Meter()
+    with catalog:
+        try:
+            yield catalog, meter
+        finally:
+            meter.close()
+            for problem in catalog.problems:
+                click.echo(one_line(f"{problem}."), err=True)
+
+
+def _bar() -> "Progress":
+    # Slow to import, and only for who has to wait anyway.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("Indexing sessions"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
 
 _A_PAGE: Final = 50
 """So many sessions are listed in a terminal, where nothing else is said."""

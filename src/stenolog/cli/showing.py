@@ -1,10 +1,10 @@
-"""`steno show`: what was said in a session, for reading; and how one message is shown."""
+"""`steno show` and `steno tail`: the messages of a session, and how one message is shown."""
 
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -297,10 +297,12 @@ class _Page:
 
     def _markdown(self, text: str) -> list[str]:
         from stenolog.cli.markdown import Stream, painted
+        from stenolog.sessions.exporting.fences import ColourBudget
 
         stream = Stream()
         blocks = [*stream.add(text), *stream.end()]
-        return [line for block in blocks for line in painted(block, self._console)]
+        budget = ColourBudget()
+        return [line for one in blocks for line in painted(one, self._console, budget=budget)]
 
     def _calls(self, calls: Any) -> Iterator[str]:
         """What tools were asked for, a line each."""
@@ -334,7 +336,7 @@ class _Page:
     def _styled(self, text: str, style: str) -> list[str]:
         from rich.text import Text
 
-        return self._printed(Text(printable(text), style=style))
+        return self._printed(Text(printable(text), style=style))  # guard: tool-output-printable
 
     def _printed(self, text: Any) -> list[str]:
         with self._console.capture() as captured:
@@ -357,3 +359,85 @@ def _print_lines(lines: Iterator[str], *, paged: bool, color: bool, start: int) 
     if start:
         os.environ["LESS"] = f"{os.environ.get('LESS', '-R')} +{start + 1}g"
     click.echo_via_pager((f"{line}\n" for line in rest), color=None if color else False)
+
+
+# --- tail -----------------------------------------------------------------------------------------
+# `steno tail`: the end of a session, and what is said in it from now on, by any process.
+
+
+_STOPPED: Final = 128 + 2
+"""Exit code of a program that was ended with Ctrl-C."""
+
+
+@click.command("tail")
+@click.argument("key", shell_complete=complete_key)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is said, until Ctrl-C.")
+@click.option(
+    "-n",
+    "--last",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many messages to begin with.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each message.")
+@where_options
+@click.pass_context
+def tail_command(
+    ctx: click.Context, key: str, follow: bool, last: int, as_json: bool, where: Where
+) -> None:
+    """Show the last messages of the session KEY, and with -f those that follow.
+
+    With -f, each message is shown as soon as it is stored, whichever process wrote it. It ends
+    with Ctrl-C, or when the session is deleted.
+
+    Exit code: 0 shown, 1 there is no such session, or it was deleted meanwhile, 2 wrong usage,
+    130 ended with Ctrl-C.
+    """
+    show = _printer(ctx, as_json=as_json)
+    try:
+        with open_to_read(where) as store:
+            info, messages, seen = _end_of(store, key, last)
+            for message in messages:
+                show(message)
+            for words in damage_words(info, where.workspace):
+                click.echo(words, err=True)
+            if not follow:
+                return
+            if sys.stderr.isatty():
+                click.echo(f"Following {one_line(info.key)}; Ctrl-C ends it.", err=True)
+            for message in store.follow(info.key, after=seen, uid=info.uid):
+                show(message)
+    except KeyboardInterrupt:
+        ctx.exit(_STOPPED)
+
+
+def _end_of(store: Store, key: str, last: int) -> tuple[SessionInfo, list[Message], int]:
+    """Return a session, its last visible messages, and the seq to follow from.
+
+    Reads again if the session was deleted and created again in between.
+    """
+    while True:
+        info = info_of(store, key)
+        messages = store.get_history(info.key, last=last)
+        now = info_of(store, info.key)
+        if now.uid == info.uid:
+            # Messages hidden in between are not shown, and none is shown twice.
+            seen = max([info.last_seq, *(message.seq for message in messages)])
+            return now, messages, seen
+
+
+def _printer(ctx: click.Context, *, as_json: bool) -> Callable[[Message], None]:
+    """Return a function that prints one message to stdout."""
+    if as_json:
+        return lambda message: click.echo(json_text(message_fields(message)))
+    if not sys.stdout.isatty():
+        return print_message
+    page = painter(color=ctx.color is not False)
+
+    def painted(message: Message) -> None:
+        for line in page.message(message):
+            click.echo(line, color=page.color)
+
+    return painted

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -14,10 +16,11 @@ from stenolog.cli.search import Moment
 from stenolog.cli.showing import info_of
 from stenolog.cli.text import json_text, moment, one_line, sentence
 from stenolog.cli.workspace import Where, open_to_read, where_options
-from stenolog.errors import NoSuchSession, StenologError
-from stenolog.sessions.counting import Counts, Totals
-from stenolog.sessions.pricing import HOW_TO_GET, Cost, cost_of, prices
+from stenolog.errors import ForeignLog, NoSuchSession, StenologError
+from stenolog.sessions.counting import HOW_TO_GET, Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
+from stenolog.stores.jsonl.names import key_of
+from stenolog.stores.opening import address
 
 ESTIMATES_ITSELF: Final = "scripted"
 """The model that has no provider which could count; as `providers.finding` calls it."""
@@ -65,13 +68,13 @@ def stats_command(
     problems: dict[str, str] = {}
     with open_to_read(where) as store:
         named = info_of(store, key).key if key is not None else None
-        keys = [named] if named is not None else store.list_sessions(prefix=prefix)
+        keys = [named] if named is not None else _all_keys(store, where, prefix)
         with progress("Counting", len(keys), shown=len(keys) > 1) as step:
             for one in keys:
                 try:
                     _count(store, one, totals, since, until)
-                except NoSuchSession:
-                    pass  # deleted meanwhile
+                except (NoSuchSession, ForeignLog):
+                    pass  # deleted meanwhile, or a file of another program
                 except StenologError as error:
                     problems[one] = str(error)
                 step()
@@ -88,6 +91,24 @@ def stats_command(
     for words in _remarks(totals, cost, problems):
         click.echo(words, err=True)
     ctx.exit(_NOT_ALL if problems else 0)
+
+
+def _all_keys(store: Store, where: Where, prefix: str) -> list[str]:
+    """Return the keys of all sessions, and of files that a store does not list.
+
+    A JSONL store leaves out the sessions that it cannot read.
+    """
+    keys = store.list_sessions(prefix=prefix)
+    place = where.place
+    if address(place.where).engine != "jsonl":
+        return keys
+    listed, others = set(keys), set()
+    with suppress(OSError):
+        for path in Path(place.where, place.namespace).iterdir():
+            key = key_of(path.name)
+            if key is not None and key not in listed and key.startswith(prefix):
+                others.add(key)
+    return keys + sorted(others)
 
 
 def _count(

@@ -29,7 +29,7 @@ GROUPS: Final = {
 COMMANDS: Final = {
     "archive": "stenolog.cli.changing",
     "ask": "stenolog.cli.ask",
-    "backup": "stenolog.cli.backup",
+    "backup": "stenolog.cli.copying",
     "chat": "stenolog.cli.chat",
     "compact": "stenolog.cli.changing",
     "completion": "stenolog.cli.completion",
@@ -42,7 +42,7 @@ COMMANDS: Final = {
     "import": "stenolog.cli.importing",
     "list": "stenolog.cli.sessions",
     "memory": "stenolog.cli.memory",
-    "open": "stenolog.cli.open",
+    "open": "stenolog.cli.serve",
     "purge": "stenolog.cli.purge",
     "rename": "stenolog.cli.changing",
     "restore": "stenolog.cli.trash",
@@ -52,7 +52,7 @@ COMMANDS: Final = {
     "show": "stenolog.cli.showing",
     "stats": "stenolog.cli.stats",
     "tag": "stenolog.cli.changing",
-    "tail": "stenolog.cli.tail",
+    "tail": "stenolog.cli.showing",
     "undo": "stenolog.cli.changing",
 }
 

@@ -1,9 +1,16 @@
 """Text that came from elsewhere, made safe to print: a message must not drive the terminal."""
 
 import json
+import os
 import re
+import sys
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from prompt_toolkit.output.vt100 import Vt100_Output
+    from rich.console import Console
+
 
 # Whole sequences go, or their visible half would stay: "[31m".
 _SEQUENCE: Final = re.compile(
@@ -63,7 +70,14 @@ _AGO: Final = re.compile(r"(\d{1,6})([smhdw])")
 
 
 def spoken_moment(words: str, now: datetime) -> datetime | None:
-    """The time that was meant: `2026-11-05`, `2026-11-05T14:30` (UTC), `3d` ago; None: no time."""
+    """Return the time that was meant, or None.
+
+    Forms: `2026-11-05`, `2026-11-05T14:30` (UTC), `3d` ago, `today`, `yesterday` (from 0:00 UTC).
+    """
+    days = {"today": 0, "yesterday": 1}.get(words.strip().lower())
+    if days is not None:
+        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight - timedelta(days=days)
     ago = _AGO.fullmatch(words.strip())
     try:
         if ago is not None:
@@ -83,3 +97,42 @@ def age(at: datetime, now: datetime) -> str:
         if seconds >= _UNITS[unit]:
             return f"{seconds // _UNITS[unit]}{unit}"
     return "now"
+
+
+# --- terminal -------------------------------------------------------------------------------------
+# The terminal: whether there is one, and what writes to it without taking the screen over.
+
+
+_DUMB: Final = ("", "dumb", "unknown")
+
+
+def is_interactive() -> bool:
+    """Whether somebody types and looks, in a terminal that can move its cursor."""
+    term = os.environ.get("TERM", "").casefold()
+    # A program may be started with its stdin closed; then there is no stream for it.
+    typed = sys.stdin is not None and sys.stdin.isatty()
+    return typed and sys.stdout.isatty() and term not in _DUMB
+
+
+def console() -> "Console":
+    """What turns colours into the codes of this terminal; none with NO_COLOR."""
+    # Slow to import, and only a terminal needs it.
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, markup=False)
+
+
+def inline_output() -> "Vt100_Output":
+    """The terminal, for what is drawn below the other output and goes away again."""
+    from prompt_toolkit.output.color_depth import ColorDepth
+    from prompt_toolkit.output.vt100 import Vt100_Output
+
+    output = Vt100_Output.from_pty(
+        sys.stdout,
+        term=os.environ.get("TERM"),
+        default_color_depth=ColorDepth.from_env(),
+        enable_bell=False,
+    )
+    # Where the cursor is need not be known, and the answer would come in between what is typed.
+    output.enable_cpr = False
+    return output

@@ -30,7 +30,7 @@ def shown(workspace: str) -> str:
     # Nobody else waits for it.
     from stenolog.settings.secrets import without_password
 
-    return without_password(workspace)
+    return without_password(workspace)  # guard: workspace-name-redacted
 
 
 class Where(Struct, frozen=True, kw_only=True):
