@@ -6,15 +6,25 @@ VENV ?= .venv
 VENV_DEMO ?= .venv-demo
 # A third one, with a small language model that runs offline.
 VENV_LLM ?= .venv-llm
-# More arguments for pytest, sabotage or bench: make test ARGS="-k torn"
+# More arguments for pytest, guards or bench: make test ARGS="-k torn"
 ARGS ?=
+# One package of src/stenolog: make test PKG=stores/jsonl
+PKG ?=
+# Number of runs of test-loaded.
+RUNS ?= 10
+
+# Without compiled files every test process compiles the package again, which doubles the CPU time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-llm check fix docs crash replay sabotage bench soak quality python dev llm
+.PHONY: help demo test test-all test-loaded test-llm check fix docs crash replay guards bench soak quality python dev llm
 
 help:
 	@echo "make demo      kill an agent in the middle of a turn and see it go on; no key, no network"
 	@echo "make test      the quick tests; what this machine cannot run is listed at the end"
+	@echo "               PKG=stores/jsonl runs the tests of one package"
+	@echo "make test-all  the slower tests that make test leaves out, and new random examples"
+	@echo "make test-loaded  make test RUNS=10 times in a row while two busy loops take the CPU"
 	@echo "make test-llm  consolidation and a summary by a real small model, offline; some minutes"
 	@echo "make quality   plant 50 facts in 300 turns, ask for them later; ARGS=--real: small model too"
 	@echo "make check     style, types, layers, and tables in docs that are out of date"
@@ -22,7 +32,7 @@ help:
 	@echo "make docs      run every example in README.md and docs/"
 	@echo "make crash     the long crash suites (some need root), under 30 minutes"
 	@echo "make replay    all sequences of operations on every disk a power cut may leave; an hour"
-	@echo "make sabotage  break our own code, one line at a time, and see a test fail"
+	@echo "make guards    break each guarded line of the source and check that a test fails; an hour"
 	@echo "make bench     the speed tables, beside the bare loop and a peer"
 	@echo "make soak      the gateway under load and overload for 10 minutes, and its memory"
 	@echo "Another Python: make test PYTHON=python3.12. More arguments: ARGS=\"...\"."
@@ -32,10 +42,18 @@ demo: python
 	@$(VENV_DEMO)/bin/steno --version
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
-# Two processes, each with whole files of tests; ARGS="-n0" runs them in this one.
+# Three processes for two CPUs, since many tests wait; ARGS="-n0" runs the tests in one.
+PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
 test: dev
-	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile \
-		-m "not full and not replay and not llm" $(ARGS)
+	@$(PYTEST) -m "not slow and not full and not replay and not llm" $(ARGS) \
+		$(if $(PKG),$$($(VENV)/bin/python scripts/tests_of.py $(PKG)))
+
+test-all: dev
+	@$(PYTEST) -m "(slow or hypothesis) and not full" --hypothesis-profile=random --timeout=600 \
+		$(ARGS)
+
+test-loaded: dev
+	@$(VENV)/bin/python scripts/test_loaded.py $(RUNS)
 
 test-llm: llm
 	@$(VENV_LLM)/bin/python -m pytest -m llm -s --timeout=900 tests/llm $(ARGS)
@@ -50,15 +68,16 @@ check: dev
 	$(VENV)/bin/ruff format --check . || failed="$$failed ruff-format"; \
 	$(VENV)/bin/mypy || failed="$$failed mypy"; \
 	$(VENV)/bin/lint-imports --no-logo || failed="$$failed lint-imports"; \
-	$(VENV)/bin/python tests/sabotage.py --check-docs || failed="$$failed sabotage-table"; \
+	$(VENV)/bin/python tests/guards.py --check || failed="$$failed guards"; \
+	$(VENV)/bin/python tests/promises.py || failed="$$failed promises"; \
 	$(VENV)/bin/python bench/tables.py --check || failed="$$failed bench-tables"; \
 	test -z "$$failed" || { echo "make check failed:$$failed"; exit 1; }
 
 fix: dev
 	@$(VENV)/bin/ruff check --fix-only .
 	@$(VENV)/bin/ruff format .
-	@$(VENV)/bin/python tests/sabotage.py --write-docs
 	@$(VENV)/bin/python bench/tables.py
+	@$(VENV)/bin/python tests/promises.py --write
 	@STENO_UPDATE=1 $(VENV)/bin/python -m pytest -q tests/test_public_api.py tests/unit/cli/test_page.py
 
 docs: dev
@@ -70,8 +89,8 @@ crash: dev
 replay: dev
 	@$(VENV)/bin/python -m pytest -m replay -s --timeout=3600 tests/crash/test_replay.py $(ARGS)
 
-sabotage: dev
-	@$(VENV)/bin/python tests/sabotage.py $(ARGS)
+guards: dev
+	@$(VENV)/bin/python tests/guards.py $(ARGS)
 
 bench: dev
 	@$(VENV)/bin/python bench/run.py $(ARGS)

@@ -23,6 +23,8 @@ from stenolog.providers.openai_chat import OpenAIChat
 
 PRICES = {"cake": "32 euros", "coffee": "3 euros", "candles": "4 euros"}
 ORDERS = Path("orders.txt")
+SENDER = "cli:default"
+"""The person who writes: sessions of one sender share a memory."""
 
 
 @tool(repeatable=True)
@@ -57,7 +59,8 @@ async def main(key: str, model: ChatModel, limits: Limits) -> None:
     tell_line("ready")
     while line := await asyncio.to_thread(sys.stdin.readline):
         id, _, text = line.rstrip("\n").partition("\t")
-        tell_answer(await loop.hear(Inbound(key=key, content=text, id=id), tell=tell))
+        said = Inbound(key=key, content=text, id=id, sender=SENDER)
+        tell_answer(await loop.hear(said, tell=tell))
         await loop.quiet()  # until the notes are made and the summary is written
         tell_line("ready")
     await loop.close()

@@ -10,7 +10,7 @@ from postgres_server import USER, Installation, Server, Unavailable, free_port
 
 CONNECTIONS: Final = 4
 """How many of the server's connections all clients of a database share."""
-_PATIENCE: Final = 30.0
+_PATIENCE: Final = 120.0
 
 
 class Bouncer:

@@ -1,16 +1,22 @@
 """Keeps every run away from the user's files and keys, and lists last what could not be run."""
 
+import gc
+import logging
 import os
 import re
 import shutil
+import signal
 import tempfile
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+import memory_disk
 import needs
 from bouncer import Bouncer
 from postgres_server import Databases, Installation, Places, Server, Unavailable
@@ -31,15 +37,20 @@ _GIVEN_SERVER = "STENO_TEST_POSTGRES"
 
 _own_folder = pytest.StashKey[Path]()
 
-# How long an example takes says something about the machine, not about the code.
-settings.register_profile("stenolog", settings(), deadline=None, print_blob=True)
-settings.load_profile("stenolog")
+# How long an example takes says something about the machine, not about the code. `make test` tries
+# the same examples in every run, `make test-all` tries new ones with --hypothesis-profile=random.
+_random = settings(deadline=None, print_blob=True)
+settings.register_profile("random", _random)
+settings.register_profile("quick", _random, derandomize=True, max_examples=40)
+settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give this run a home, a temporary folder and an environment of its own."""
-    # Short, because a socket's path may have no more than about 100 bytes.
-    own = Path(tempfile.mkdtemp(prefix="steno-"))
+    # A shell starts background jobs with SIGINT ignored, and the children of a test inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    own = memory_disk.new_folder_of_run()
     config.stash[_own_folder] = own
     for variable, name in _USER_FOLDERS.items():
         folder = own / name
@@ -83,6 +94,43 @@ def _not_run(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> Ite
         yield reason
         for test, times in sorted(tests[reason].items()):
             yield f"    {test}" + (f" ({times} times)" if times > 1 else "")
+
+
+# --- what only `make test-all` runs ---------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that slow.toml names; a row that names none is an error."""
+    whole_suite = [Path(argument).name for argument in config.args] == ["tests"]
+    for row in tomllib.loads((Path(__file__).parent / "slow.toml").read_text())["slow"]:
+        named = [item for item in items if fnmatchcase(item.nodeid.partition("[")[0], row["tests"])]
+        for item in named:
+            # The text between the brackets: the parameters of the test.
+            parameters = item.nodeid.partition("[")[2][:-1]
+            if not any(fnmatchcase(parameters, kept) for kept in row.get("keep", [])):
+                item.add_marker(pytest.mark.slow)
+        if not named and whole_suite:
+            raise pytest.UsageError(f"slow.toml: no test is named {row['tests']}")
+
+
+@pytest.fixture(autouse=True)
+def _logger_restored() -> Iterator[None]:
+    """Undo what a test does to the logger: `steno serve` adds a handler and lowers the level."""
+    logger = logging.getLogger("stenolog")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.setLevel(before[0])
+    logger.propagate = before[1]
+    logger.handlers[:] = before[2]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from the thousands of collected tests.
+
+    Many tests call gc.collect(), which would look at every one of them each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 # --- PostgreSQL ---------------------------------------------------------------------------------

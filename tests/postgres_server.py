@@ -7,6 +7,7 @@ removes that folder when the tests are gone, however they went.
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import pwd
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -32,7 +33,7 @@ import postgres_keeper
 from postgres_keeper import is_gone
 
 USER: Final = "steno"
-PATIENCE: Final = 60.0
+PATIENCE: Final = 120.0
 """Seconds until a server that does not come or go is given up."""
 _ENOUGH_MEMORY: Final = 1 << 30
 """Bytes that must be free in memory before databases are put there."""
@@ -226,7 +227,9 @@ class Installation:
 
     def _can_run(self, programs: Path) -> bool:
         """Whether the account can reach the programs and what lies beside them."""
-        seen = [programs / "bin" / "postgres", programs / "share", programs / "lib"]
+        # Debian's packages have no folder `share` beside the programs.
+        beside = [programs / name for name in ("share", "lib") if (programs / name).exists()]
+        seen = [programs / "bin" / "postgres", *beside]
         return all(
             subprocess.run(["test", "-r", str(path)], check=False, **self._identity()).returncode
             == 0
@@ -248,6 +251,15 @@ class Installation:
         self.programs = copy
         return copy
 
+    @functools.cached_property
+    def version(self) -> int:
+        """Major version of the programs."""
+        return int(self.run("postgres", "--version").split()[2].partition(".")[0])
+
+    def _initdb_options(self) -> tuple[str, ...]:
+        # One round of hashing: no secret of anybody's is behind this password.
+        return ("-c", "scram_iterations=1") if self.version >= 16 else ()
+
     def _initialised(self) -> Path:
         """The files of a server that never ran."""
         if self._template is None:
@@ -260,8 +272,8 @@ class Installation:
                 "initdb",
                 *("-D", f"{place}/data", "-U", USER, "--auth=scram-sha-256"),
                 f"--pwfile={secret}",
-                # One round of hashing: no secret of anybody's is behind this password.
-                *("-c", "scram_iterations=1", "--no-locale", "--encoding=UTF8"),
+                *self._initdb_options(),
+                *("--no-locale", "--encoding=UTF8"),
                 *("--no-sync", "--no-instructions"),
             )
             with (place / "data" / "postgresql.conf").open("a") as settings:
@@ -356,6 +368,12 @@ def _children(pid: int) -> list[int]:
                 if int(fields[1]) == pid:
                     found.append(int(entry.name))
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, their children, and so on."""
+    children = _children(pid)
+    return [*children, *(one for child in children for one in descendants(child))]
 
 
 # --- one server ---------------------------------------------------------------------------------
@@ -543,8 +561,10 @@ def attempts() -> Iterator[None]:
 class Databases:
     """New databases on a server, all of them dropped in the end."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, options: LiteralString = "") -> None:
+        """`options`: what CREATE DATABASE takes behind the name of the template."""
         self._url = url
+        self._options = sql.SQL(options)
         self._names: dict[str, str] = {}
         self._left: list[str] = []
         self._admin = psycopg.connect(url, autocommit=True)
@@ -552,8 +572,8 @@ class Databases:
     def new(self) -> str:
         """The URL of a new, empty database."""
         name = f"steno_test_{secrets.token_hex(6)}"
-        made = sql.SQL("create database {} template template0").format(sql.Identifier(name))
-        self._admin.execute(made)
+        made = sql.SQL("create database {} template template0 {}")
+        self._admin.execute(made.format(sql.Identifier(name), self._options))
         url = urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
         self._names[url] = name
         return url

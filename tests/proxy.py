@@ -19,13 +19,16 @@ from typing import Final, Literal
 
 from postgres_server import free_port
 
-Moment = Literal["before", "during", "after"]
-"""When an exchange is cut: the server has seen nothing of it, a part of it, or has answered."""
+Moment = Literal["before", "during", "after", "unanswered"]
+"""When an exchange is cut: the server has seen nothing of it, a part of it, or has answered.
+
+`unanswered`: the server does what it is asked, its answer is dropped, and the connection stays.
+"""
 
 _NO_ENCRYPTION: Final = {80877103, 80877104}
 _CANCEL: Final = 80877102
 _WRITES: Final = re.compile(r"\b(insert|update|delete|merge|commit)\b", re.IGNORECASE)
-_PATIENCE: Final = 30.0
+_PATIENCE: Final = 120.0
 _numbers = itertools.count(1)
 
 
@@ -282,7 +285,7 @@ class _Link:
             asked = self._asked[0] if self._asked else None
             if asked is not None and kind == b"C":
                 asked.tags.append(body.rstrip(b"\0").decode())
-            lost = asked is not None and asked.cut == "after"
+            lost = asked is not None and asked.cut in ("after", "unanswered")
             if not lost:
                 self._proxy.wait_open()
                 self._client.sendall(kind + _length(body) + body)
@@ -290,7 +293,7 @@ class _Link:
                 self._asked.popleft()
                 asked.status = body.decode()
                 self._proxy.note(asked)
-                if lost:
+                if asked.cut == "after":
                     return
 
 

@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
-import sabotage
+import guards
+import promises
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,23 +54,54 @@ def test_importing_the_library_loads_the_standard_library_and_msgspec_alone() ->
     assert loaded - sys.stdlib_module_names - {"stenolog", "msgspec"} == set()
 
 
-def test_every_breakage_still_fits_the_code(tmp_path: Path) -> None:
-    rows = sabotage.read_table(sabotage.TABLE)
-    for row in rows:
-        copy = tmp_path / row.file
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((ROOT / row.file).read_bytes())
-        sabotage.apply(row, tmp_path)
-    # pytest answers with an error if one of the named tests does not exist.
-    tests = sorted({row.test for row in rows}) or ["tests/test_project.py"]
-    collected = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+def test_every_guard_fits_the_code() -> None:
+    assert guards.problems(guards.read_table(guards.TABLE)) == []
+
+
+def test_a_guard_replaces_the_statement_below_its_comment(tmp_path: Path) -> None:
+    source = tmp_path / "src" / "stenolog"
+    source.mkdir(parents=True)
+    (source / "one.py").write_text(
+        "def f(a):\n"
+        "    if (  # guard: long-condition\n"
+        "        a > 0\n"
+        "    ):\n"
+        "        # guard: alone\n"
+        "        # The reason.\n"
+        "        return g(a)\n"
     )
-    assert collected.returncode == 0, collected.stdout[-2000:]
+    row = guards.Guard(name="alone", promise="P1", why="", replace="pass", test="")
+    anchors, _ = guards.anchors(tmp_path)
+    assert "        # The reason.\n        pass\n" in guards.broken(row, anchors)[1]
+    row = replace(row, name="long-condition", part="a > 0", replace="True")
+    assert "    if (  \n        True\n    ):\n" in guards.broken(row, anchors)[1]
+    row = replace(row, part=None, replace="if False:")
+    assert "    if False:\n        # guard: alone\n" in guards.broken(row, anchors)[1]
+
+
+def test_a_guard_without_a_comment_or_with_two_is_reported(tmp_path: Path) -> None:
+    source = tmp_path / "src" / "stenolog"
+    source.mkdir(parents=True)
+    (source / "one.py").write_text("a = 1  # guard: twice\nb = 1  # guard: twice\n")
+    row = guards.Guard(name="missing", promise="P1", why="", replace="pass", test="")
+    found = " ".join(guards.problems([row], tmp_path))
+    assert "twice: in src/stenolog/one.py and in src/stenolog/one.py" in found
+    assert "missing: no line below src/stenolog has the comment `guard: missing`" in found
+    assert "the comment `guard: twice` has no row" in found
+
+
+def test_fewer_tests_of_a_promise_than_recorded_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_one.py").write_text(
+        "def test_p1_p12_both(): ...\nclass A:\n    async def test_p1_more(self): ...\n"
+        "def test_plain(): ...\n"
+    )
+    counts = promises.count(tmp_path)
+    assert counts == {1: 2, 12: 1}
+    recorded = {f"P{number}": 0 for number in promises.PROMISES} | {"P1": 2, "P12": 2}
+    assert promises.missing(counts, recorded) == [
+        "P12 has 1 tests; 2 are recorded in promises.toml"
+    ]
 
 
 def _project_files() -> list[Path]:
@@ -84,6 +117,9 @@ def _project_files() -> list[Path]:
         paths = [
             path
             for path in ROOT.rglob("*")
-            if not any(part.startswith(".") for part in path.relative_to(ROOT).parts[:-1])
+            if not any(
+                part.startswith(".") or part == "__pycache__"
+                for part in path.relative_to(ROOT).parts[:-1]
+            )
         ]
     return [path for path in paths if path.is_file() and not path.is_symlink()]

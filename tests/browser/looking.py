@@ -40,8 +40,8 @@ def sign_in(page: Page, served: Served) -> None:
     """Come in by the link; the list is what it leads to."""
     with served.client() as client:
         link = client.post("/v1/login-links").json()["url"]
-    page.goto(served.url + link)
-    assert page.url == served.url + "/"
+    page.goto(served.browser_url + link)
+    assert page.url == served.browser_url + "/"
 
 
 class Looking:
@@ -74,7 +74,7 @@ class Looking:
 
     def open(self, path: str) -> Response:
         """The page at this path."""
-        found = self.page.goto(self.served.url + path)
+        found = self.page.goto(self.served.browser_url + path)
         assert found is not None
         return found
 
@@ -91,5 +91,5 @@ class Looking:
             self.problems.append(f"{message.type}: {message.text}")
 
     def _asked(self, request: Request) -> None:
-        if not request.url.startswith((self.served.url + "/", "data:image/")):
+        if not request.url.startswith((self.served.browser_url + "/", "data:image/")):
             self.elsewhere.append(request.url)

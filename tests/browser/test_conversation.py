@@ -585,6 +585,20 @@ def test_the_keys_go_to_the_first_and_the_last_of_all_messages(
         expect(page.locator("#m1000")).to_have_class("message assistant chosen")
 
 
+def test_a_refresh_keeps_the_selected_message(looking: Looking, place: Path) -> None:
+    key = "cli:selected"
+    page = looking.page
+    with open_store(str(place)) as store:
+        store.add_message(key, "user", "Hello.")
+        store.add_message(key, "assistant", "Good day.")
+        looking.session(key)
+        page.keyboard.press("G")
+        expect(page.locator("#m2")).to_have_class("message assistant chosen")
+        store.add_message(key, "assistant", "One more thing.")
+        expect(page.locator("#m3")).to_be_visible()
+        expect(page.locator("#m2")).to_have_class("message assistant chosen")
+
+
 def test_a_title_that_is_given_elsewhere_is_shown(looking: Looking, place: Path) -> None:
     key = "cli:titled"
     page = looking.page

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Route, expect
+from playwright.sync_api import Browser, expect
 
 from browser.looking import Looking, sign_in, window
 from gateway.served import Served
@@ -143,12 +143,13 @@ def test_the_list_follows_what_happens_elsewhere_and_keeps_focus_and_choice(
 
 @pytest.fixture
 def timed(browser: Browser, served: Served, screenshots: Path) -> Iterator[Looking]:
-    """One whose clock the test moves on, in a window of its own: the others go on as they do."""
+    """A page in its own window whose clock moves only when the test moves it."""
     with (
         window(browser, served) as context,
         Looking(context, served, screenshots) as looking,
     ):
-        looking.page.clock.install()
+        looking.page.clock.install(time=0)
+        looking.page.clock.pause_at(1_000)
         yield looking
 
 
@@ -157,33 +158,47 @@ _HIDE = """(is) => {
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
 
+# Counts requests for rows when the script of the page makes them, and holds each until `answer`.
+# The text of the answer is read before, so that the page has handled it at the next `evaluate`.
+_HOLD_REQUESTS = """() => {
+  const send = window.fetch.bind(window);
+  const held = [];
+  window.requests = 0;
+  window.fetch = (address, options) => new Promise((resolve) => {
+    window.requests += 1;
+    held.push(async () => {
+      const response = await send(address, options);
+      const text = await response.text();
+      response.text = async () => text;
+      resolve(response);
+    });
+  });
+  window.answer = () => held.shift()();
+}"""
+
 
 def test_the_list_asks_one_at_a_time_and_not_where_nobody_looks(timed: Looking) -> None:
     looking, page = timed, timed.page
     looking.open("/")
-    waiting: list[Route] = []
-    page.route("**/?*part=true*", lambda route: waiting.append(route))
+    page.evaluate(_HOLD_REQUESTS)
 
-    def asked_within(seconds: int) -> int:
-        before = len(waiting)
-        page.clock.run_for(1_000 * seconds)
-        page.wait_for_timeout(200)
-        return len(waiting) - before
+    def requests(*, after_seconds: int) -> int:
+        page.clock.run_for(1_000 * after_seconds)
+        made: int = page.evaluate("window.requests")
+        return made
 
-    assert asked_within(4) == 0
-    assert asked_within(30) == 1
-    waiting[-1].continue_()
-    page.wait_for_timeout(300)
+    assert requests(after_seconds=4) == 0
+    assert requests(after_seconds=30) == 1
+    page.evaluate("window.answer()")
     page.evaluate(_HIDE, True)
-    assert asked_within(30) == 0
+    assert requests(after_seconds=30) == 1
     page.evaluate(_HIDE, False)
-    assert asked_within(1) == 1
-    waiting[-1].continue_()
-    page.wait_for_timeout(300)
+    assert requests(after_seconds=0) == 2
+    page.evaluate("window.answer()")
     page.locator("#search").fill("owl")
-    assert asked_within(1) == 1  # what was typed
-    waiting[-1].continue_()
-    assert asked_within(30) == 0
+    assert requests(after_seconds=1) == 3  # the search
+    page.evaluate("window.answer()")
+    assert requests(after_seconds=30) == 3
 
 
 def test_the_list_says_that_the_gateway_is_gone(timed: Looking) -> None:

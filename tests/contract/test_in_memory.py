@@ -8,6 +8,8 @@ from stenolog.testing import StoreContract
 
 
 class TestInMemoryStore(StoreContract):
+    # No DamageContract: it has no records outside of the objects of this process.
+
     def make_store(self, path: Path) -> Store:  # noqa: ARG002 - it lives in no folder
         return InMemoryStore()
 

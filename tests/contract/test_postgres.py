@@ -1,4 +1,4 @@
-"""The contract on the PostgreSQL store: both halves, and most of the first through PgBouncer.
+"""The contract on the PostgreSQL store: API, damage, crashes; most of the API through PgBouncer.
 
 A folder of the first half is a namespace, so that each store has others beside it in the same
 tables; one of the second half is a database.
@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import ClassVar
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 import stenolog
 from bouncer import Bouncer
 from postgres_server import Databases, Places
 from stenolog.stores.base import GroupStore, Store
-from stenolog.testing import CrashContract, StoreContract
-from stenolog.testing.contract.appends import Appends
-from stenolog.testing.contract.follow import Following
+from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
+from stenolog.testing.contract.appends import Appends, Tokens
+from stenolog.testing.contract.concurrency import Following, Writers
 from stenolog.testing.contract.history import Checkpoints, Replacing
 from stenolog.testing.contract.leases import Leases
-from stenolog.testing.contract.tokens import Tokens
-from stenolog.testing.contract.trash import Trash
-from stenolog.testing.contract.writers import Writers
+from stenolog.testing.contract.lifecycle import Trash
 
 
 @pytest.fixture(scope="class")
@@ -66,6 +65,37 @@ class TestPostgresStoreIsKilled(CrashContract):
 
     def where(self, path: Path) -> str:
         return self._databases.at(path)
+
+
+class TestPostgresStoreIsDamaged(DamageContract):
+    """Messages and changes also as rows that are missing; a state is a column of its session."""
+
+    @pytest.fixture(autouse=True, params=["unreadable", "missing"])
+    def _how(self, request: pytest.FixtureRequest, database: str) -> None:
+        self._url = database
+        self._missing = request.param == "missing"
+
+    def make_store(self, path: Path) -> Store:  # noqa: ARG002 - it lives in no folder
+        self._namespace = uuid4().hex
+        return stenolog.open_store(self._url, namespace=self._namespace)
+
+    def damage(self, store: Store, record: DamagedRecord, key: str) -> Store:
+        store.close()
+        session = "(SELECT id FROM stenolog.session WHERE namespace = %s AND key = %s)"
+        if record in ("state", "trash"):
+            body = "" if self._missing else '{"format'
+            statement = f"UPDATE stenolog.session SET state = '{body}' WHERE id = {session}"  # noqa: S608
+        else:
+            newest = "(SELECT max(number) FROM stenolog.change AS c WHERE c.session = t.session)"
+            which = "seq = 2" if record == "message" else f"number = {newest}"
+            what = f"UPDATE stenolog.{record} AS t SET body = '{{\"ro'"  # noqa: S608
+            if self._missing:
+                what = f"DELETE FROM stenolog.{record} AS t"  # noqa: S608
+            statement = f"{what} WHERE session = {session} AND {which}"
+        with psycopg.connect(self._url, autocommit=True) as server:
+            done = server.execute(statement.encode(), (self._namespace, key.encode()))
+            assert done.rowcount == 1
+        return stenolog.open_store(self._url, namespace=self._namespace)
 
 
 class TestPostgresStoreThroughPgBouncer(

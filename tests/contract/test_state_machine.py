@@ -102,7 +102,14 @@ def _settings(examples: int) -> settings:
     )
 
 
-@pytest.mark.parametrize(("machine", "runs"), [(JSONLMachine, 200), (InMemoryMachine, 20)])
+@pytest.mark.parametrize(
+    ("machine", "runs"),
+    [
+        (JSONLMachine, 40),
+        (InMemoryMachine, 20),
+        pytest.param(JSONLMachine, 200, marks=pytest.mark.slow),
+    ],
+)
 def test_a_store_does_what_the_model_does(
     machine: type[StoreMachine],
     runs: int,

@@ -48,12 +48,14 @@ class AllMachine(StoreMachine):
             self.databases.leave(self._url)
 
 
+@pytest.mark.parametrize("runs", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_all_engines_do_what_the_model_does(
+    runs: int,
     postgres_places: Places,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    _run(8, postgres_places, capsys, caplog)
+    _run(runs, postgres_places, capsys, caplog)
 
 
 @pytest.mark.full

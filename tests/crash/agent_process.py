@@ -10,19 +10,28 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-TTL: Final = 1.0
-"""For so many seconds a lease of a killed agent may be in the way, where nobody sees it gone."""
-_PATIENCE: Final = 60.0
+TTL: Final = 5.0
+"""Seconds until the lease of a killed agent expires on PostgreSQL.
+
+Longer than a busy machine pauses a process, or an agent that runs loses its lease.
+"""
+_PATIENCE: Final = 120.0
 
 
 class Agent:
     """A process with an agent in it."""
 
     def __init__(
-        self, where: str, url: str, journal: Path, *, resume_within: float = 86_400.0
+        self,
+        where: str,
+        url: str,
+        journal: Path,
+        *,
+        resume_within: float = 86_400.0,
+        ttl: float = TTL,
     ) -> None:
         worker = Path(__file__).with_name("agent_worker.py")
-        wanted = [where, url, str(journal), str(TTL), str(resume_within)]
+        wanted = [where, url, str(journal), str(ttl), str(resume_within)]
         self._process = subprocess.Popen(
             [sys.executable, str(worker), *wanted], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -44,6 +53,14 @@ class Agent:
         """Listen until it has said this word so many times."""
         while sum(line[0] == word for line in self.lines()) < times:
             assert self._listen(), f"it ended before it said {word!r}: {self.lines()}"
+
+    def pause(self) -> None:
+        """Stop it, as a busy machine does for a while."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run again after a pause."""
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> list[list[Any]]:
         """Kill it with -9; all that it said."""

@@ -1,13 +1,13 @@
 """What the crash suites share: a voice that is heard in every run, and places to work in."""
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+import memory_disk
 
 Say = Callable[[str], None]
 
@@ -31,9 +31,14 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Replace the folder of pytest, which may be in memory: a sync takes time on a disk only."""
+    with memory_disk.folder_on_disk() as path:
+        yield path
+
+
+@pytest.fixture
 def quick_disk() -> Iterator[Path]:
     """A folder in memory where there is one, for suites that only care what calls are made."""
-    shared = Path("/dev/shm")
-    folder = tempfile.mkdtemp(prefix="steno-", dir=shared if os.access(shared, os.W_OK) else None)
-    yield Path(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    with memory_disk.folder() as path:
+        yield path

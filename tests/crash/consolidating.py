@@ -10,7 +10,9 @@ from typing import Any, Final
 from crash.migrating import serve
 from stenolog.memory.consolidation import Consolidated, Consolidation
 from stenolog.memory.notes import Notes
+from stenolog.memory.scopes import Scope
 from stenolog.providers.base import Ask
+from stenolog.sessions.keys import person_in
 from stenolog.stores.opening import open_store
 
 KEYS: Final = ("telegram:1", "telegram:thread:1", "telegram:2")
@@ -86,7 +88,11 @@ def consolidate_otherwise(where: str) -> None:
 def _consolidate(where: str, tone: str, *, most_turns: int) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as notes:
         consolidation = Consolidation(
-            sessions, Notes(notes), _clerk(tone), threads=True, most_turns=most_turns
+            sessions,
+            Notes(notes),
+            _clerk(tone),
+            scope_of=lambda key: Scope(who=person_in(key), of="sender"),
+            most_turns=most_turns,
         )
         for key in KEYS:
             found: Consolidated = consolidation.run(key)

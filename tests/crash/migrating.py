@@ -1,4 +1,4 @@
-"""Processes that take old sessions in, or stand in for the store, and are killed at the n-th step.
+"""Processes that import old sessions, or use the fallback, and are killed at the n-th step.
 
 A small process with everything imported forks one for each run. A step is a call that can leave
 something behind: it is counted by the profiler of Python itself, so nothing in our code knows of
@@ -13,14 +13,18 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from stenolog import NotStored
+from stenolog import NoSuchSession, NotStored
 from stenolog.sessions import carrying, opening
+from stenolog.sessions.fallback import FallbackStore
+from stenolog.sessions.folders import find_place
+from stenolog.sessions.session_manager import SessionManager
+from stenolog.sessions.session_store import SessionStore, fallback_reason
 from stenolog.stores.base import Store
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.stores.opening import open_store
 
 TESTS: Final = Path(__file__).resolve().parent.parent
@@ -35,7 +39,8 @@ _STEPS: Final = frozenset(
 )
 
 KEYS: Final = ("telegram:91001", "agent:main:slack:1001", "telegram:1001", "new:1")
-"""Whom the stand-in talks to: a session it knows, an alias, one it does not know, a new one."""
+"""Sessions of the fallback: a legacy one, an alias, one that JSON files do not know, a new one."""
+PURGED: Final = "discord:1001:77"
 
 
 class Runner:
@@ -92,23 +97,37 @@ class Runner:
 def start(where: str) -> None:
     """Start as an agent does."""
     sessions = opening.open_sessions(where)
-    assert sessions.store is not None, sessions.health().problems
+    assert fallback_reason(sessions.store) is None, sessions.health().problems
     sessions.close()
 
 
 def fail(where: str) -> None:
-    """Start where not all sessions can be taken in, and talk to the stand-in."""
+    """Start where not all sessions can be imported, and use the fallback."""
     opening.open_store = _open_full  # type: ignore[attr-defined]
     sessions = opening.open_sessions(where)
-    assert isinstance(sessions, SessionManager)
+    assert isinstance(sessions.store, FallbackStore)
+    _talk(sessions)
+    with suppress(NoSuchSession):
+        sessions.store.purge(PURGED)
+    sessions.close()
+
+
+def write_json(where: str) -> None:
+    """Leave JSON files, as the fallback of version 0.1 did."""
+    place = find_place(where, None)
+    assert place.json_fallback is not None
+    old = None if place.old == place.json_fallback else place.old
+    _talk(SessionManager(place.json_fallback, because="a test wants it", old=old))
+
+
+def _talk(sessions: SessionStore) -> None:
     for key in KEYS:
         for number in range(3):
             seq = sessions.add_message(key, "user", f"said {number}", once=f"t{number}")
             assert seq, sessions.health()
         sessions.save(key)
     last = len(sessions.get_history("telegram:91001", full=True))
-    assert sessions.checkpoint("telegram:91001", summary="by the stand-in", upto=last - 1)
-    sessions.close()
+    assert sessions.checkpoint("telegram:91001", summary="by the fallback", upto=last - 1)
 
 
 def _open_full(where: Any, **options: Any) -> Store:
@@ -125,7 +144,11 @@ def _open_full(where: Any, **options: Any) -> Store:
     return store
 
 
-PROGRAMS: Final[dict[str, Callable[[str], None]]] = {"start": start, "fail": fail}
+PROGRAMS: Final[dict[str, Callable[[str], None]]] = {
+    "start": start,
+    "fail": fail,
+    "json": write_json,
+}
 
 
 def _play(program: Callable[[str], None], where: str, kill_at: int, folder: str) -> int | list[int]:

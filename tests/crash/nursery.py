@@ -66,6 +66,10 @@ class Child:
         """How many lines arrived so far."""
         return self._received.count(b"\n")
 
+    def said(self, word: str) -> int:
+        """Return how many lines with this word arrived so far."""
+        return self._received.count(b'"%s"' % word.encode())
+
     def until(self, reached: Callable[[bytes], bool], *, seconds: float = 30) -> bool:
         """Take what arrives until this is so, watching closely; False if it ended before."""
         limit = time.monotonic() + seconds
@@ -100,11 +104,6 @@ class Child:
         """Kill it with -9, now."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-
-    def interrupt(self) -> None:
-        """Press Ctrl-C."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGINT)
 
 
 class Nursery:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from crash import postgres_writer
 from stenolog.stores.base import Store
 
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 180.0
 
 
 class Writer:

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from crash.workload import Line, Run, encode_line, message
 from stenolog.errors import MaybeStored, NoSuchSession, NothingToUndo, SessionExists
 from stenolog.stores.base import Store
 
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 120.0
 """Who waits for a lock so long waits for ever."""
 _PACE: Final = 0.002
 """Whoever reads or compacts beside writers leaves them some of the machine."""
@@ -45,9 +46,13 @@ def run(
 
 
 def write_patiently(channel: socket.socket, *, where: str, key: str, name: str, count: int) -> None:
-    """Append so many messages to a log that others replace all the time."""
+    """Append at least `count` messages to a log that others replace, until told to stop."""
     with stenolog.JSONLStore(where, busy_timeout=_PATIENCE) as store:
         _append(channel, store, key, name, count)
+        more = 0
+        while not _told(channel, wait=_PACE):
+            _append(channel, store, key, f"{name}-more{more}", 1)
+            more += 1
     _say(channel, "END")
 
 
@@ -96,7 +101,7 @@ def compact(channel: socket.socket, *, where: str, key: str, seed: int) -> None:
 
 
 def come_and_go(channel: socket.socket, *, where: str, key: str, seed: int) -> None:
-    """Delete, restore, fork and compact, over and over, until told to stop."""
+    """Delete, restore, fork and compact until told to stop; say EVERY once each was done."""
     moves = random.Random(seed)
     made: Counter[str] = Counter()
     with stenolog.JSONLStore(where, busy_timeout=_PATIENCE) as store:
@@ -117,6 +122,8 @@ def come_and_go(channel: socket.socket, *, where: str, key: str, seed: int) -> N
                         store.truncate_history(key, 3)
                         store.compact(key)
                 made[move] += 1
+                if made[move] == 1 and len(made) == 4:
+                    _say(channel, "EVERY")
     _say(channel, "ACK", dict(made))
     _say(channel, "END")
 
@@ -178,8 +185,16 @@ def fork_while_writing(
     _say(channel, "END")
 
 
-def write_interrupted(channel: socket.socket, *, where: str, key: str, threads: int) -> None:
-    """Append from many threads; Ctrl-C hits the main one inside its appends, until told to stop."""
+def write_interrupted(
+    channel: socket.socket, *, where: str, key: str, threads: int, seed: int
+) -> None:
+    """Append from many threads until told to stop, and interrupt appends of the main thread.
+
+    A timer raises KeyboardInterrupt, as Ctrl-C does, at a random moment of such an append, or
+    soon after an append that takes no longer than the last one that was not interrupted.
+    """
+    moments = random.Random(seed)
+    usual = 0.01
     stop = threading.Event()
     inside = False
 
@@ -187,7 +202,7 @@ def write_interrupted(channel: socket.socket, *, where: str, key: str, threads: 
         if inside:
             raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGALRM, interrupt)
     with stenolog.open_store(where) as store:
 
         def keep_writing(name: str) -> None:
@@ -213,8 +228,11 @@ def write_interrupted(channel: socket.socket, *, where: str, key: str, threads: 
             answer: int | None = None
             try:
                 inside = True
+                began = time.monotonic()
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.00001, 1.5 * usual))
                 answer = store.add_full_message(key, message(label))
                 inside = False
+                usual = time.monotonic() - began
             except KeyboardInterrupt:
                 inside = False
             _say(channel, "CUT" if answer is None else "ACK", [label, answer])

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from crash.agent_process import Agent
+from crash.agent_process import TTL, Agent
 from crash.agent_script import WISHES, Script, named_in
 from crash.conftest import Say
 from stenolog.agent.turn import CUT_OFF
@@ -88,9 +88,9 @@ class Trial:
         assert self._acknowledged == set(self._sent)
         self._check()
 
-    def _agent(self, resume_within: float = 86_400.0) -> Agent:
+    def _agent(self, resume_within: float = 86_400.0, ttl: float = TTL) -> Agent:
         url = self._server.url
-        agent = Agent(self._where, url, self._journal, resume_within=resume_within)
+        agent = Agent(self._where, url, self._journal, resume_within=resume_within, ttl=ttl)
         self._agents.append(agent)
         return agent
 

@@ -21,8 +21,8 @@ import pytest
 import stenolog
 from crash.conftest import Say
 from stenolog.catalog import Catalog, open_catalog, steps
-from stenolog.catalog.files import NAME
 from stenolog.stores.base import Store
+from stenolog.stores.catalog_file import NAME
 from unit.catalog.operations import WORDS, operate
 from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
 

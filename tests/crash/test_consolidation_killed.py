@@ -13,7 +13,8 @@ from crash.conftest import Say
 from crash.consolidating import KEYS, PLACES
 from crash.migrating import Runner
 from stenolog.memory.notes import Notes
-from stenolog.memory.scopes import scope_of
+from stenolog.memory.scopes import Scope
+from stenolog.sessions.keys import person_in
 from stenolog.stores.opening import open_store
 
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
@@ -24,9 +25,9 @@ def _check(where: str, told: str) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as store:
         notes = Notes(store)
         for who in ("telegram:1", "telegram:2"):
-            keys = [key for key in KEYS if scope_of(key, threads=True).who == who]
+            keys = [key for key in KEYS if person_in(key) == who]
             uids = {key: sessions.info(key).uid for key in keys}
-            found = notes.list(scope_of(who), full=True)
+            found = notes.list(Scope(who=who, of="sender"), full=True)
             daily = Counter((note.uid, note.seqs) for note in found if note.kind == "daily")
             assert daily == {
                 (uids[key], (2 * number + 1, 2 * number + 2)): 1

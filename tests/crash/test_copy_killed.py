@@ -16,14 +16,17 @@ import pytest
 
 from crash.conftest import Say
 from crash.migrating import TESTS, Runner
-from stenolog import Message
+from crash.recorder import Recorder
+from crash.replay_model import Disk
+from stenolog import JSONLStore, Message
 from stenolog.sessions import backup
 from stenolog.sessions.damage import Kind
 from stenolog.sessions.places import copy_place
+from stenolog.sessions.transfer import copy_lives
 from stenolog.sessions.verify import examine
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
-from stenolog.stores.whole import LifeMark
+from stenolog.stores.snapshots import LifeMark
 from unit.sessions.carried import digests, everything, fill, go_on, whole
 
 WHERE: Final = {"jsonl": "jsonl:{}/store", "sqlite": "sqlite:{}/store.db"}
@@ -88,6 +91,11 @@ class _Trial:
     def watch(self, program: str) -> list[int]:
         """The steps before which the destination is not as before the last one."""
         return self._runner.watch(program, f"{self._source}|{self._target}", self.folder)
+
+    def uids(self) -> set[str]:
+        """The sessions that the destination has, in the trash or not; nothing is repaired."""
+        with open_store(self._target, read_only=True) as store:
+            return {mark.uid for mark in whole(store).lives()}
 
     def reset(self) -> None:
         shutil.rmtree(self.folder)
@@ -176,12 +184,68 @@ def test_p2_a_copy_that_follows_moved_sessions_may_be_killed_at_any_step(
         # Only those are told apart that leave something else behind.
         trial.reset()
         telling = trial.watch("copy")
+        before = trial.uids()
         for step in telling:
             trial.reset()
             assert trial.run("copy", kill_at=step) == 0
+            assert trial.uids() >= before, f"every session is there after a kill at {step}"
             trial.run("copy")
             trial.check(f"killed at {step} of {steps}")
     say(f"{steps} steps, killed at {len(telling)} of them")
+
+
+# --- power cuts ------------------------------------------------------------------------------
+
+
+def _cut_power(place: Path, seed: int, *, stride: int, limit: int) -> tuple[int, int]:
+    """Judge the disks that power cuts within a copy may leave; how many cuts and disks."""
+    chance = random.Random(seed)
+    with JSONLStore(place / "source") as source:
+        _two_lives(source)
+        source.add_message("b", "user", "five")
+        source.truncate_history("b", 1)
+        source.compact("b")
+        with JSONLStore(place / "target") as target:
+            copy_lives(source, target)
+            before = {mark.uid for mark in target.lives()}
+        _moved(source)
+        wanted = digests(source)
+        recorder = Recorder(place / "target")
+        with recorder.recording(), JSONLStore(place / "target") as target:
+            assert copy_lives(source, target).problems == ()
+        disk, cuts, disks = Disk(), 0, 0
+        for number, event in enumerate(recorder.events):
+            disk.apply(event)
+            finished = number == len(recorder.events) - 1
+            if number < recorder.before or (number % stride and not finished):
+                continue
+            cuts += 1
+            for tree in {tree.digest(): tree for tree in disk.losses(chance, limit=limit)}.values():
+                disks += 1
+                tree.build(place / "left")
+                with JSONLStore(place / "left") as left:
+                    assert {mark.uid for mark in left.lives()} >= before, f"after event {number}"
+                    if finished:
+                        assert digests(left) == wanted, "the copy is durable"
+                    assert copy_lives(source, left).problems == (), f"after event {number}"
+                    assert digests(left) == wanted, f"after event {number}"
+                shutil.rmtree(place / "left")
+    return cuts, disks
+
+
+def test_p1_p2_a_power_cut_during_a_copy_costs_no_session(
+    quick_disk: Path, say: Say, seed: int
+) -> None:
+    cuts, disks = _cut_power(quick_disk, seed, stride=2, limit=8)
+    say(f"seed {seed}, {cuts} power cuts during a copy, {disks} disks judged")
+
+
+@pytest.mark.full
+def test_p1_p2_a_power_cut_at_every_event_of_a_copy_costs_no_session(
+    quick_disk: Path, say: Say, seed: int
+) -> None:
+    cuts, disks = _cut_power(quick_disk, seed, stride=1, limit=40)
+    say(f"seed {seed}, {cuts} power cuts during a copy, {disks} disks judged")
 
 
 # --- beside writers --------------------------------------------------------------------------
@@ -278,7 +342,8 @@ def test_p2_a_backup_under_load_is_verified_and_restored(
     open_store(source).close()
     with _writers(source, 2):
         for _ in range(3):
-            assert backup.back_up(source, folder).problems == 0
+            taken = backup.back_up(source, folder)
+            assert [found.problems for found in taken.namespaces.values() if found.problems] == []
         found = backup.verify(folder)
         assert found.findings == ()
         copied, _ = backup.restore(folder, restored)

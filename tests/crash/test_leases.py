@@ -31,7 +31,7 @@ WORKERS: Final = 8
 TTL: Final = 0.25
 SLACK: Final = 3.0
 """Seconds past its ttl until a lease that is not given is taken for stuck."""
-PATIENCE: Final = 30.0
+PATIENCE: Final = 120.0
 """Seconds until a process that does not begin is given up."""
 HOLD_TTL: Final = 0.2
 LONG: Final = 3600.0

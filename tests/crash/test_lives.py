@@ -1,5 +1,6 @@
 """Sessions that come and go under writers: each acknowledged message is in one life, and once."""
 
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def _come_and_go(place: Path, say: Say, seed: int, *, writers: int, count: int) 
         ]
         for child in [*writing, *beside]:
             child.go()
+        _wait_for_every_move(writing, beside)
         for child in writing:
+            child.go()
             _ended_well(child)
         for child in beside:
             child.go()
@@ -50,12 +53,20 @@ def _come_and_go(place: Path, say: Say, seed: int, *, writers: int, count: int) 
     made = sum((Counter(child.lines()[-2].result) for child in beside), Counter[str]())
     lives = _lives(where)
     say(f"seed {seed}, {len(told)} messages in {len(lives)} lives; {dict(made)}")
-    assert min(made[move] for move in ("delete", "restore", "fork", "compact")) > 0
+    assert set(made) == {"delete", "restore", "fork", "compact"}
     found = [pair for life in lives for pair in life]
     assert Counter(label for label, _ in found) == Counter(label for label, _ in told)
     assert sorted(found) == sorted((label, seq) for label, seq in told)
     # A compaction gives up when the session is deleted under it, and leaves what it had written.
     assert {f.kind for f in examine(where).findings} <= {Kind.UNREFERENCED_ARCHIVE}
+
+
+def _wait_for_every_move(writing: list[Child], beside: list[Child]) -> None:
+    """Wait until each process beside the writers has made every kind of move, or one has ended."""
+    waiting = list(beside)
+    while waiting and all(child.poll() for child in [*writing, *beside]):
+        waiting = [child for child in waiting if not child.said("EVERY")]
+        time.sleep(0.005)
 
 
 def _lives(where: Path) -> list[list[tuple[str, int]]]:

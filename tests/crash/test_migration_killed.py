@@ -1,4 +1,4 @@
-"""Migration, the stand-in and the merge, killed between every two steps, twice."""
+"""Migration, the fallback and its merge, killed between every two steps, twice."""
 
 import os
 import random
@@ -20,8 +20,10 @@ WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 SCENARIOS: Final = {
     # What is run, one after the other; each is killed twice and then comes to its end.
     "migration": ("start",),
-    "merge": ("fail", "start"),
+    "fallback": ("fail", "start"),
+    "json": ("json", "start"),
 }
+SECOND_KILLS: Final = 5
 
 
 def _prepare(workspace: Path) -> None:
@@ -43,7 +45,7 @@ def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
 def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
     """All that the sessions say, and the names of the old files.
 
-    What the stand-in wrote has the times of its run, so these count only where it had no part.
+    What the fallback wrote has the times of its run, so these count only where it had no part.
     """
     with open_store(where) as store:
         found: dict[str, Any] = {
@@ -61,7 +63,7 @@ def _picture(workspace: Path, where: str, *, exact: bool) -> dict[str, Any]:
         }
     found["files"] = sorted(
         f"{folder}/{path.name}"
-        # Beside a database the stand-in has a folder of its own.
+        # JSON files beside a database are in a folder of their own.
         for folder in ("sessions", "steno.db.sessions")
         for path in workspace.joinpath(folder).glob("*")
         if path.is_file() and not path.read_bytes().startswith(b'{"kind":"state"')
@@ -91,7 +93,8 @@ class _Trial:
         self._place = place
         self._where = WHERE[engine]
         self._programs = programs
-        self._exact = "fail" not in programs
+        self._exact = programs == ("start",)
+        self._seconds = SECOND_KILLS if "fail" in programs else None
         self.steps = [0 for _ in programs]
         self.expected = self.run({})
 
@@ -112,7 +115,8 @@ class _Trial:
     def every_pair(self, number: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """One program killed at every step, and the run that follows likewise: what there is then.
 
-        At every step, that is, that leaves other files than the one before it.
+        At every step, that is, that leaves other files than the one before it. The fallback takes
+        many steps: there the second run is killed at a sample of them, another one each time.
         """
         workspace, before, killed = (self._place / n for n in ("workspace", "before", "killed"))
         where, program = self._where.format(workspace), self._programs[number]
@@ -124,7 +128,9 @@ class _Trial:
             _copy(before, workspace)
             assert self._runner.run(program, where, kill_at=first) == 0
             workspace.rename(killed)
-            for second in self._watched(killed, workspace, program):
+            seconds = self._watched(killed, workspace, program)
+            stride = 1 if self._seconds is None else max(1, len(seconds) // self._seconds)
+            for second in seconds[first % stride :: stride]:
                 _copy(killed, workspace)
                 assert self._runner.run(program, where, kill_at=second) == 0
                 for later in self._programs[number:]:
@@ -148,7 +154,8 @@ def _kill_here_and_there(
     with Runner() as runner:
         trial = _Trial(runner, place, engine, SCENARIOS[scenario])
         steps = list(trial.steps)
-        assert len(trial.expected) == (8 if scenario == "merge" else 7)
+        # The fallback gets a new session, and purges one.
+        assert len(trial.expected) == (8 if scenario == "json" else 7)
         runs = 0
         for number, count in enumerate(steps):
             for first in range(1 + chance.randrange(stride), count + 1, stride):

@@ -5,19 +5,26 @@ end every message is answered once in the log; see test_agent_killed for all tha
 """
 
 import select
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from crash import test_agent_killed as killed
 from crash.agent_process import Agent
-from crash.agent_script import WISHES
+from crash.agent_script import WISHES, Script
 from crash.conftest import Say
+from stenolog.agent.scheduler import TAKEN_OVER
+from stenolog.providers.model_server import ModelServer
+from stenolog.providers.scripted import Said
 
 ENGINE: Final = "postgresql"
 ACKNOWLEDGED: Final = ("ack", "answer")
 """What an agent says of a message that it has taken, and of one that it has answered."""
+
+_PATIENCE: Final = 60
 
 
 @pytest.fixture
@@ -28,6 +35,16 @@ def engine(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 class _Trial(killed.Trial):
     """Several agents at once."""
+
+    def _heard(self, lines: Sequence[Sequence[Any]]) -> None:
+        """Note what an agent said.
+
+        An agent that is paused for longer than its lease loses the turn and says so. It has told
+        no answer then; that the message is answered once is checked by the log, as for all others.
+        """
+        lost = [line for line in lines if line[0] == "answer" and _is_taken_over(line)]
+        self.struck["turns taken over"] += len(lost)
+        super()._heard([line for line in lines if line not in lost])
 
     def run_together(self, number: int, *, load: int) -> None:
         """Three agents under load: one is killed, one is stopped, and one goes on."""
@@ -61,6 +78,56 @@ class _Trial(killed.Trial):
                 agent.send(**wanted)
 
 
+def _is_taken_over(line: Sequence[Any]) -> bool:
+    _, _, outcome, text, _ = line
+    return bool(outcome == "failed" and text == TAKEN_OVER)
+
+
+class _SlowOnce(Script):
+    """A model that keeps the first request waiting until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_first = threading.Lock()
+        self.asked = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, request: Mapping[str, Any]) -> Said:
+        if self._is_first.acquire(blocking=False):
+            self.asked.set()
+            assert self.let_go.wait(_PATIENCE)
+        return super().__call__(request)
+
+
+class _Pause(_Trial):
+    """An agent that is paused in its turn until another one has taken the turn over."""
+
+    def __init__(self, place: Path, engine: str, seed: int) -> None:
+        super().__init__(place, engine, seed)
+        self._server.close()
+        self._script = self._slow = _SlowOnce()
+        self._server = ModelServer(self._script)
+
+    def run_paused(self) -> None:
+        """Pause the first agent while the model makes it wait; the second answers for both."""
+        first, second = (self._agent(ttl=1.0) for _ in range(2))
+        for agent in (first, second):
+            agent.until("open", 1)
+        asked, other = self._new(0, "talk"), self._new(0, "pay")
+        other["key"] = asked["key"]
+        self._sent[other["id"]] = other["key"], other["text"]
+        first.send(**asked)
+        assert self._slow.asked.wait(_PATIENCE)
+        first.pause()
+        second.send(**other)
+        second.until("answer", 1)
+        first.go_on()
+        first.until("answer", 1)
+        self._slow.let_go.set()
+        for agent in (first, second):
+            self._heard(agent.end())
+
+
 def _first_to_say(word: str, agents: list[Agent]) -> Agent:
     """Listen to all of them until one has said this."""
     while True:
@@ -90,6 +157,18 @@ def test_three_agents_on_one_database_answer_every_message_once(
     quick_disk: Path, engine: str, say: Say, seed: int
 ) -> None:
     _run(quick_disk, engine, say, rounds=1, load=8, seed=seed)
+
+
+def test_an_agent_that_is_paused_for_longer_than_its_lease_does_not_answer_again(
+    quick_disk: Path, engine: str, seed: int
+) -> None:
+    trial = _Pause(quick_disk, engine, seed)
+    try:
+        trial.run_paused()
+        trial.end()
+    finally:
+        trial.close()
+    assert trial.struck["turns taken over"] == 1
 
 
 @pytest.mark.full

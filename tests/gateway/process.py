@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 TOKEN: Final = "p" * 43
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 120.0
 
 
 class Process:

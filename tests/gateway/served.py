@@ -58,10 +58,12 @@ class Served:
         *,
         tools: Sequence[Tool | Callable[..., Any]] = (),
         spec: AgentSpec | None = None,
+        ttl: float = 2.0,
         **settings: Any,
     ) -> None:
         self._model = model
         self._tools = tools
+        self._ttl = ttl
         self._spec = replace(spec or AgentSpec(consolidation=False), sessions=str(where))
         self._settings = Settings(gateway=GatewaySettings(port=0, **settings))
         self._ready = threading.Event()
@@ -93,7 +95,7 @@ class Served:
             self._event_loop = asyncio.get_running_loop()
             self._ended, self._hurry = asyncio.Event(), asyncio.Event()
             instance = AgentInstance.open(self._spec, model=self._model, tools=self._tools)
-            self.loop = AgentLoop(AgentRegistry([instance]), ttl=2.0)
+            self.loop = AgentLoop(AgentRegistry([instance]), ttl=self._ttl)
             self.gateway = Gateway(self.loop, self._settings)
             daemon = Daemon(self.gateway, Token(TOKEN.encode()), listen("127.0.0.1", 0), Nothing())
             await daemon.start()
@@ -106,6 +108,11 @@ class Served:
         finally:
             self._ready.set()
 
+    @property
+    def browser_url(self) -> str:
+        """Where a browser logs in."""
+        return f"http://{Token(TOKEN.encode()).host_name()}:{self.url.rpartition(':')[2]}"
+
     def ask_to_end(self) -> None:
         """Have it begin to end; leaving it waits until it has."""
         self._event_loop.call_soon_threadsafe(self._ended.set)
@@ -113,6 +120,10 @@ class Served:
     def hurry(self) -> None:
         """Have it wait for nothing any more."""
         self._event_loop.call_soon_threadsafe(self._hurry.set)
+
+    def quiet(self) -> None:
+        """Wait until everything that follows an answer is done."""
+        asyncio.run_coroutine_threadsafe(self.loop.quiet(), self._event_loop).result(30)
 
     def client(self, **headers: str) -> httpx2.Client:
         """A client that has the token."""

@@ -20,12 +20,13 @@ from app_server import served
 from stenolog.gateway.access import Access
 from stenolog.gateway.hosts import known
 from stenolog.gateway.limits import BodyLimit
-from stenolog.gateway.login import Cookies, Links, login_routes
+from stenolog.gateway.login import Cookies, LoginLinks, login_routes
 from stenolog.gateway.token import Token
 from stenolog.gateway.wire import Patience
 
 TOKEN = "a-token-that-must-never-be-seen-in-any-log-0"
 BEARER = f"Authorization: Bearer {TOKEN}"
+OWN = Token(TOKEN.encode()).host_name()
 SECRET = "secret answer"
 MOST = 1_048_576
 MEGABYTE = b"x" * 1_048_576
@@ -49,8 +50,9 @@ async def _open(request: Request) -> Response:
 def _application(*, seconds: float) -> Access:
     token = Token(TOKEN.encode())
     cookies = Cookies(token)
+    names = known(bound="127.0.0.1", origins=("https://chat.example.org",), own=OWN)
     routes = [
-        *login_routes(Links(), cookies),
+        *login_routes(LoginLinks(token), cookies, names, OWN),
         Route("/healthz", _open),
         Route("/webhooks/{name}", _open, methods=["POST"]),
         Route("/", _secret),
@@ -60,7 +62,7 @@ def _application(*, seconds: float) -> Access:
     return Access(
         BodyLimit(Starlette(routes=routes), most=MOST, seconds=seconds),
         token=token,
-        known=known(bound="127.0.0.1", origins=("https://chat.example.org",)),
+        known=names,
         cookies=cookies,
         open_paths=("/healthz",),
         prefixes=("/webhooks/",),
@@ -253,16 +255,16 @@ def _login(port: int) -> str:
     given = _ask(port, "/v1/login-links", "Host: localhost", BEARER, method="POST")
     link = re.search(rb'"url":"(.*?)"', given)
     assert link is not None
-    taken = _ask(port, link[1].decode(), "Host: localhost")
+    taken = _ask(port, link[1].decode(), f"Host: {OWN}")
     assert _status(taken) == 303
-    assert _status(_ask(port, link[1].decode(), "Host: localhost")) == 403
+    assert _status(_ask(port, link[1].decode(), f"Host: {OWN}")) == 403
     cookie = re.search(rb"set-cookie: (steno=[^;]+);", taken)
     assert cookie is not None
     return f"Cookie: {cookie[1].decode()}"
 
 
 def test_a_cookie_helps_no_other_page(roomy: int, caplog: pytest.LogCaptureFixture) -> None:
-    cookie, here = _login(roomy), f"localhost:{roomy}"
+    cookie, here = _login(roomy), f"{OWN}:{roomy}"
     host = f"Host: {here}"
     for page, status in [
         (f"Origin: http://{here}", 200),

@@ -137,7 +137,8 @@ def test_a_cookie_of_a_link_lets_a_browser_in_and_only_its_own_pages_change_anyt
 ) -> None:
     with served.client() as client:
         link = client.post("/v1/login-links").json()["url"]
-    with httpx2.Client(base_url=served.url) as browser:
+    host = served.browser_url.removeprefix("http://")
+    with httpx2.Client(base_url=served.url, headers={"Host": host}) as browser:
         first = browser.get(link)
         assert (first.status_code, first.headers["location"]) == (303, "/")
         assert browser.get(link).status_code == 403, "a link works once"
@@ -147,6 +148,6 @@ def test_a_cookie_of_a_link_lets_a_browser_in_and_only_its_own_pages_change_anyt
         assert browser.post(path, json=body).status_code == 403
         foreign = {"Origin": "https://evil.example"}
         assert browser.post(path, json=body, headers=foreign).status_code == 403
-        own = {"Origin": served.url}
+        own = {"Origin": served.browser_url}
         assert browser.post(path, json=body, headers=own).status_code == 200
         assert browser.post("/v1/login-links", headers=own).status_code == 403

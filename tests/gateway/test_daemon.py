@@ -15,7 +15,8 @@ import httpx2
 import pytest
 
 from gateway.process import TOKEN, Process
-from stenolog.cli.agent_options import Options
+from stenolog.catalog.answers import received
+from stenolog.cli.config import Options
 from stenolog.cli.serve import _serve
 from stenolog.errors import StenologError
 from stenolog.providers.model_server import ModelServer
@@ -73,7 +74,7 @@ class _Asking(threading.Thread):
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -154,7 +155,7 @@ def test_a_turn_that_is_gone_on_with_is_answered_by_the_next_start_too(
 ) -> None:
     workspace = str(tmp_path / "workspace")
     with open_store(workspace) as store:
-        store.add_message("s", "user", "Hello.")
+        store.add_full_message("s", received({"role": "user", "content": "Hello."}))
     gateway = Process(tmp_path / "gateway", sessions=workspace, model=waiting[1]).start()
     try:
         assert waiting[0].asked.wait(30)
@@ -200,7 +201,7 @@ def test_every_store_is_closed_once(
     )
     settings = _settings(tmp_path, text)
     with open_store(f"{tmp_path}/w") as store:
-        store.add_message("s", "user", "Hello.")
+        store.add_full_message("s", received({"role": "user", "content": "Hello."}))
     opened.clear()
     closed.clear()
 

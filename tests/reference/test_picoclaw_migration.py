@@ -111,9 +111,10 @@ def test_migrate_from_json_nonexistent_dir(store: Store, tmp_path: Path) -> None
     assert migrate_from_json(tmp_path / "nowhere", store).sessions == 0
 
 
-def test_migrate_from_json_leaves_meta_files_alone(store: Store, old: Path) -> None:
+def test_migrate_from_json_makes_no_session_of_a_meta_file(store: Store, old: Path) -> None:
     """The reference's #1340: a `.meta.json` was taken for a session and emptied the real one."""
     store.add_message("k", "user", "x")
     (old / "k.meta.json").write_text('{"key":"k","summary":"","skip":0,"count":1}')
     assert migrate_from_json(old, store).sessions == 0
     assert [m.content for m in store.get_history("k")] == ["x"]
+    assert [path.name for path in old.iterdir()] == ["k.meta.json.migrated"]

@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
@@ -24,7 +24,7 @@ from stenolog.errors import (
     StoreClosed,
     UsageError,
 )
-from stenolog.records import Message
+from stenolog.records import Message, SessionInfo
 from stenolog.stores.async_store import THREADS, WAIT_SECONDS, AsyncLease, AsyncStore
 from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
@@ -32,7 +32,7 @@ from stenolog.testing.calls import comparable, picture
 from stenolog.testing.contract.opened import say, shown, user
 from stenolog.testing.crash import KEY, SCRIPT
 
-PATIENCE = 20
+PATIENCE = 120
 
 
 @pytest.fixture(params=["in memory", "jsonl"])
@@ -118,6 +118,45 @@ def test_it_has_every_method_of_a_store_with_the_same_arguments() -> None:
             assert inspect.iscoroutinefunction(getattr(AsyncStore, name)), name
         if name not in ("follow", "lease"):
             assert mine.return_annotation == theirs.return_annotation, name
+
+
+@pytest.mark.parametrize("name", ["add_message", "add_full_message", "add_messages"])
+def test_a_method_written_by_hand_takes_the_arguments_that_it_shows(name: str) -> None:
+    own = inspect.signature(getattr(AsyncStore, name), follow_wrapped=False)
+    assert own.parameters == inspect.signature(getattr(Store, name)).parameters
+
+
+def test_it_has_the_docstrings_of_a_store() -> None:
+    for name, method in inspect.getmembers(Store, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        shown = inspect.getdoc(getattr(AsyncStore, name))
+        if name in ("close", "follow", "lease"):
+            assert shown, name
+        else:
+            assert shown == inspect.getdoc(method), name
+        assert getattr(AsyncStore, name).__qualname__ == f"AsyncStore.{name}"
+
+
+def test_mypy_sees_the_full_signatures() -> None:
+    """Mypy checks assert_type, and reports a `type: ignore` that ignores nothing."""
+
+    async def main() -> None:
+        async with AsyncStore(InMemoryStore()) as calls:
+            assert_type(await calls.add_message("k", "user", "hello", once="1"), int)
+            assert_type(await calls.add_messages("k", [user("again")], at=None), list[int])
+            assert_type(await calls.get_history("k", last=3, full=True), list[Message])
+            assert_type(await calls.info("k"), SessionInfo)
+            assert_type(await calls.pop("k"), Message | None)
+            assert_type(await calls.set_meta("k", title="A title"), None)
+            with pytest.raises(TypeError):
+                await calls.get_history("k", lats=3)  # type: ignore[call-arg]
+            with pytest.raises(TypeError):
+                await calls.get_summary()  # type: ignore[call-arg]
+            with pytest.raises(UsageError):
+                await calls.get_history("k", last="3")  # type: ignore[arg-type]
+
+    run(main)
 
 
 def test_its_lease_has_every_member_of_a_lease() -> None:
@@ -564,6 +603,29 @@ def test_appends_that_wait_when_the_store_is_closed_are_told() -> None:
     run(main)
 
 
+def test_a_follower_whose_thread_starts_after_the_close_ends() -> None:
+    class Late(InMemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked, self.closed = threading.Event(), threading.Event()
+
+        def info(self, key: str) -> SessionInfo:
+            self.asked.set()
+            assert self.closed.wait(PATIENCE)
+            return super().info(key)
+
+    async def main() -> None:
+        store = Late()
+        async with AsyncStore(store) as mine:
+            following = asyncio.create_task(anext(mine.follow("nobody")))
+            assert await asyncio.to_thread(store.asked.wait, PATIENCE)
+        store.closed.set()
+        with pytest.raises(StopAsyncIteration):
+            await following
+
+    run(main)
+
+
 # --- follow --------------------------------------------------------------------------------------
 
 
@@ -867,7 +929,8 @@ def test_cancelled_at_the_moment_it_is_given_a_turn_is_not_held() -> None:
             store.gate.set()
             with pytest.raises(asyncio.CancelledError):
                 await taking
-            await (await mine.lease("a", ttl=60, wait=0)).release()
+            # A thread gives it back, which may still be under way.
+            await (await mine.lease("a", ttl=60, wait=PATIENCE)).release()
 
     run(main)
 

@@ -1,11 +1,16 @@
 """The message as a caller sees it."""
 
+import json
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
+from hypothesis import example, given
 from msgspec import Raw
 
+from stenolog.codec import encode_object
 from stenolog.records import Message, UnknownRecord, decode_object, timestamp
+from stenolog.testing.strategies import texts, values
 
 AT = "2026-11-15T12:00:00.000123Z"
 
@@ -21,6 +26,17 @@ def test_the_fields_of_the_object_are_attributes() -> None:
         _ = found.refusal
     with pytest.raises(AttributeError):
         _ = message(b"{}").content
+
+
+@given(texts() | values(), values())
+@example("user \ud800", 1 << 70)
+@example(None, {"role": "other", "content": [1.0, "\udfff"]})
+def test_role_and_content_are_those_of_the_object(role: Any, content: Any) -> None:
+    found = message(encode_object({"x": content, "role": role, "content": content, "y": role}))
+    # As JSON, because objects that compare equal may differ: 1, 1.0 and True.
+    for name, value in (("role", found.role), ("content", found.content)):
+        assert json.dumps(value) == json.dumps(found.to_dict()[name])
+    assert found.content is not found.content or not isinstance(found.content, list | dict)
 
 
 def test_our_own_names_hide_nothing_of_the_object() -> None:

@@ -25,13 +25,11 @@ from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.applied import limits_of, needs_of
 from stenolog.settings.checking import wanted
 from stenolog.settings.environment import variable_of
-from stenolog.settings.fields import NAME, Field, all_fields
-from stenolog.settings.file import config_path, lines_of
+from stenolog.settings.fields import NAME, Field, all_fields, commented_file, literal
+from stenolog.settings.file import config_path, dotted, lines_of
 from stenolog.settings.loading import load_settings, settings_in_force
-from stenolog.settings.paths import dotted
 from stenolog.settings.secrets import without_password
 from stenolog.settings.values import ModelSettings, Settings
-from stenolog.settings.writing import commented_file, literal
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 BEGIN = "<!-- begin fields: written by tests/unit/test_settings.py -->\n"

@@ -16,8 +16,9 @@ from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool
 from stenolog.providers.base import ChatModel
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.sessions.keys import cli_sender
 from stenolog.sessions.opening import open_sessions
-from stenolog.stores.legacy_json import SessionManager
+from stenolog.sessions.session_manager import SessionManager
 
 KEY: Final = "cli:default"
 STORES: Final = ("jsonl", "sqlite", "legacy")
@@ -48,7 +49,7 @@ def open_agent(
     tools: Sequence[Tool | Callable[..., Any]] = (),
     open_model: Callable[[str], ChatModel] | None = None,
 ) -> AgentInstance:
-    """An agent over a store of this kind; `legacy` is what stands in for one that cannot open."""
+    """An agent over a store of this kind; `legacy` is a SessionManager."""
     if store == "legacy":
         manager = SessionManager(folder / "sessions", because="a test wants it")
         return AgentInstance(
@@ -99,7 +100,7 @@ async def say(
     loop: AgentLoop, text: str, *, key: str = KEY, id: str = "", tell: Any = None
 ) -> Answer:
     """Say something and wait for the answer."""
-    inbound = Inbound(key=key, content=text, id=id)
+    inbound = Inbound(key=key, content=text, id=id, sender=cli_sender(key))
     return await asyncio.wait_for(loop.hear(inbound, tell=tell or Heard()), 30)
 
 

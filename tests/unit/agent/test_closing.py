@@ -17,6 +17,7 @@ from unit.agent.agents import (
     SPEC,
     STORES,
     agent_loop,
+    bodies,
     called,
     open_agent,
     reopened,
@@ -80,7 +81,7 @@ def test_a_turn_that_takes_too_long_is_left_to_the_next_start(store: str, tmp_pa
         async with agent_loop(store, tmp_path, model) as loop:
             speaking = asyncio.create_task(say(loop, "Talk."))
             waiting = asyncio.create_task(say(loop, "And me?"))
-            await until(lambda: KEY in loop.busy)
+            await until(lambda: KEY in loop.busy and len(bodies(loop)) == 2)
             left = await loop.close(patience=0.05)
             assert left.turns == (KEY,)
             assert KEY in str(left)

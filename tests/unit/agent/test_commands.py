@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.commands import COMMANDS, Given, key_beside, new_key, parse
-from stenolog.agent.events import Compacted, Inbound, Noticed
+from stenolog.agent.events import Answer, Compacted, Inbound, Noticed
 from stenolog.agent.loop import AgentLoop
-from stenolog.catalog.owners import owner_of
+from stenolog.catalog.answers import marked
 from stenolog.errors import UsageError
+from stenolog.memory.scopes import Scope
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.sessions.keys import person_in
 from unit.agent.agents import (
     KEY,
     SPEC,
@@ -55,8 +57,8 @@ def test_what_is_a_command(text: Any, asked: Given | None) -> None:
 def test_new_sessions_of_a_user_are_theirs() -> None:
     keys = {new_key(), new_key(), key_beside(KEY), key_beside(new_key())}
     assert len(keys) == 4
-    assert {owner_of(key) for key in keys} == {KEY}
-    assert owner_of(key_beside("telegram:a%3Ab")) == "telegram:a%3Ab"
+    assert {person_in(key) for key in keys} == {KEY}
+    assert person_in(key_beside("telegram:a%3Ab")) == "telegram:a%3Ab"
     with pytest.raises(UsageError, match="channel:sender"):
         key_beside("whatever")
 
@@ -156,6 +158,32 @@ def test_edit_says_the_last_message_differently(store: str, tmp_path: Path) -> N
     _in(store, tmp_path, main)
 
 
+@every_store
+@pytest.mark.parametrize(
+    ("command", "visible"),
+    [
+        ("/retry", ["first", "second", "to first", "to second again"]),
+        ("/edit third", ["first", "to first", "third", "to second again"]),
+    ],
+)
+def test_an_answer_to_an_earlier_message_stays(
+    store: str, command: str, visible: list[str], tmp_path: Path
+) -> None:
+    async def main(loop: AgentLoop) -> None:
+        sessions = loop.registry.agent().sessions
+        for body in (
+            {"role": "user", "content": "first"},
+            {"role": "user", "content": "second"},
+            marked({"role": "assistant", "content": "to first"}, seen=1),
+            marked({"role": "assistant", "content": "to second"}, seen=3),
+        ):
+            sessions.add_full_message(KEY, body)
+        assert (await say(loop, command)).text == "to second again"
+        assert [body["content"] for body in bodies(loop)] == visible
+
+    _in(store, tmp_path, main, ["to second again"])
+
+
 @with_store
 @pytest.mark.parametrize("command", ["edit two", "retry"])
 def test_an_edit_and_a_retry_can_be_undone(store: str, command: str, tmp_path: Path) -> None:
@@ -246,11 +274,24 @@ def test_new_sessions_can_be_listed_and_resumed(store: str, tmp_path: Path) -> N
 @with_store
 def test_the_sessions_of_other_users_are_not_shown_nor_opened(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
-        await say(loop, "The secret of Ann.", key="telegram:1")
-        await say(loop, "Bob.", key="telegram:2")
-        assert "Ann" not in (await say(loop, "/sessions", key="telegram:2")).text
-        assert (await say(loop, "/resume telegram:1", key="telegram:2")).key == "telegram:2"
-        assert (await say(loop, "/resume secret", key="telegram:2")).key == "telegram:2"
+        async def hear(text: str, key: str, sender: str) -> Answer:
+            return await loop.hear(Inbound(key=key, content=text, sender=sender))
+
+        await hear("The secret of Ann.", "telegram:1", "telegram:1")
+        await hear("Ann again.", "telegram:T9:1", "telegram:1")
+        await hear("Bob.", "telegram:2", "telegram:2")
+        await hear("A client.", "telegram:T8:2", "")
+        listed = (await hear("/sessions", "telegram:1", "telegram:1")).text
+        assert "telegram:T9:1" in listed
+        # The last two callers are clients of the gateway that chose the key of a user.
+        for key, sender in (
+            *(("telegram:2", "telegram:2"), ("telegram:T8:2", ""), ("telegram:T7:1", "")),
+        ):
+            listed = (await hear("/sessions", key, sender)).text
+            assert "Ann" not in listed
+            assert ("telegram:T8:2" in listed) == (key == "telegram:T8:2")
+            assert (await hear("/resume telegram:1", key, sender)).key == key
+            assert (await hear("/resume secret", key, sender)).key == key
         everything = await loop.hear(
             Inbound(key="telegram:2", content="/resume secret"), everything=True
         )
@@ -259,13 +300,22 @@ def test_the_sessions_of_other_users_are_not_shown_nor_opened(store: str, tmp_pa
     _in(store, tmp_path, main)
 
 
-@pytest.mark.parametrize("command", ["undo", "fork", "sessions", "resume x", "model x"])
-def test_what_needs_the_store_says_that_it_is_off(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["undo", "fork"])
+def test_commands_that_a_session_manager_lacks_say_so(command: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         answer = await say(loop, f"/{command}")
-        assert "off while" in answer.text or "stood in for" in answer.text
+        assert "SessionManager keeps sessions as plain JSON files" in answer.text
         assert answer.key == KEY
+
+    _in("legacy", tmp_path, main)
+
+
+def test_sessions_of_a_session_manager_are_listed_and_resumed(tmp_path: Path) -> None:
+    async def main(loop: AgentLoop) -> None:
+        await say(loop, "one")
+        assert f"`{KEY}` · 2 messages" in (await say(loop, "/sessions")).text
+        assert (await say(loop, "/resume one")).key == KEY
 
     _in("legacy", tmp_path, main)
 
@@ -276,7 +326,7 @@ def test_memory_is_shown_and_forgotten_by_its_user_alone(store: str, tmp_path: P
         memory = loop.registry.agent().memory
         assert memory is not None
         assert "Nothing" in (await say(loop, "/memory")).text
-        note = memory.remember("Likes tea", key=KEY)
+        note = memory.remember("Likes tea", scope=Scope(who=KEY, of="sender"))
         assert "Likes tea" in (await say(loop, "/memory")).text
         assert "Likes tea" in (await say(loop, "/memory tea", key="cli:other:default")).text
         assert "Likes tea" not in (await say(loop, "/memory", key="cli:other")).text

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from stenolog.agent.events import Answer
-from stenolog.agent.given_up import GivenUp
+from stenolog.agent.resume import ResumeBackoff
+from stenolog.catalog.answers import received
 from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy
 from stenolog.providers.scripted import ScriptedModel
 from stenolog.sessions.session_store import SessionStore
 from unit.agent.agents import KEY, agent_loop, roles
+
+
+def _said(text: str) -> dict[str, Any]:
+    return received({"role": "user", "content": text})
 
 
 @pytest.mark.parametrize("error", [ModelRefused("no such words"), ModelUnavailable("away")])
@@ -22,13 +27,13 @@ def test_a_message_that_failed_is_left_alone_until_something_else_is_said(
         model = ScriptedModel([error, "Better."])
         async with agent_loop("jsonl", tmp_path, model) as loop:
             sessions = loop.registry.agent().sessions
-            assert sessions.add_message(KEY, "user", "Bad words.")
+            assert sessions.add_full_message(KEY, _said("Bad words."))
             [failed] = await loop.resume()
             assert failed.outcome == "failed"
             for _ in range(3):
                 assert await loop.resume() == []
             assert len(model.asked) == 1
-            assert sessions.add_message(KEY, "user", "Good words.")
+            assert sessions.add_full_message(KEY, _said("Good words."))
             [answer] = await loop.resume()
             assert answer.text == "Better."
             assert roles(loop) == ["user", "user", "assistant"]
@@ -40,21 +45,21 @@ def test_a_server_that_was_away_is_asked_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("stenolog.agent.given_up.monotonic", lambda: now[0])
-    given_up = GivenUp()
+    monkeypatch.setattr("stenolog.agent.resume.monotonic", lambda: now[0])
+    given_up = ResumeBackoff()
     waits = []
     for _ in range(12):
-        given_up.note(None, KEY, 7, ModelUnavailable("away"))
+        given_up.record_failure(None, KEY, 7, ModelUnavailable("away"))
         began = now[0]
-        while given_up.holds(None, KEY, 7):
+        while given_up.is_blocked(None, KEY, 7):
             now[0] += 5.0
         waits.append(now[0] - began)
     assert waits[:3] == [10.0, 20.0, 40.0]
     assert max(waits) == 3_600.0
-    given_up.note(None, KEY, 7, ModelRefused("no"))
+    given_up.record_failure(None, KEY, 7, ModelRefused("no"))
     now[0] += 1e9
-    assert given_up.holds(None, KEY, 7)
-    assert not given_up.holds(None, KEY, 8)
+    assert given_up.is_blocked(None, KEY, 7)
+    assert not given_up.is_blocked(None, KEY, 8)
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from stenolog.errors import NotStored, OnceConflict
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
-from unit.agent.agents import KEY, Heard
+from unit.agent.agents import KEY, Heard, agent_loop, roles, say
 
 
 class Picky(InMemoryStore):
@@ -144,5 +145,26 @@ def test_a_question_that_had_arrived_after_all_is_not_answered_again() -> None:
         store.add_full_message(KEY, _answer("theirs"))
         assert await hand.flush(sessions, tell=heard)
         assert [message.content for message in store.get_history(KEY)] == ["?", "theirs"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", ["Hello.", "Other."])
+def test_redelivered_message_is_compared_without_the_marks_of_other_versions(
+    content: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Hi."]) as loop:
+            store = loop.registry.agent().store
+            assert store is not None
+            marks = {"of another version": True}
+            stored = {"role": "user", "content": "Hello.", "stenolog": marks}
+            store.add_full_message(KEY, stored, once="update-1")
+            if content == "Hello.":
+                assert (await say(loop, content, id="update-1")).text == "Hi."
+                assert roles(loop) == ["user", "assistant"]
+            else:
+                with pytest.raises(OnceConflict):
+                    await say(loop, content, id="update-1")
 
     asyncio.run(main())

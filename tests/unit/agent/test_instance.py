@@ -1,4 +1,4 @@
-"""An agent is opened whole, and with what there is: a store that fails is stood in for."""
+"""An agent is opened whole, and with what there is: a store that fails has a fallback."""
 
 import asyncio
 from pathlib import Path
@@ -11,10 +11,12 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.errors import UsageError
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.sessions.fallback import FallbackStore
+from stenolog.sessions.session_manager import SessionManager
 from unit.agent.agents import KEY, SPEC, say
 
 
-def test_what_was_said_while_a_stand_in_kept_it_is_there_when_the_store_is_back(
+def test_what_was_said_in_the_fallback_is_there_when_the_store_is_back(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "steno.db").symlink_to("elsewhere.db")
@@ -25,10 +27,12 @@ def test_what_was_said_while_a_stand_in_kept_it_is_there_when_the_store_is_back(
         loop = AgentLoop(AgentRegistry([instance]))
         for answer in answers:
             assert (await say(loop, f"Say {answer}")).text == answer
-        standing_in = instance.store is None
-        assert standing_in == (tmp_path / "steno.db").is_symlink()
-        assert bool(instance.problems) == standing_in
-        assert bool(instance.health()["ok"]) == (not standing_in)
+        falls_back = isinstance(instance.store, FallbackStore)
+        assert falls_back == (tmp_path / "steno.db").is_symlink()
+        assert bool(instance.problems) == falls_back
+        assert (instance.memory is None) == falls_back
+        assert (instance.shared_place is None) == falls_back
+        assert bool(instance.health()["ok"]) == (not falls_back)
         await loop.close()
 
     asyncio.run(talk("one", "two"))
@@ -90,3 +94,16 @@ def test_a_model_that_says_what_it_takes_is_sent_no_more(tmp_path: Path) -> None
         await instance.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("because", [None, "the disk is full"])
+def test_every_problem_of_a_session_manager_gives_a_reason(
+    tmp_path: Path, because: str | None
+) -> None:
+    sessions = SessionManager(tmp_path, because=because)
+    instance = AgentInstance(SPEC, sessions=sessions, model=ScriptedModel([]))
+    problems = [*instance.problems, *sessions.health().problems]
+    assert problems
+    assert not [words for words in problems if words.rstrip().endswith(":")]
+    assert any(because in words for words in problems) if because else True
+    asyncio.run(instance.close())

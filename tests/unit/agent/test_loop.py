@@ -1,4 +1,4 @@
-"""The loop runs unchanged on every kind of sessions: JSONL, SQLite, and the stand-in."""
+"""The loop runs unchanged on every kind of sessions: JSONL, SQLite, and SessionManager."""
 
 import asyncio
 from pathlib import Path
@@ -13,6 +13,8 @@ from stenolog.agent.turn import INTERRUPTED, REPEATED
 from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.sessions.carrying import give_aliases
+from stenolog.stores.opening import open_store
 from unit.agent.agents import (
     KEY,
     SPEC,
@@ -467,5 +469,20 @@ def test_nothing_is_told_as_unsaved_where_all_is_well(store: str, tmp_path: Path
         async with agent_loop(store, tmp_path, ["Hello."]) as loop:
             await say(loop, "Hi.", tell=heard)
         assert heard.of(NotSaved) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_a_key_that_became_an_alias_opens_the_other_session(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["one", "two"]) as loop:
+            await say(loop, "Hello.")
+            with open_store(loop.registry.agent().spec.sessions) as other:
+                other.delete(KEY)
+                other.add_message("cli:other", "user", "Moved.")
+                give_aliases(other, "cli:other", other.info("cli:other").meta, [KEY])
+                assert (await say(loop, "Again.")).key == "cli:other"
+                assert other.list_sessions() == ["cli:other"]
 
     asyncio.run(main())

@@ -10,6 +10,7 @@ from stenolog.agent.events import Answer, Heard, Inbound
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.manner import Manner
 from stenolog.agent.turn import GONE_ON
+from stenolog.catalog.answers import received
 from stenolog.context.standing import standing
 from stenolog.errors import UsageError
 from stenolog.providers.scripted import ScriptedModel, tool_call
@@ -182,7 +183,7 @@ def test_what_was_said_a_moment_ago_is_left_to_who_is_about_to_answer_it(tmp_pat
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
             sessions = loop.registry.agent().sessions
-            assert sessions.add_message(KEY, "user", "Hello.")
+            assert sessions.add_full_message(KEY, received({"role": "user", "content": "Hello."}))
             assert await loop.resume(idle_for=60.0) == []
             assert roles(loop) == ["user"]
             assert standing(sessions.get_history(KEY)).unfinished

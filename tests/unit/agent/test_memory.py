@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from copying import copying
 from msgspec.structs import replace
 
+from stenolog.agent import notetaking
 from stenolog.agent.commands import key_beside
-from stenolog.agent.events import Asked
+from stenolog.agent.events import Asked, Inbound
 from stenolog.agent.loop import AgentLoop
+from stenolog.memory.scopes import Scope
 from stenolog.providers.base import Delta
 from stenolog.providers.scripted import ScriptedModel
 from unit.agent.agents import KEY, SPEC, Heard, agent_loop, called, say, until
@@ -135,6 +138,98 @@ def test_what_was_not_noted_is_noted_at_the_next_start(tmp_path: Path) -> None:
     asyncio.run(second())
 
 
+class Timers:
+    """The timers of the notes, and the clock they go by."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = datetime.now(UTC)
+        self.pending: list[tuple[float, Callable[[], None]]] = []
+        monkeypatch.setattr(notetaking, "_now", lambda: self.now)
+        monkeypatch.setattr(notetaking, "_call_later", self._call_later)
+
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        self.pending.append((seconds, callback))
+        # A handle to cancel; it would run long after the test.
+        return asyncio.get_running_loop().call_later(3600.0, callback)
+
+    def govern(self, loop: AgentLoop) -> None:
+        """Make the memory of an agent go by this clock."""
+        memory = loop.registry.agent().memory
+        assert memory is not None
+        assert memory._consolidation is not None
+        memory._consolidation._clock = lambda: self.now
+
+    def elapse(self) -> None:
+        """Let the time of the only timer pass, and run it."""
+        [(seconds, callback)] = self.pending
+        self.pending.clear()
+        self.now += timedelta(seconds=seconds)
+        callback()
+
+
+class Failing(Noting):
+    """A model that gives no notes while it is down."""
+
+    down = True
+
+    async def stream(self, *values: Any, schema: Any = None, **how: Any) -> Any:
+        if schema is not None and self.down:
+            raise ConnectionError("the model is down")
+        async for delta in super().stream(*values, schema=schema, **how):
+            yield delta
+
+
+def test_an_idle_agent_makes_its_notes_when_the_model_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = Timers(monkeypatch)
+
+    async def main() -> None:
+        model = Failing(["Ok."])
+        async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
+            timers.govern(loop)
+            await say(loop, "I like tea.")
+            await loop.quiet()
+            assert _core(loop) == []
+            timers.elapse()  # still down: the next attempt comes later
+            await loop.quiet()
+            [(seconds, _)] = timers.pending
+            assert 60 < seconds <= 120
+            model.down = False
+            timers.elapse()
+            await loop.quiet()
+            assert _core(loop) == ["I like tea."]
+            assert timers.pending == []
+
+    asyncio.run(main())
+
+
+def test_an_agent_restarted_within_the_back_off_makes_its_notes_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = Timers(monkeypatch)
+
+    async def first() -> None:
+        async with agent_loop("jsonl", tmp_path, Failing(["Ok."]), spec=NOTING) as loop:
+            timers.govern(loop)
+            await say(loop, "I like tea.")
+            await loop.quiet()
+            timers.pending.clear()
+
+    async def second() -> None:
+        model = Noting([])
+        async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
+            timers.govern(loop)
+            await loop.quiet()
+            assert model.noted == 0
+            timers.elapse()
+            await loop.quiet()
+            assert _core(loop) == ["I like tea."]
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
 def test_consolidation_can_be_switched_off(tmp_path: Path) -> None:
     async def main() -> None:
         model = Noting(["Ok."])
@@ -155,5 +250,68 @@ def test_without_memory_nothing_is_recalled_and_the_tool_says_so(tmp_path: Path)
             await say(loop, "What do you know?")
             assert model.asked[1].messages[-1]["content"] == "There is no memory to search in."
         assert not (tmp_path / "notes").exists()
+
+    asyncio.run(main())
+
+
+def _block(model: ScriptedModel) -> str:
+    """What the model was shown in its last request."""
+    return str(model.asked[-1].messages)
+
+
+@with_store
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        ("app:alice:1", "app:bob:1"),
+        ("web:alice:1", "web:bob:1"),
+        ("api:20261116-1:anonymous", "api:20261116-2:anonymous"),
+        ("telegram:T1:7", "telegram:T2:7"),
+        ("cli:alice:1", "cli:bob:1"),
+    ],
+)
+def test_sessions_without_a_verified_sender_share_nothing(
+    store: str, tmp_path: Path, theirs: str, mine: str
+) -> None:
+    async def main() -> None:
+        model = ScriptedModel(["Noted."] * 2)
+        async with agent_loop(store, tmp_path, model) as loop:
+            await say(loop, "My therapist is Dr Moreau.", key=theirs)
+            await loop.quiet()
+            await say(loop, "Who is the therapist?", key=mine)
+            assert "Moreau" not in _block(model)
+            memory = loop.registry.agent().memory
+            assert memory is not None
+            assert memory.scope(key=theirs) == Scope(who=theirs)
+
+    asyncio.run(main())
+
+
+@with_store
+def test_client_that_uses_the_key_of_a_user_does_not_see_that_users_memory(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        model = ScriptedModel(["Ok."] * 9)
+        async with agent_loop(store, tmp_path, model) as loop:
+
+            async def hear(text: str, key: str, sender: str) -> str:
+                inbound = Inbound(key=key, content=text, sender=sender)
+                return (await loop.hear(inbound)).text
+
+            await hear("The ferry combination is 4815.", "telegram:T1:7", "telegram:7")
+            await hear("And the ferry?", "telegram:7", "telegram:7")
+            assert "4815" in _block(model), "it is the user's own memory"
+            assert "4815" in await hear("/context", "telegram:7", "telegram:7")
+            for command in ("/context", "/memory", "/memory ferry"):
+                assert "4815" not in await hear(command, "telegram:7", "")
+            await hear("/retry", "telegram:7", "")
+            assert "4815" not in _block(model)
+            await hear("What about the ferry?", "telegram:7", "")
+            assert "4815" not in _block(model)
+            await hear("And the ferry?", "telegram:7", "telegram:7")
+            assert "4815" not in _block(model), "others have spoken in this session"
+            await hear("And the ferry?", "telegram:T2:7", "telegram:7")
+            assert "4815" in _block(model)
 
     asyncio.run(main())

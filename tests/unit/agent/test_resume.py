@@ -1,6 +1,7 @@
 """Turns that a killed process left are gone on with, or closed: the log says where."""
 
 import asyncio
+import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import CUT_OFF, INTERRUPTED
+from stenolog.catalog.answers import made_by, received
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.sessions.session_store import SessionStore
 from unit.agent.agents import (
     KEY,
     SPEC,
@@ -37,11 +40,11 @@ def _left(store: str, folder: Path, *said: dict[str, Any], key: str = KEY) -> No
 
 
 def _said(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+    return received({"role": "user", "content": text})
 
 
 def _calling(answer: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "content": None, **answer}
+    return made_by({"role": "assistant", "content": None, **answer}, model="m", seconds=0.1)
 
 
 @every_store
@@ -90,6 +93,23 @@ def test_calls_that_may_be_repeated_are_and_others_get_a_mark(store: str, tmp_pa
 
     asyncio.run(main())
     assert ran == ["a"]
+
+
+@every_store
+def test_a_session_of_messages_without_a_role_has_nothing_to_answer(
+    store: str, tmp_path: Path
+) -> None:
+    async def nothing(_: SessionStore) -> None:
+        pass
+
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, []) as loop:
+            sessions = loop.registry.agent().sessions
+            assert sessions.add_full_message(KEY, {"content": "x"})
+            answer = await loop.answer_after(KEY, nothing)
+            assert (answer.outcome, answer.text) == ("elsewhere", "")
+
+    asyncio.run(main())
 
 
 @every_store
@@ -160,7 +180,7 @@ def test_what_an_answer_had_not_seen_is_answered_although_it_stands_before_it(
 def test_many_sessions_are_resumed_each_for_itself(store: str, tmp_path: Path) -> None:
     instance = open_agent(store, tmp_path, ScriptedModel([]))
     for number in range(12):
-        instance.sessions.add_message(f"cli:{number}", "user", f"I am {number}")
+        instance.sessions.add_full_message(f"cli:{number}", _said(f"I am {number}"))
         if number % 2:
             instance.sessions.add_message(f"cli:{number}", "assistant", "Hello.")
     asyncio.run(instance.close())
@@ -225,22 +245,99 @@ def test_resume_within_can_be_never(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_what_was_asked_in_another_program_is_not_answered_unasked(
-    store: str, tmp_path: Path
+_OPEN_CALL = calls(("look", '{"name": "a"}', "1"))
+
+
+@every_store
+@pytest.mark.parametrize(
+    "said",
+    [
+        [{"role": "user", "content": "Why was I charged twice?"}],
+        [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": None, **_OPEN_CALL},
+        ],
+        [_said("asked of us"), {"role": "user", "content": "asked of the other program"}],
+    ],
+    ids=["a message", "tool calls", "the last of two messages"],
+)
+def test_turn_of_another_program_is_neither_answered_nor_closed(
+    store: str, tmp_path: Path, said: list[dict[str, Any]]
 ) -> None:
-    instance = open_agent(store, tmp_path, ScriptedModel([]))
-    assert instance.store is not None
-    receipt = {"sha256": "x", "last_seq": 1}
-    for key, said in ((KEY, ["Old?"]), ("cli:gone-on", ["Old?", "And now?"])):
-        for text in said:
-            instance.store.add_message(key, "user", text)
-        instance.store.set_meta(key, imported=[receipt])
-    asyncio.run(instance.close())
+    _left(store, tmp_path, *said)
 
     async def main() -> None:
-        async with agent_loop(store, tmp_path, ["Now.", "Now."]) as loop:
-            assert [one.key for one in await loop.resume()] == ["cli:gone-on"]
-            assert [one.text for one in await loop.resume(KEY)] == ["Now."], "who asks for it"
+        for resume_within in (86_400.0, -1.0):
+            spec = replace(SPEC, resume_within=resume_within)
+            async with agent_loop(store, tmp_path, [], spec=spec) as loop:
+                assert await loop.resume() == []
+                assert await loop.resume() == []
+                assert await loop.resume(KEY) == []
+                history = loop.registry.agent().sessions.get_history(KEY)
+                assert [message.to_dict() for message in history] == said
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_session_of_another_program_is_resumed_after_a_stenolog_agent_was_asked_in_it(
+    store: str, tmp_path: Path
+) -> None:
+    _left(store, tmp_path, {"role": "user", "content": "Hello?"})
+
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["Yes."]) as loop:
+            assert await loop.resume() == []
+            loop.registry.agent().sessions.add_full_message(KEY, _said("Are you there?"))
+            assert [one.text for one in await loop.resume()] == ["Yes."]
+
+    asyncio.run(main())
+
+
+def test_open_calls_of_another_program_are_not_carried_out(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    @tool(repeatable=True)
+    def look(name: str) -> str:
+        """Look something up."""
+        ran.append(name)
+        return f"seen {name}"
+
+    theirs = [{"role": "user", "content": "Look."}, {"role": "assistant", **_OPEN_CALL}]
+    _left("jsonl", tmp_path, *theirs)
+
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Well."], tools=[look]) as loop:
+            assert (await say(loop, "And now?")).text == "Well."
+            assert [body["content"] for body in bodies(loop) if body["role"] == "tool"] == [CUT_OFF]
+
+    asyncio.run(main())
+    assert ran == []
+
+
+def test_resumed_and_closed_turns_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="stenolog")
+    long_ago = datetime.now(UTC) - timedelta(days=3)
+    with_store = open_agent("jsonl", tmp_path, ScriptedModel([]))
+    assert with_store.store is not None
+    for number in range(7):
+        with_store.store.add_messages(f"cli:{number}:old", [_said("Hello?")], at=[long_ago])
+    with_store.store.add_full_message(KEY, _said("one"))
+    with_store.store.add_full_message(KEY, _said("two"))
+    asyncio.run(with_store.close())
+
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Both."]) as loop:
+            assert len(await loop.resume()) == 8
+            assert await loop.resume() == []
+
+    asyncio.run(main())
+    logged = [record.getMessage() for record in caplog.records]
+    lines = [line for line in logged if line.startswith(("Answered", "Closed"))]
+    assert f"Answered 2 unanswered messages in {KEY}" in lines
+    [closed] = [line for line in lines if line.startswith("Closed")]
+    assert closed.startswith("Closed 7 unanswered turns older than a day: cli:")
+    assert closed.endswith(" and 2 more")
+    assert len(lines) == 2

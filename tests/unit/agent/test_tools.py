@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from stenolog.agent.built_in import now, recall
-from stenolog.agent.tools import Here, as_text, as_tools, read_arguments, tool
+from stenolog.agent.tools import Here, as_text, as_tools, now, read_arguments, recall, tool
 from stenolog.errors import UsageError
 
 HERE = Here(key="cli:default", agent=None)

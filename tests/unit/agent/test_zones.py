@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stenolog.agent.zones import zone_of
+from stenolog.agent.instance import zone_of
 from stenolog.errors import UsageError
 
 

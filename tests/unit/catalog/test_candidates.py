@@ -6,9 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stenolog.catalog import Catalog, candidates
+from stenolog.catalog.answers import received
 from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
 from stenolog.memory.transcript import is_taken_back
+from stenolog.sessions.keys import person_in
 from stenolog.stores import withdrawn
 from stenolog.stores.base import Store
 from unit.catalog.operations import operate
@@ -25,7 +27,7 @@ def _found(catalog: Catalog, question: str, owner: str, **how: object) -> list[t
 
 
 def _say(store: Store, key: str, *texts: str, at: datetime | None = None) -> None:
-    said = [{"role": "user", "content": text} for text in texts]
+    said = [received({"role": "user", "content": text}, sender=person_in(key)) for text in texts]
     store.add_messages(key, said, at=None if at is None else [at] * len(said))
 
 
@@ -64,6 +66,65 @@ def test_nobody_finds_what_is_anothers(
     assert {key for key, _ in _found(catalog, "zanzibar", "slack:loud", limit=700)} == {
         f"slack:t{number}:loud" for number in range(30)
     }
+
+
+def test_session_of_two_senders_is_found_by_neither_and_by_itself(
+    store: Store, catalog: Catalog
+) -> None:
+    _say(store, "slack:t1:ann", "zanzibar by ann")
+    _say(store, "slack:t2:ann", "zanzibar by ann, too")
+    assert len(_found(catalog, "zanzibar", "slack:ann")) == 2
+    by_bob = received({"role": "user", "content": "zanzibar by bob"}, sender="slack:bob")
+    for body in (by_bob, {"role": "user", "content": "zanzibar by a client of the gateway"}):
+        store.add_full_message("slack:t2:ann", body)
+        assert catalog.sender("slack:t2:ann") == ""
+        assert _found(catalog, "zanzibar", "slack:ann") == [("slack:t1:ann", 1)]
+        assert _found(catalog, "zanzibar", "slack:bob") == []
+    alone = _found(catalog, "zanzibar", "slack:t2:ann", threads=False)
+    assert alone == [("slack:t2:ann", seq) for seq in (1, 2, 3)]
+
+
+def test_session_that_began_without_a_sender_belongs_to_nobody(
+    store: Store, catalog: Catalog
+) -> None:
+    store.add_message("slack:ann", "user", "zanzibar of an older version")
+    assert catalog.sender("slack:ann") == ""
+    _say(store, "slack:ann", "zanzibar by ann")
+    assert catalog.sender("slack:ann") == ""
+    assert _found(catalog, "zanzibar", "slack:ann") == []
+    assert len(_found(catalog, "zanzibar", "slack:ann", threads=False)) == 2
+
+
+def test_sender_is_found_in_a_session_that_begins_with_another_role(
+    store: Store, catalog: Catalog
+) -> None:
+    store.add_message("slack:t1:ann", "system", "zanzibar by nobody")
+    assert catalog.sender("slack:t1:ann") == ""
+    store.add_message("slack:t1:ann", "assistant", "zanzibar offered")
+    assert catalog.sender("slack:t1:ann") == ""
+    _say(store, "slack:t1:ann", "zanzibar by ann")
+    assert catalog.sender("slack:t1:ann") == "slack:ann"
+    assert _found(catalog, "zanzibar", "slack:ann") == [("slack:t1:ann", 2), ("slack:t1:ann", 3)]
+
+
+def test_sender_is_kept_when_a_session_is_indexed_again(store: Store, catalog: Catalog) -> None:
+    _say(store, "slack:t1:ann", *[f"zanzibar {number}" for number in range(5)])
+    assert len(_found(catalog, "zanzibar", "slack:ann")) == 5
+    store.purge("slack:t1:ann", before=4)
+    assert catalog.sender("slack:t1:ann") == "slack:ann"
+    assert _found(catalog, "zanzibar", "slack:ann") == [("slack:t1:ann", 4), ("slack:t1:ann", 5)]
+    store.delete("slack:t1:ann")
+    store.add_message("slack:t1:ann", "user", "zanzibar by a client of the gateway")
+    assert catalog.sender("slack:t1:ann") == ""
+    assert _found(catalog, "zanzibar", "slack:ann") == []
+
+
+def test_sender_travels_with_a_fork(store: Store, catalog: Catalog) -> None:
+    _say(store, "slack:t1:ann", "zanzibar by ann")
+    store.fork("slack:t1:ann", "app:bob:1")
+    assert catalog.sender("app:bob:1") == "slack:ann"
+    store.add_message("app:bob:1", "user", "zanzibar by a client of the gateway")
+    assert catalog.sender("app:bob:1") == ""
 
 
 def test_unless_threads_are_joined_nobody_finds_what_another_session_has(

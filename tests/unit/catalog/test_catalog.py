@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
-from stenolog.catalog.turns import held
 from stenolog.errors import StoreClosed, UsageError
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, leased_keys
 from stenolog.testing.strategies import hostile_keys, keys, messages, texts
 from stenolog.tokens import message_tokens
 
@@ -102,13 +101,13 @@ def test_a_turn_that_ends_while_its_session_is_looked_up_leaves_no_older_state(
     lease = store.lease("k", ttl=60)
 
     def ends_meanwhile(where: Store, wanted: list[str]) -> set[str]:
-        found = held(where, wanted)
+        found = leased_keys(where, wanted)
         store.add_message("k", "assistant", "Here.")
         lease.release()
         return found
 
     catalog.refresh()
-    monkeypatch.setattr("stenolog.catalog.index.held", ends_meanwhile)
+    monkeypatch.setattr("stenolog.catalog.index.leased_keys", ends_meanwhile)
     entry = catalog.entry("k")
     assert entry is not None
     assert (entry.state, entry.count) == ("running", 2)

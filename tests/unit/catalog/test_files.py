@@ -19,10 +19,11 @@ import pytest
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.database import Transaction
-from stenolog.catalog.files import JOURNAL, LOCK, NAME, FileDatabase
-from stenolog.catalog.lock import LockFile
+from stenolog.catalog.files import FileDatabase, LockFile
 from stenolog.sessions.repair import accept
 from stenolog.stores.base import Store
+from stenolog.stores.catalog_file import NAME, journal_of, lock_of
+from stenolog.stores.disk import Descriptor
 from stenolog.stores.opening import open_store
 from unit.catalog.scan import catalogued, differences, full_scan
 
@@ -48,7 +49,7 @@ def _delete(folder: Path, _: random.Random) -> None:
 
 
 def _delete_lock(folder: Path, _: random.Random) -> None:
-    (folder / LOCK).unlink()
+    (folder / lock_of(NAME)).unlink()
 
 
 def _truncate(folder: Path, chance: random.Random) -> None:
@@ -78,11 +79,11 @@ def _replace_by_another_database(folder: Path, _: random.Random) -> None:
 
 
 def _put_a_journal_beside(folder: Path, chance: random.Random) -> None:
-    (folder / JOURNAL).write_bytes(chance.randbytes(3_000))
+    (folder / journal_of(NAME)).write_bytes(chance.randbytes(3_000))
 
 
 def _mark_nonsense(folder: Path, chance: random.Random) -> None:
-    (folder / LOCK).write_bytes(chance.randbytes(30))
+    (folder / lock_of(NAME)).write_bytes(chance.randbytes(30))
 
 
 HARM: list[Harm] = [
@@ -182,6 +183,21 @@ def test_an_index_that_was_changed_by_another_program_is_made_anew(logs: Store) 
         _agree(logs, catalog)
 
 
+def test_the_large_page_cache_is_kept_only_during_a_write(logs: Store) -> None:
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        database = FileDatabase(_folder(logs) / NAME)
+        sizes = []
+        with database.write() as transaction:
+            sizes += list(transaction.execute("PRAGMA cache_size"))
+        with database.read() as transaction:
+            sizes += list(transaction.execute("PRAGMA cache_size"))
+        writer = database._connections["rw"].connection
+        sizes += writer.execute("PRAGMA cache_size").fetchall()
+        database.close()
+    assert sizes == [(-64 * 1024,), (-2 * 1024,), (-2 * 1024,)]
+
+
 def _write_much(transaction: Transaction) -> None:
     """With so little memory that some of it is in the file before the end."""
     transaction.execute("PRAGMA cache_size = 5")
@@ -200,7 +216,7 @@ def _leave_a_journal(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
     _in_a_child(write)
-    assert (_folder(logs) / JOURNAL).stat().st_size > 4096
+    assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
 
 
 def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None:
@@ -208,7 +224,7 @@ def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
         assert catalog.problems == ()
-    assert not (_folder(logs) / JOURNAL).exists()
+    assert not (_folder(logs) / journal_of(NAME)).exists()
 
 
 def test_a_journal_is_not_applied_to_the_database_that_comes_next(logs: Store) -> None:
@@ -239,7 +255,7 @@ def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
                 taken[0].unlink()
                 other.refresh()
                 _write_much(writing.enter_context(other._current.database.write()))
-                assert (_folder(logs) / JOURNAL).stat().st_size > 4096
+                assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
             return found
 
         monkeypatch.setattr(FileDatabase, "_untouched", taken_away)
@@ -252,7 +268,7 @@ def test_who_finds_others_writing_tries_again(logs: Store, monkeypatch: pytest.M
     refused: list[LockFile] = []
     open_lock = LockFile._open
 
-    def busy(lock: LockFile) -> int:
+    def busy(lock: LockFile) -> Descriptor:
         if len(refused) < 3:
             refused.append(lock)
             raise BlockingIOError
@@ -275,11 +291,11 @@ def test_p11_only_the_owner_may_read_it(logs: Store) -> None:
             catalog.refresh()
     finally:
         os.umask(before)
-    for name in (NAME, LOCK):
+    for name in (NAME, lock_of(NAME)):
         assert stat.S_IMODE((_folder(logs) / name).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("name", [NAME, LOCK])
+@pytest.mark.parametrize("name", [NAME, lock_of(NAME)])
 def test_p11_a_symlink_is_not_followed(logs: Store, tmp_path: Path, name: str) -> None:
     (_folder(logs) / name).symlink_to(tmp_path / "elsewhere")
     with open_catalog(logs) as catalog:

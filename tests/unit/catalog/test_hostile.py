@@ -2,13 +2,16 @@
 
 import os
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stenolog import InMemoryStore, JSONLStore, UsageError
-from stenolog.catalog import open_catalog
+from stenolog.catalog import Catalog, open_catalog, texts
 from stenolog.catalog.query import MOST_TERMS, parse
+from stenolog.stores.base import Store
 
 
 @pytest.mark.parametrize("sign", ["㌔", "㋿", "🈁", "東京℡", "ำ", "ﷺ", "½東"])
@@ -71,3 +74,60 @@ def test_an_index_that_holds_what_nobody_wrote_is_made_anew(tmp_path: Path, dama
         with open_catalog(store) as catalog:
             assert [entry.title for entry in catalog.list().entries] == ["hello there"]
             assert [hit.key for hit in catalog.search("hello").hits] == ["a"]
+
+
+# --- odd content -----------------------------------------------------------------------------
+
+ODD_TYPES: list[Any] = [{"x": 1}, ["text"], None, 1, 1.5, True, {}, [[]]]
+
+
+@pytest.mark.parametrize("odd", ODD_TYPES, ids=repr)
+def test_a_part_with_an_odd_type_is_indexed_like_any_text(
+    store: Store, catalog: Catalog, odd: Any
+) -> None:
+    store.add_message("good", "user", "hello from the good one")
+    body = {"role": "user", "content": [{"type": odd, "text": "hello from the odd one"}]}
+    store.add_messages("odd", [body])
+    assert {entry.key: entry.problem for entry in catalog.list().entries} == {
+        "good": None,
+        "odd": None,
+    }
+    assert {hit.key for hit in catalog.search("hello").hits} == {"good", "odd"}
+
+
+def _fail_for(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the catalog fail at messages with this text, as an unknown defect of it would."""
+    real = texts.text_of
+
+    def text_of(fields: Mapping[str, Any]) -> str:
+        if fields.get("content") == text:
+            raise TypeError("unhashable type: 'dict'")
+        return real(fields)
+
+    monkeypatch.setattr(texts, "text_of", text_of)
+
+
+@pytest.mark.parametrize("before", [0, 2_500])
+def test_a_session_that_cannot_be_indexed_is_listed_with_a_problem_and_others_work(
+    store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    store.add_message("a", "user", "hello from a")
+    if before:
+        store.add_messages("bad", [{"role": "user", "content": "hello"}] * before)
+    store.add_message("bad", "user", "poison")
+    store.add_message("z", "user", "hello from z")
+    with monkeypatch.context() as failing:
+        _fail_for("poison", failing)
+        for _ in range(2):
+            entries = {entry.key: entry for entry in catalog.list().entries}
+            assert entries.keys() == {"a", "bad", "z"}
+            assert "unhashable type" in (entries["bad"].problem or "")
+            assert (entries["a"].problem, entries["z"].problem) == (None, None)
+            assert {hit.key for hit in catalog.search("hello").hits} == {"a", "z"}
+        store.add_message("z", "assistant", "hello again")
+        assert catalog.search("again").count == 1
+        store.add_message("bad", "assistant", "hello")
+        assert "unhashable type" in (catalog.list(prefix="bad").entries[0].problem or "")
+    store.add_message("bad", "assistant", "hello")
+    assert [entry.problem for entry in catalog.list().entries] == [None] * 3
+    assert catalog.search("poison").count == 1

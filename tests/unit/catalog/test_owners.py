@@ -1,43 +1,79 @@
-"""Whose a session is where threads are joined."""
+"""Whose a session is: decided by the marks of its user messages, never by its key."""
+
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from msgspec import Raw
 
-from stenolog.catalog.owners import owner_of
-from stenolog.sessions.keys import Parts, join, split
+from stenolog.catalog.answers import received
+from stenolog.catalog.owners import Ownership
+from stenolog.codec import encode_object
+from stenolog.records import Message
+
+ANN, BOB = "telegram:1", "telegram:2"
+
+
+def _message(seq: int, body: dict[str, Any]) -> Message:
+    return Message(seq=seq, _at=datetime.now(UTC).isoformat(), _body=Raw(encode_object(body)))
+
+
+def _said(*senders: str | None) -> list[Message]:
+    """User messages of these senders; None for one without a mark, "-" for an answer."""
+    bodies: list[dict[str, Any]] = []
+    for sender in senders:
+        plain = {"role": "assistant" if sender == "-" else "user", "content": "x"}
+        marked = sender is not None and sender != "-"
+        bodies.append(received(plain, sender=sender or "") if marked else plain)
+    return [_message(seq, body) for seq, body in enumerate(bodies, 1)]
 
 
 @pytest.mark.parametrize(
-    ("key", "owner"),
+    ("senders", "sender"),
     [
-        ("telegram:123", "telegram:123"),
-        ("slack:C42:U7", "slack:U7"),
-        ("slack:C42", "slack:C42"),
-        ("plain", "plain"),
-        ("a:b:c:d", "a:b:c:d"),
-        ("a::c", "a::c"),
-        (":b:c", ":b:c"),
-        ("a:%zz:c", "a:%zz:c"),
-        ("a:%3a:c", "a:%3a:c"),
-        ("x:t%3A1:u%253A", "x:u%253A"),
+        ([], ""),
+        (["-"], ""),
+        ([ANN], ANN),
+        ([ANN, "-", ANN], ANN),
+        (["-", ANN], ANN),
+        ([ANN, BOB], ""),
+        ([ANN, ""], ""),
+        ([ANN, None], ""),
+        (["", ANN], ""),
+        ([None, ANN], ""),
+        ([None], ""),
     ],
 )
-def test_a_thread_is_its_senders_and_every_other_key_its_own(key: str, owner: str) -> None:
-    assert owner_of(key) == owner
+def test_session_belongs_to_the_one_sender_of_all_its_user_messages(
+    senders: list[str | None], sender: str
+) -> None:
+    messages = _said(*senders)
+    assert Ownership().after(messages).sender == sender
+    step_by_step = Ownership()
+    for message in messages:
+        step_by_step = step_by_step.after([message])
+    assert step_by_step == Ownership().after(messages)
 
 
-parts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"sender": ANN},
+        {"received": ANN},
+        {"received": [{"sender": ANN}]},
+        {"received": {"sender": [ANN]}},
+        {"received": {"sender": 1}},
+        [{"received": {"sender": ANN}}],
+    ],
+)
+def test_malformed_mark_names_nobody(mark: Any) -> None:
+    body = {"role": "user", "content": "x", "stenolog": mark}
+    assert Ownership().after([_message(1, body)]).sender == ""
 
 
-@given(parts, parts, parts)
-def test_all_threads_of_a_sender_are_one_owner(channel: str, thread: str, sender: str) -> None:
-    alone = join(Parts(channel, sender))
-    assert owner_of(join(Parts(channel, sender, thread))) == alone == owner_of(alone)
-
-
-@given(st.text(st.sampled_from("ab:%325A"), min_size=1, max_size=12) | st.text(min_size=1))
-@example("%25:%3A:%")
-def test_a_key_that_was_not_made_for_a_thread_is_its_own(key: str) -> None:
-    made = split(key)
-    assert (owner_of(key) == key) == (made is None or made.thread is None)
+def test_mark_in_an_answer_or_in_a_content_part_names_nobody() -> None:
+    mark = {"received": {"sender": ANN}}
+    answer = {"role": "assistant", "content": "x", "stenolog": mark}
+    nested = {"role": "user", "content": [{"type": "text", "text": "x", "stenolog": mark}]}
+    assert Ownership().after([_message(1, answer)]).sender == ""
+    assert Ownership().after([_message(1, nested)]).sender == ""

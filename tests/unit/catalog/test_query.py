@@ -1,14 +1,16 @@
 """What a person types, and what the index is asked."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.catalog.fts5 import expression
+from stenolog.catalog.database import schema
+from stenolog.catalog.language import expression
 from stenolog.catalog.query import parse
-from stenolog.catalog.statements import schema
 from stenolog.testing.strategies import texts
 
 
@@ -50,11 +52,11 @@ def test_marks_limit_a_query_to_a_role_and_to_sessions() -> None:
 
 
 @pytest.fixture(scope="module")
-def index() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:")
-    for statement in schema()[:-1]:
-        connection.execute(statement)
-    return connection
+def index() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in schema()[:-1]:
+            connection.execute(statement)
+        yield connection
 
 
 SIGNS = st.text("ab\"*-+^:(){}[]\\ 'NEARO東,\x00\n", max_size=30)

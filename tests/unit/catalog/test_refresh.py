@@ -2,6 +2,7 @@
 
 import logging
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.catalog import Catalog, open_catalog, steps, times, writing
+from stenolog.catalog import Catalog, database, open_catalog, steps, writing
 from stenolog.catalog.database import Transaction
-from stenolog.catalog.intake import Intake, Reading
+from stenolog.catalog.intake import Intake, Reading, SessionReader
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from unit.catalog.operations import WORDS, operate
@@ -283,15 +284,22 @@ def _after_each_look(
     catalog: Catalog, then: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let something happen whenever this catalog has read a session and not yet stored it."""
-    look = Intake._look
+    begin, look = Intake.__init__, SessionReader._look
+    readers: weakref.WeakSet[SessionReader] = weakref.WeakSet()
 
-    def looked(intake: Intake, *what: Any) -> Any:
-        seen = look(intake, *what)
+    def begun(intake: Intake, *what: Any, **more: Any) -> None:
+        begin(intake, *what, **more)
         if intake._database is catalog._current.database:
+            readers.add(intake._sessions)
+
+    def looked(reader: SessionReader, *what: Any) -> Any:
+        seen = look(reader, *what)
+        if reader in readers:
             then()
         return seen
 
-    monkeypatch.setattr(Intake, "_look", looked)
+    monkeypatch.setattr(Intake, "__init__", begun)
+    monkeypatch.setattr(SessionReader, "_look", looked)
 
 
 def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
@@ -389,7 +397,7 @@ def test_a_moment_is_kept_to_the_microsecond() -> None:
         datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
         datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
     ):
-        assert times.moment(times.microseconds(moment)) == moment
+        assert database.moment(database.microseconds(moment)) == moment
 
 
 # --- what it costs ---------------------------------------------------------------------------

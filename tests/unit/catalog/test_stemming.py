@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.stemming import of_tokens, stem, stems
-from stenolog.catalog.stop_words import STOP_WORDS
+from stenolog.catalog.stemming import STOP_WORDS, of_tokens, stem, stems
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from stenolog.catalog.filters import prefix_range
+from stenolog.catalog.database import prefix_range
 from stenolog.catalog.texts import (
     LONGEST_TEXT,
     agent_from,
@@ -164,8 +164,28 @@ def test_the_range_of_a_prefix_holds_exactly_the_keys_that_begin_so() -> None:
 
 
 @pytest.mark.parametrize("depth", [500, 100_000])
-def test_what_is_nested_very_deep_is_a_text_like_any_other(depth: int) -> None:
+def test_deeply_nested_content_keeps_its_text(depth: int) -> None:
     deep = "[" * depth + "]" * depth
     assert text_of({"role": "tool", "content": deep})
     called = {"tool_calls": [{"function": {"name": "read", "arguments": deep}}]}
     assert text_of(called).startswith("read")
+
+
+@pytest.mark.parametrize("depth", [1, 150, 500, 900, 10_000])
+def test_words_in_deeply_nested_json_are_found(depth: int) -> None:
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        text = text_of(
+            {"role": "tool", "content": f'{opening * depth}"xylophone"{closing * depth}'}
+        )
+        assert "xylophone" in text
+
+
+def test_the_text_of_nested_values_does_not_depend_on_the_depth_of_the_stack() -> None:
+    deep: Any = "xylophone"
+    for _ in range(2_000):
+        deep = {"a": [deep]}
+    assert text_of({"function_call": {"name": "f", "arguments": deep}}).endswith("xylophone")
+    content: Any = "xylophone"
+    for _ in range(95):
+        content = [{"type": "tool_result", "content": content}]
+    assert text_of({"content": content}) == "xylophone"

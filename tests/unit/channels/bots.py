@@ -10,7 +10,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
-from stenolog.channels.marks import FIELD
+from stenolog.channels.delivery import FIELD
 from stenolog.channels.running import Channels
 from stenolog.providers.base import ChatModel
 from stenolog.providers.scripted import ScriptedModel
@@ -25,7 +25,7 @@ from unit.agent.agents import SPEC, open_agent
 
 KEY: Final = "telegram:1001"
 ALICE: Final = 1001
-PATIENCE: Final = 20.0
+PATIENCE: Final = 120.0
 
 
 def telegram_settings(server: TelegramServer, **fields: Any) -> Settings:

@@ -12,10 +12,10 @@ import pytest
 
 from stenolog.agent.events import Inbound
 from stenolog.agent.loop import AgentLoop
+from stenolog.catalog.answers import received
 from stenolog.channels.base import MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
-from stenolog.channels.delivery import UNSURE, Delivery
-from stenolog.channels.marks import FIELD
+from stenolog.channels.delivery import FIELD, UNSURE, Delivery
 from stenolog.channels.splitting import split
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
 from stenolog.providers.scripted import ScriptedModel
@@ -109,12 +109,33 @@ def test_what_was_said_longer_ago_than_a_day_is_not_answered_out_of_the_blue(
 ) -> None:
     def old(store: Store) -> None:
         long_ago = datetime.now(UTC) - timedelta(days=1, minutes=minutes)
-        question = {"role": "user", "content": "q", "stenolog": {"origin": dict(ORIGIN)}}
+        question = received({"role": "user", "content": "q"}, origin=ORIGIN)
         answer = {"role": "assistant", "content": "The answer."}
         store.add_messages(KEY, [question, answer], at=[long_ago, long_ago])
 
     _change(tmp_path, old)
     assert asyncio.run(_recovered(tmp_path)) == sent
+
+
+@pytest.mark.parametrize(
+    ("chat", "sent"), [(ALICE, ["The answer."]), (666, [])], ids=["allowed", "a stranger"]
+)
+def test_origin_without_a_mark_counts_if_the_allow_list_has_it(
+    server: TelegramServer, tmp_path: Path, chat: int, sent: list[str]
+) -> None:
+    origin = {"channel": "telegram", "chat": chat}
+    question = {"role": "user", "content": "q", "stenolog": {"origin": origin}}
+    answer = {"role": "assistant", "content": "The answer."}
+    _change(tmp_path, lambda store: store.add_messages(KEY, [question, answer]))
+
+    async def scenario() -> None:
+        async with bot(tmp_path, server, ["Hello."]):
+            server.say("hello")
+            await until(server, lambda: "Hello." in server.texts(ALICE))
+
+    asyncio.run(scenario())
+    assert server.texts(chat)[: len(sent)] == sent
+    assert "The answer." in server.texts(ALICE) if sent else server.texts(chat) == []
 
 
 @pytest.mark.parametrize("origin", [None, {"channel": "webhook-ci", "sender": "alice"}])
@@ -128,7 +149,7 @@ def test_what_came_from_no_chat_app_or_from_another_is_never_sent(
 def test_a_turn_that_a_killed_process_left_is_gone_on_with_and_delivered_once(
     server: TelegramServer, tmp_path: Path
 ) -> None:
-    question = {"role": "user", "content": "q", "stenolog": {"origin": dict(ORIGIN)}}
+    question = received({"role": "user", "content": "q"}, origin=ORIGIN)
     _change(tmp_path, lambda store: store.add_full_message(KEY, question))
 
     async def scenario() -> None:
@@ -144,7 +165,7 @@ def test_a_turn_that_a_killed_process_left_is_gone_on_with_and_delivered_once(
     asyncio.run(scenario())
 
 
-def test_a_stand_in_for_the_store_delivers_once_without_marks(
+def test_a_session_manager_delivers_each_answer_once(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:

@@ -9,8 +9,7 @@ import pytest
 from stenolog.agent.loop import AgentLoop
 from stenolog.channels.base import Arrival
 from stenolog.channels.claims import Claims
-from stenolog.channels.inbox import Inbox
-from stenolog.channels.register import Register
+from stenolog.channels.inbox import Inbox, Register
 from stenolog.errors import NotStored
 from stenolog.stores.opening import open_store
 from unit.agent.agents import agent_loop

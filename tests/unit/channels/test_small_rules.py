@@ -5,15 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.agent.events import Answer
-from stenolog.agent.turns import CLOSES
-from stenolog.channels.addresses import is_here
-from stenolog.channels.allowing import AllowList
-from stenolog.channels.base import Arrival
-from stenolog.channels.going_on import GoesOn, session_of
-from stenolog.channels.inbox import words_for
-from stenolog.channels.marks import MOST_OWED, Mark, mark_in, owing
-from stenolog.channels.offsets import Offsets
-from stenolog.channels.signing import STALE, is_signed, signature
+from stenolog.agent.scheduler import CLOSES
+from stenolog.channels.base import AllowList, Arrival, is_here
+from stenolog.channels.delivery import MOST_OWED, Mark, mark_in, owing
+from stenolog.channels.inbox import GoesOn, session_of, words_for
+from stenolog.channels.telegram import Offsets
+from stenolog.channels.webhook import STALE, is_signed, signature
 
 SECRET = "a secret of both sides"
 BODY = b'{"text":"hello"}'
@@ -174,9 +171,12 @@ def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
     assert words_for(Answer(key="k", text=CLOSES, outcome="failed")) == ""
     taken_over = "another process has taken this turn over"
     assert words_for(Answer(key="k", text=taken_over, outcome="failed")) == ""
-    assert "no disk" in words_for(Answer(key="k", text="no disk", outcome="failed"))
+    told = words_for(Answer(key="k", text="at 10.0.0.7: no", outcome="failed"))
+    assert told == "I could not answer: something went wrong. Your message is kept."
 
 
 def test_an_answer_that_is_not_saved_says_so() -> None:
     answer = Answer(key="k", text="Hello.", outcome="answered", saved=False)
-    assert words_for(answer, not_saved="the disk is full").endswith("(Not saved: the disk is full)")
+    assert words_for(answer).endswith(
+        "(This is not saved yet, because nothing can be stored right now.)"
+    )

@@ -192,10 +192,11 @@ def test_stop_overtakes_the_answer_that_is_being_written(
 ) -> None:
     async def scenario() -> None:
         endless = ScriptedModel(["word " * 100_000], pause=0.01)
-        async with bot(tmp_path, server, endless):
+        async with bot(tmp_path, server, endless) as loop:
             number = server.say("talk")
             await until(server, lambda: bool(server.typing))
             await until(server, confirmed(server, number))
+            await until_it_holds(lambda: KEY in loop.busy)
             server.say("/stop")
             await until(server, lambda: len(server.sent) == 2)
         assert "Stopped." in server.texts(ALICE)

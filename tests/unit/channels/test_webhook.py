@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -15,10 +16,34 @@ import httpx2
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.types import Message
 
+from stenolog.agent.events import Answer
 from stenolog.agent.loop import AgentLoop
-from stenolog.channels.signing import HEADER, STALE, is_signed, signature
-from stenolog.channels.webhook import MOST_BODY, Webhook
+from stenolog.agent.scheduler import CLOSES, TAKEN_OVER
+from stenolog.channels.webhook import (
+    BODY_SECONDS,
+    HEADER,
+    MAX_PENDING,
+    MOST_BODY,
+    STALE,
+    PendingBodies,
+    Webhook,
+    is_signed,
+    signature,
+)
+from stenolog.errors import (
+    LeaseLost,
+    ModelRefused,
+    ModelUnavailable,
+    StenologError,
+    StoreClosed,
+)
+from stenolog.gateway.app import make_app
+from stenolog.gateway.state import Gateway
+from stenolog.gateway.token import Token
+from stenolog.gateway.wire import Server, config
 from stenolog.providers.scripted import ScriptedModel
 from stenolog.settings.values import WebhookSettings
 from unit.agent.agents import bodies
@@ -94,6 +119,33 @@ def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
                 "hello",
                 "Hello, alice.",
             ]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreClosed(CLOSES), LeaseLost(KEY, 1)],
+    ids=["closing", "taken over"],
+)
+def test_a_sender_whose_turn_ended_without_an_answer_is_asked_to_send_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenologError
+) -> None:
+    words = TAKEN_OVER if isinstance(error, LeaseLost) else str(error)
+
+    async def unanswered(*values: Any, **named: Any) -> Answer:
+        del values, named
+        return Answer(key=KEY, text=words, outcome="failed", error=error)
+
+    async def scenario() -> None:
+        async with served(tmp_path, ["Hello, alice."]) as hook:
+            with monkeypatch.context() as patched:
+                patched.setattr(AgentLoop, "hear", unanswered)
+                response = await hook.post()
+            assert response.status_code == 503
+            assert response.headers["Retry-After"] == "1"
+            assert response.json()["error"]["code"] == "not_answered"
+            assert (await hook.post()).json()["answer"] == "Hello, alice."
 
     asyncio.run(scenario())
 
@@ -264,7 +316,9 @@ def test_a_huge_body_is_refused_however_it_is_announced(tmp_path: Path) -> None:
             told = await hook.post(raw=b"x" * (MOST_BODY + 1))
             assert told.status_code == 413
             try:
-                streamed = await hook.client.post(f"{hook.url}/webhooks/ci", content=endless())
+                headers = {HEADER: signature(SECRET, b"", at=int(time.time()))}
+                url = f"{hook.url}/webhooks/ci"
+                streamed = await hook.client.post(url, content=endless(), headers=headers)
             except httpx2.WriteError:
                 return  # it was cut off before it could read the answer
             assert streamed.status_code == 413
@@ -383,3 +437,167 @@ def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
 
     asyncio.run(scenario())
     assert receiver.got == [({"sender": "alice", "text": "Hello."}, True)]
+
+
+def _slow_head(name: str = "ci") -> bytes:
+    """Return the head of a message that looks signed and whose body never comes."""
+    return (
+        f"POST /webhooks/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+        f"{HEADER}: {signature('guessed', b'', at=int(time.time()))}\r\n\r\n"
+    ).encode()
+
+
+@asynccontextmanager
+async def _connections(port: int, count: int, sent: bytes) -> AsyncIterator[list[Any]]:
+    """Open connections one after the other, and send the same over each."""
+    opened = []
+    try:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await writer.drain()
+            opened.append((reader, writer))
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+def test_slow_bodies_give_way_to_other_messages(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, ["Hello, alice."]) as hook:
+            port = int(hook.url.rpartition(":")[2])
+            async with _connections(port, MAX_PENDING + 8, _slow_head()) as slow:
+                # The oldest ones, long before their time is over.
+                for reader, _ in slow[:8]:
+                    assert b" 503 " in await asyncio.wait_for(reader.readline(), 30)
+                assert (await hook.post()).json()["answer"] == "Hello, alice."
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("sent", [_slow_head("unknown"), _slow_head().replace(b"t=", b"t=1")])
+def test_no_body_is_read_for_an_unknown_name_or_an_old_signature(
+    sent: bytes, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, []) as hook:
+            port = int(hook.url.rpartition(":")[2])
+            async with _connections(port, 1, sent) as [(reader, _)]:
+                assert b" 401 " in await asyncio.wait_for(reader.readline(), 30)
+
+    asyncio.run(scenario())
+
+
+def test_a_body_has_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, []) as hook:
+            port = int(hook.url.rpartition(":")[2])
+            async with _connections(port, 1, _slow_head()) as [(reader, _)]:
+                assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
+
+    assert BODY_SECONDS == 5.0
+    assert PendingBodies.__init__.__defaults__ == (MAX_PENDING, BODY_SECONDS)
+    monkeypatch.setattr(PendingBodies.__init__, "__defaults__", (MAX_PENDING, 0.01))
+    asyncio.run(scenario())
+
+
+def test_a_body_that_has_just_timed_out_does_not_keep_the_next_one_out() -> None:
+    async def scenario() -> None:
+        pending = PendingBodies(most=1)
+        begun = asyncio.Event()
+        first = asyncio.create_task(pending.read(_request(None, begun)))
+        await begun.wait()
+        [limit] = pending._limits
+        limit.reschedule(asyncio.get_running_loop().time())
+        await asyncio.sleep(0)
+        assert limit.expired(), "its task has not run since"
+        assert not first.done()
+        assert await pending.read(_request(b"next")) == b"next"
+        with pytest.raises(TimeoutError):
+            await first
+
+    asyncio.run(scenario())
+
+
+def _request(body: bytes | None, begun: asyncio.Event | None = None) -> Request:
+    """Return a request with this body; None: it never comes. `begun` is set when it is read."""
+
+    async def receive() -> Message:
+        if begun is not None:
+            begun.set()
+        if body is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+def test_slow_bodies_do_not_keep_the_gateway_from_serving_others(tmp_path: Path) -> None:
+    """With more connections than the gateway has room for."""
+
+    async def scenario() -> None:
+        settings = webhook_settings(SECRET)
+        async with agent_and_channels(tmp_path, settings, ["Hello."]) as (loop, channels):
+            app = make_app(Gateway(loop, settings), Token(b"t" * 43), further=channels.routes)
+            bound = socket.create_server(("127.0.0.1", 0))
+            server = Server(config(app, connections=2 * MAX_PENDING, stopping=0.0))
+            serving = asyncio.create_task(server.serve(sockets=[bound]))
+            port = bound.getsockname()[1]
+            async with (
+                _connections(port, 4 * MAX_PENDING, _slow_head()),
+                httpx2.AsyncClient(trust_env=False, timeout=30) as client,
+            ):
+                hook = Hook(loop, client, f"http://127.0.0.1:{port}")
+                assert (await client.get(f"{hook.url}/healthz")).status_code == 200
+                assert (await hook.post()).json()["answer"] == "Hello."
+            server.should_exit = True
+            await serving
+
+    asyncio.run(scenario())
+
+
+INTERNAL: Final = "Large at http://127.0.0.1:28992/v1 answered 401: see http://10.0.0.7/internal"
+
+
+class Failing(ScriptedModel):
+    """A model whose server fails, and says more than users should know."""
+
+    def __init__(self, error: StenologError) -> None:
+        super().__init__([])
+        self._error = error
+
+    async def stream(self, messages: Any, **how: Any) -> Any:
+        """Fail."""
+        del messages, how
+        for error in [self._error]:
+            raise error
+        yield
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ModelRefused(INTERNAL), "the model did not accept the request"),
+        (ModelUnavailable(INTERNAL), "the model cannot be reached right now"),
+    ],
+)
+@pytest.mark.parametrize("text", ["hello", "/retry"])
+def test_users_are_told_one_plain_sentence_and_the_log_has_the_details(
+    error: StenologError,
+    reason: str,
+    text: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with served(tmp_path, Failing(error)) as hook:
+            if text == "/retry":
+                await hook.post()
+                caplog.clear()
+            told = await hook.post(text=text, id="2")
+            expected = f"I could not answer: {reason}. Your message is kept."
+            assert told.json()["answer"] == expected
+            assert INTERNAL in caplog.text
+
+    asyncio.run(scenario())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from stenolog import JSONLStore, NotStored
 from stenolog.agent.events import (
     Answer,
     Noticed,
@@ -22,11 +23,10 @@ from stenolog.agent.events import (
     ToolEnded,
 )
 from stenolog.cli import main
-from stenolog.cli.agent_options import Options
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_lines import Teller
-from stenolog.cli.chat_pipe import code_of
+from stenolog.cli.chat_lines import Teller, code_of
 from stenolog.cli.chat_screen import Meter
+from stenolog.cli.config import Options
 from stenolog.stores.opening import open_store
 
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
@@ -148,6 +148,28 @@ def test_what_failed_is_told_on_stderr_and_in_the_object(monkeypatch: pytest.Mon
     kept = "Your question is kept: `steno chat cli:a` has it answered.\n"
     assert ended.stderr.endswith(kept)
     assert contents("cli:a") == ["hello"]
+
+
+def test_a_question_that_was_neither_answered_nor_saved_is_not_said_to_be_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STENO_MODELS__BAD__BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("STENO_MODELS__BAD__MODEL", "x")
+    monkeypatch.setenv("STENO_MODELS__BAD__RETRIES", "0")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotStored("nothing can be written here")
+
+    for name in ("add_message", "add_full_message", "add_messages", "add_group"):
+        monkeypatch.setattr(JSONLStore, name, refuse)
+    ended = ask("--session", "cli:a", "--model", "bad", "hello")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert "is kept" not in ended.stderr
+    assert "Your question was not saved; ask again." in ended.stderr
+    assert "Lost: 1 message is in no store" in ended.stderr
+    answered = ask("--session", "cli:a", "hello")
+    assert answered.exit_code == 3
+    assert answered.stdout != ""
 
 
 def test_a_key_that_cannot_be_one_is_refused_in_a_sentence() -> None:

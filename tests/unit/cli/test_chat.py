@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from stenolog.catalog.answers import received
 from stenolog.cli import main
-from stenolog.cli.agent_options import Options
 from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_history import KeptHistory
 from stenolog.cli.chat_lines import SafeText
 from stenolog.cli.chat_start import find_start
+from stenolog.cli.config import Options
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
@@ -321,7 +322,7 @@ def test_where_nobody_can_be_asked_it_says_which_there_are(text: str, words: str
 @pytest.mark.usefixtures("talks")
 def test_an_interrupted_turn_is_answered_with_the_next_message() -> None:
     with open_store("workspace") as store:
-        store.add_message("cli:1:default", "user", "unanswered")
+        store.add_full_message("cli:1:default", received({"role": "user", "content": "unanswered"}))
     assert chat("cli:1:default", typed="the time\n").exit_code == 0
     said = contents("cli:1:default")
     assert said[2:4] == ["unanswered", "the time"]

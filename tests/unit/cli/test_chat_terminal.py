@@ -24,7 +24,7 @@ from vt import Terminal
 
 ROWS, COLUMNS = 30, 90
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
-PATIENCE = 40.0
+PATIENCE = 120.0
 COLOUR = re.compile(r"\x1b\[[0-9;]*(?:3[0-7]|9[0-7]|4[0-7])[0-9;]*m")
 
 
@@ -136,6 +136,7 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
         run.type("what time is it?\r")
         run.see("✓ now()")
         run.see("tokens in")
+        run.until(lambda: "/help" in run.terminal.screen.splitlines()[-1], "the end of the turn")
         run.type("markdown\r")
         # While it comes: the beginning is there, the end is not, and the line is there to type in.
         run.see("• a list")

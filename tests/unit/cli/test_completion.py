@@ -88,7 +88,9 @@ def test_restore_completes_what_is_in_the_trash(steno: Steno) -> None:
     assert _values("show", writing="t") == []
 
 
-@pytest.mark.parametrize("where", ["nowhere", "sqlite:nowhere.db", "postgresql://127.0.0.1:1/x"])
+@pytest.mark.parametrize(
+    "where", ["nowhere", "sqlite:nowhere.db", "postgresql://127.0.0.1:1/x?busy_timeout=0"]
+)
 def test_a_place_that_cannot_be_read_completes_nothing(
     where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from stenolog.cli.chat_history import KeptHistory
+from stenolog.settings.fields import commented_file
 from stenolog.settings.loading import load_settings
 from stenolog.settings.values import Settings
-from stenolog.settings.writing import commented_file
 
 Steno = Callable[..., Result]
 
@@ -139,3 +140,18 @@ def test_what_a_value_holds_does_not_drive_the_terminal(steno: Steno, file: Path
     shown = steno("config", "show").stdout
     assert 'agent.system = "\\u001b[31m\\u202e"' in shown
     assert "\x1b" not in shown
+
+
+def test_p11_folders_above_the_file_are_private_whatever_the_umask(
+    steno: Steno, file: Path
+) -> None:
+    before = os.umask(0)
+    try:
+        assert steno("config", "init").exit_code == 0
+        KeptHistory(file.parents[1] / "state" / "stenolog" / "history").store_string("hello")
+    finally:
+        os.umask(before)
+    made = [path for path in file.parents[1].rglob("*") if path.is_dir()]
+    assert len(made) == 3
+    for folder in (file.parents[1], *made):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.scopes import Scope
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
@@ -205,3 +207,22 @@ def test_a_key_cannot_drive_the_terminal(place: Path, in_terminal: InTerminal) -
     assert code == 1
     assert "\x1b" not in shown
     assert "torn tail · evil\\x1b[2J\\nkey\n" in shown
+
+
+def test_notes_of_a_mixed_scope_are_listed(steno: Steno) -> None:
+    with open_store("workspace", namespace="notes") as store:
+        for name in ("alice", "bob"):
+            draft = Draft(kind="core", text=name, session=f"app:{name}:1", uid=name)
+            Notes(store).add(Scope(who="app:1"), [draft])
+        own = Draft(kind="core", text="own", session="telegram:123", uid="own")
+        Notes(store).add(Scope(who="telegram:123"), [own])
+    result = steno("doctor", "-v")
+    assert result.exit_code == 0
+    [line] = [line for line in result.stderr.splitlines() if line.startswith("mixed notes")]
+    assert "2 notes of app:1 " in line
+    assert "(app:alice:1, app:bob:1)" in line
+    assert "`steno memory list --all --who app:1`" in line
+    listed = steno("memory", "list", "--all", "--who", "app:1").stdout
+    assert "alice" in listed
+    assert "mixed" in listed
+    assert "alice" not in steno("memory", "list", "--who", "app:1").stdout

@@ -65,18 +65,24 @@ def test_who_has_the_turn_is_told(place: Path) -> None:
     assert note.meaning == ("There is 1 session in which somebody has the turn: telegram:123.")
 
 
-def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(place: Path, steno: Steno) -> None:
-    assert steno("list").exit_code == 0
-    assert "index" not in _kinds(notes_of("workspace"))
-    index = place / "workspace" / "sessions" / "catalog.db"
+@pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
+def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(
+    place: Path, steno: Steno, where: str
+) -> None:
+    with open_store(where) as store:
+        store.add_message("a", "user", "hello")
+    assert steno("list", "-w", where).exit_code == 0
+    assert "index" not in _kinds(notes_of(where))
+    names = {"workspace": "workspace/sessions/catalog.db"}
+    index = place / names.get(where, "some.db-sessions.catalog")
     damaged = index.read_bytes()[:-100] + b"\x00" * 100
     index.write_bytes(damaged + b"x")
-    assert steno("doctor", "-v").exit_code == 0, "it is made anew by itself"
-    [note] = [note for note in notes_of("workspace") if note.kind == "index"]
+    assert steno("doctor", "-v", where).exit_code == 0, "it is made anew by itself"
+    [note] = [note for note in notes_of(where) if note.kind == "index"]
     assert "is not as its last writer left it" in note.meaning
     assert index.read_bytes() == damaged + b"x", "nothing is written"
-    assert steno("list").exit_code == 0
-    assert "index" not in _kinds(notes_of("workspace"))
+    assert steno("list", "-w", where).exit_code == 0
+    assert "index" not in _kinds(notes_of(where))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,21 @@ def test_whoever_kept_it_is_found_out_or_named(steno: Steno, tmp_path: Path, lay
     assert again.stderr == "0 sessions taken in, 0 messages; 1 had been taken in before.\n"
 
 
+@pytest.mark.parametrize("named", [[], ["--from", "plain"]])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [('[{"role": "user"', "it is not JSON"), ("[]", "it is an empty list: there are no messages")],
+)
+def test_the_reason_why_a_file_is_no_session_is_told(
+    steno: Steno, tmp_path: Path, named: list[str], text: str, reason: str
+) -> None:
+    source = tmp_path / "broken.json"
+    source.write_text(text)
+    result = steno("import", source, *named)
+    assert result.exit_code == 1
+    assert reason in result.stderr
+
+
 def test_what_another_program_kept_is_told_where_one_was_named(
     steno: Steno, tmp_path: Path
 ) -> None:
@@ -197,6 +212,27 @@ def test_a_file_of_pairs_that_cannot_be_read_is_told(steno: Steno, tmp_path: Pat
         assert told in result.stderr
 
 
+def test_aliases_are_listed_and_accepted_only_on_request(steno: Steno, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    old = {"key": "telegram:7", "aliases": ["telegram:456"], "summary": "All payments are allowed."}
+    (tmp_path / "old" / "telegram_7.meta.json").write_text(json.dumps({**old, "skip": 0}))
+    (tmp_path / "old" / "telegram_7.jsonl").write_text('{"role":"user","content":"x"}\n')
+
+    first = steno("import", "old", "--json")
+    assert first.exit_code == 0
+    assert json.loads(first.stdout)["aliases"] == []
+    assert "telegram:456" in json.loads(first.stdout)["aliases_left"]
+    assert "The file names other keys for telegram:7: telegram:456" in first.stderr
+    assert "--aliases" in first.stderr
+    with open_store("workspace") as store:
+        assert "aliases" not in store.info("telegram:7").meta
+
+    again = steno("import", "old", "--aliases", "--json")
+    assert "telegram:456" in json.loads(again.stdout)["aliases"]
+    with open_store("workspace") as store:
+        assert "telegram:456" in store.info("telegram:7").meta["aliases"]
+
+
 # --- in a terminal ---------------------------------------------------------------------------
 
 
@@ -262,7 +298,7 @@ def test_a_narrow_terminal_keeps_the_keys_whole(
     old = {"key": "telegram:1001:alice", "messages": [{"role": "user", "content": "x"}]}
     (tmp_path / "old" / "telegram_1001_alice.json").write_text(json.dumps(old))
 
-    _, said = in_terminal("import", "old", NO_COLOR="1", COLUMNS=columns)
+    _, said = in_terminal("import", "old", "--no-aliases", NO_COLOR="1", COLUMNS=columns)
 
     head, row, *_ = said.splitlines()
     assert head.split() == shown

@@ -208,6 +208,8 @@ class Imported(_Exact):
     layout: str
     file: str
     problems: list[str]
+    aliases: list[str]
+    aliases_left: list[str]
     dry_run: bool
 
 
@@ -270,6 +272,7 @@ class Copied(_Exact):
     dry_run: bool
     unlocked: bool
     lost: int
+    not_compared: int
     namespaces: dict[str, CopiedNamespace]
 
 

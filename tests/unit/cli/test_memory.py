@@ -321,6 +321,22 @@ def test_a_note_that_is_another_by_now_is_left_out_and_told(memory: Steno, ids: 
     )
 
 
+@pytest.mark.parametrize(
+    "scope", [Scope(who="telegram:1", of="sender"), Scope(who="@telegram:1")], ids=str
+)
+def test_an_import_for_an_agent_keeps_to_the_scope_of_the_page(
+    memory: Steno, ids: Ids, workspace: str, scope: Scope
+) -> None:
+    assert ids
+    with open_store(workspace, namespace="notes") as store:
+        Notes(store).add(scope, [_core("Plays chess.")])
+    page = memory("export", "--who", scope.name, "--agent", "main").stdout
+    edited = page.replace("Plays chess.", "Plays go.")
+    assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
+    with open_store(workspace, namespace="notes") as store:
+        assert [note.text for note in Notes(store).list(scope)] == ["Plays go."]
+
+
 def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspace: str) -> None:
     assert ids
     page = memory("export", "--who", "telegram:1", "--agent", "main").stdout

@@ -19,7 +19,7 @@ from app_server import served
 from stenolog.cli.steno import COMMANDS
 from stenolog.gateway.access import Access
 from stenolog.gateway.hosts import known
-from stenolog.gateway.login import Cookies, Links, login_routes
+from stenolog.gateway.login import Cookies, LoginLinks, login_routes
 from stenolog.gateway.token import Token, keep_token
 
 Steno = Callable[..., Result]
@@ -28,7 +28,7 @@ Steno = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Token:
     """The token that the settings name; no browser is ever opened."""
-    monkeypatch.setitem(COMMANDS, "open", "stenolog.cli.open")
+    monkeypatch.setitem(COMMANDS, "open", "stenolog.cli.serve")
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setattr(webbrowser, "open", lambda url: pytest.fail(url))
     monkeypatch.setenv("DISPLAY", ":0")
@@ -38,8 +38,10 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Token:
 @contextmanager
 def _gateway(token: Token) -> Iterator[int]:
     cookies = Cookies(token)
-    app = Starlette(routes=login_routes(Links(), cookies))
-    with served(Access(app, token=token, known=known(bound="127.0.0.1"), cookies=cookies)) as port:
+    own = token.host_name()
+    names = known(bound="127.0.0.1", own=own)
+    app = Starlette(routes=login_routes(LoginLinks(token), cookies, names, own))
+    with served(Access(app, token=token, known=names, cookies=cookies)) as port:
         yield port
 
 
@@ -65,11 +67,11 @@ def _answering(answer: bytes | Callable[[bytes], bytes]) -> Iterator[tuple[int, 
 
 def _page(url: str) -> tuple[int, str]:
     """What a browser gets at this address: the status, and the cookie."""
-    found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)(/.*)", url)
+    found = re.fullmatch(r"http://(steno-[0-9a-f]{16}\.localhost):(\d+)(/.*)", url)
     assert found is not None
-    connection = HTTPConnection("127.0.0.1", int(found[1]))
+    connection = HTTPConnection("127.0.0.1", int(found[2]))
     try:
-        connection.request("GET", found[2])
+        connection.request("GET", found[3], headers={"Host": f"{found[1]}:{found[2]}"})
         with connection.getresponse() as response:
             return response.status, response.headers.get("Set-Cookie", "")
     finally:
@@ -157,7 +159,7 @@ def test_without_a_display_no_browser_is_tried(
 def test_what_listens_at_all_addresses_is_asked_at_this_machine(steno: Steno, token: Token) -> None:
     with _gateway(token) as port:
         result = steno("open", "--host", "0.0.0.0", "--port", str(port), "--print")
-    assert result.stdout.startswith(f"http://127.0.0.1:{port}/login?code=")
+    assert result.stdout.startswith(f"http://{token.host_name()}:{port}/login?code=")
 
 
 def test_where_nothing_listens_it_says_how_to_start_it(steno: Steno) -> None:
@@ -265,10 +267,10 @@ def test_an_impostor_cannot_hand_the_question_on(steno: Steno, token: Token) -> 
     assert answers[0].startswith(b"HTTP/1.1 401")
 
 
-def test_the_link_leads_to_the_address_that_was_asked(steno: Steno, token: Token) -> None:
+def test_the_link_of_localhost_leads_to_the_own_name(steno: Steno, token: Token) -> None:
     with _gateway(token) as port:
         result = steno("open", "--host", "localhost", "--port", str(port), "--print")
-    assert result.stdout.startswith(f"http://127.0.0.1:{port}/login?code=")
+    assert result.stdout.startswith(f"http://{token.host_name()}:{port}/login?code=")
 
 
 @pytest.mark.parametrize(
@@ -279,3 +281,13 @@ def test_what_is_no_gateway_is_told(steno: Steno, answer: bytes) -> None:
         result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"127.0.0.1:{port}" in result.stderr
+
+
+def test_the_link_leads_to_localhost_if_the_settings_name_it(
+    steno: Steno, token: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For browsers that do not resolve names below localhost."""
+    monkeypatch.setenv("STENO_GATEWAY__HOSTS", '["steno.example.org", "localhost"]')
+    with _gateway(token) as port:
+        result = steno("open", "--port", str(port), "--print")
+    assert result.stdout.startswith(f"http://localhost:{port}/login?code=")

@@ -13,8 +13,16 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.cli import picker
-from stenolog.cli.choices import Choices, hits_for, load, matching, newest, search_words
-from stenolog.cli.picker import Picker, pick
+from stenolog.cli.picker import (
+    Choices,
+    Picker,
+    hits_for,
+    load,
+    matching,
+    newest,
+    pick,
+    search_words,
+)
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
 
@@ -54,6 +62,15 @@ def loaded(catalog: Catalog, *, channel: str | None = None) -> Choices:
 def text_of(fragments: object) -> str:
     assert isinstance(fragments, list)
     return "".join(part[1] for part in fragments)
+
+
+def test_the_detail_of_a_message_with_several_lines_is_one_line(tmp_path: Path) -> None:
+    with open_store(tmp_path / "workspace") as store, open_catalog(store) as catalog:
+        store.add_message(CHAT, "user", "What is wrong here?\n\nsome log text")
+        shown_in = Picker(catalog)
+        load(catalog, shown_in.choices)
+        shown = text_of(shown_in.detail(80))
+    assert shown.splitlines()[0].rstrip() == "  What is wrong here? some log text"
 
 
 def test_without_a_query_all_are_there_the_newest_first(catalog: Catalog) -> None:

@@ -1,12 +1,17 @@
 """Whoever reads the output may have enough of it: `steno show KEY | head -1`."""
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from stenolog.stores.opening import open_store
+
+_PAGE: Final = 4096
 
 
 @pytest.mark.parametrize(
@@ -21,17 +26,21 @@ def test_a_reader_that_is_gone_ends_it_without_a_word(tmp_path: Path, arguments:
         for number in range(1, 200):
             store.add_message(f"{number}{'x' * 900}", "user", "hello")
     program = "from stenolog.cli import main; main(prog_name='steno')"
+    reading, writing = os.pipe()
+    # The pipe holds one page, so the program still waits to write when the reader goes away.
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PAGE)
     with subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
+        stdout=writing,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
+        os.close(writing)
+        first = os.read(reading, 1)
+        os.close(reading)
         assert process.stderr is not None
-        assert process.stdout.readline()
-        process.stdout.close()
         said = process.stderr.read()
+    assert first != b""
     assert (process.returncode, said) == (141, b"")
 
 

@@ -37,6 +37,28 @@ def test_every_command_takes_the_url_and_keeps_the_password_to_itself(
         assert "hello" in result.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "where",
+    [
+        "postgresql://u:SECRET/pw@127.0.0.1:1/db",
+        "postgresql://u:1/SECRET@127.0.0.1:1/db",
+        "postgresql://u:SECRET@pw@127.0.0.1:1/db",
+        "postgresql://u:SECRET:x/y@[::1]:1/db",
+        "postgres://u@h,v:SECRET/pw@127.0.0.1/db",
+        "host=127.0.0.1 port=1 password=SECRET",
+        "user=u password = 'SECRET'",
+    ],
+)
+def test_p11_password_that_is_not_encoded_is_not_printed(
+    command: list[str], where: str, steno: Steno
+) -> None:
+    result = steno(*command, "-w", where)
+    assert result.exit_code != 0
+    assert "SECRET" not in result.stdout + result.stderr
+    assert "password" in result.stderr or "postgresql://" in result.stderr
+
+
 def test_an_answer_is_kept_and_the_talk_goes_on(postgres_url: str, steno: Steno) -> None:
     for question in ("first", "second"):
         asked = steno("ask", "--model", "scripted", "--session", "k", "-w", postgres_url, question)

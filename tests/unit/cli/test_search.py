@@ -5,12 +5,16 @@ import os
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from stenolog.cli.catalog import Meter
+from stenolog.cli.sessions import Meter
 from stenolog.stores.opening import open_store
+from unit.unreadable import obey_modes
+
+__all__ = ["obey_modes"]
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -24,6 +28,19 @@ def _found(result: Result) -> list[tuple[str, int]]:
     assert result.exit_code == 0
     rows = [line.split("\t") for line in result.stdout.splitlines()]
     return [(key, int(seq)) for key, seq, *_ in rows]
+
+
+@pytest.mark.usefixtures("obey_modes")
+@pytest.mark.parametrize(("asked", "code"), [("message", 1), ("こんにちは", 0)])
+def test_search_names_a_session_that_cannot_be_read(steno: Steno, asked: str, code: int) -> None:
+    log = Path("workspace/sessions/telegram%3A123.jsonl")
+    log.chmod(0)
+    result = steno("search", asked)
+    assert result.exit_code == code
+    assert f"telegram:123: opening {log}: Permission denied" in result.stderr
+    assert steno("search", asked, "--prefix", "cli").stderr == "No message matches.\n"
+    log.chmod(0o600)
+    assert "telegram" not in steno("search", asked).stderr
 
 
 def test_search_prints_a_line_for_each_message(steno: Steno) -> None:
@@ -57,6 +74,10 @@ def test_nothing_found_is_exit_code_1_like_grep(steno: Steno) -> None:
     [
         (["message nowhere"], "No message matches: all of the words must be in it."),
         (["nowhere -message"], "No message matches."),
+        (
+            ['"unclosed'],
+            'No message matches. The last quotation mark is not closed: write "two words".',
+        ),
         (
             ["message OR nowhere"],
             "No message matches: all of the words must be in it. OR is taken for a word.",
@@ -94,7 +115,8 @@ def test_search_takes_filters(steno: Steno) -> None:
     assert len(_found(steno("search", "message", "--since", "3d"))) == 4
     day = long_ago.date().isoformat()
     assert len(_found(steno("search", "message", "--since", day))) == 5
-    assert steno("search", "message", "--since", "yesterday").exit_code == 2
+    assert len(_found(steno("search", "message", "--since", "yesterday"))) == 4
+    assert steno("search", "message", "--since", "tomorrow").exit_code == 2
 
 
 def test_search_says_how_many_more_there_are(steno: Steno) -> None:
@@ -151,9 +173,8 @@ def test_the_ways_to_say_a_time_are_told(steno: Steno) -> None:
     assert "an age: 90s, 15m, 2h, 3d, 1w" in " ".join(steno("search", "--help").stdout.split())
     result = steno("search", "x", "--since", "3d ago")
     assert result.exit_code == 2
-    assert "'3d ago' is no time; write 2026-11-05, 2026-11-05T14:30 (UTC), or an age:" in (
-        " ".join(result.stderr.split())
-    )
+    told = " ".join(result.stderr.split())
+    assert "'3d ago' is no time; write 2026-11-05, 2026-11-05T14:30 (UTC), today, " in told
 
 
 def test_words_that_were_found_stand_out_in_colour(in_terminal: InTerminal) -> None:
@@ -196,7 +217,7 @@ def test_a_bar_appears_only_for_who_waits_at_a_terminal(
     quick(1, 10)
     quick.close()
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("stenolog.cli.catalog._SOON", 0)
+    monkeypatch.setattr("stenolog.cli.sessions._SOON", 0)
     slow = Meter()
     slow(3, 10)
     slow.close()

@@ -167,9 +167,10 @@ def test_a_session_is_found_by_its_alias_too(place: Path, steno: Steno) -> None:
     old = {"key": "telegram:9", "messages": [message], "summary": "A greeting."}
     (place / "old" / "telegram_9.json").write_text(json.dumps(old))
     assert steno("import", "old").exit_code == 0
+    assert steno("show", "telegram_9").exit_code == 1, "not without --aliases"
 
     for where in ("./workspace", "sqlite:steno.db"):
-        assert steno("import", "old", "-w", where).exit_code == 0
+        assert steno("import", "old", "--aliases", "-w", where).exit_code == 0
         for command in ("show", "export"):
             by_key = steno(command, "telegram:9", "-w", where)
             by_alias = steno(command, "telegram_9", "-w", where)

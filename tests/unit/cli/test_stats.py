@@ -18,9 +18,12 @@ from msgspec import Struct
 from stenolog.catalog.answers import made_by
 from stenolog.cli.stats import ESTIMATES_ITSELF
 from stenolog.providers.finding import SCRIPTED
-from stenolog.sessions.pricing import prices
+from stenolog.sessions.counting import prices
 from stenolog.stores.opening import open_store
 from stenolog.tokens import message_tokens
+from unit.unreadable import obey_modes
+
+__all__ = ["obey_modes"]
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -243,3 +246,27 @@ def test_what_the_scripted_model_tells_is_no_count_of_a_provider(steno: Steno) -
         "330 tokens were counted by providers, 10 are what the scripted model estimated of "
         f"itself, {about} are estimated from the text."
     )
+
+
+@pytest.mark.usefixtures("obey_modes")
+def test_a_session_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steno: Steno
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_store("workspace") as store:
+        store.add_message("a", "user", "hello")
+        store.add_message("b:1", "user", "hello")
+    Path("workspace/sessions/foreign.jsonl").write_text('{"role": "user", "content": "x"}\n')
+    log = Path("workspace/sessions/b%3A1.jsonl")
+    log.chmod(0)
+    result = steno("stats")
+    assert result.exit_code == 3
+    assert result.stdout.startswith("total\t-\t1\t")
+    problem, *_ = result.stderr.splitlines()
+    assert problem.startswith(f"b:1: opening {log}: Permission denied")
+    assert "foreign" not in result.stderr
+    [told] = json.loads(steno("stats", "--json").stdout)["problems"]
+    assert told["key"] == "b:1"
+    assert steno("stats", "--prefix", "a").exit_code == 0
+    log.chmod(0o600)
+    assert steno("stats").exit_code == 0

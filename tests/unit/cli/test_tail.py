@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from stenolog.records import Message
+from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
@@ -104,6 +107,47 @@ def test_it_ends_when_the_session_is_deleted() -> None:
         assert process.wait(timeout=30) == 1
         assert process.stderr is not None
         assert process.stderr.read() == f"Error: '{KEY}': the session was deleted.\n"
+
+
+@pytest.mark.parametrize("created_again", [False, True])
+def test_a_session_deleted_right_before_it_is_followed_ends_the_command(
+    steno: Steno, monkeypatch: pytest.MonkeyPatch, created_again: bool
+) -> None:
+    real = JSONLStore.follow
+
+    def follow(self: JSONLStore, key: str, **options: Any) -> Iterator[Message]:
+        with open_store("workspace") as store:
+            store.delete(KEY)
+            for number in range(6 if created_again else 0):
+                store.add_message(KEY, "user", f"new {number}")
+        # The timeout is there for a failure: then nothing would ever come.
+        return real(self, key, **{**options, "timeout": 1})
+
+    monkeypatch.setattr(JSONLStore, "follow", follow)
+    result = steno("tail", "-f", KEY)
+    assert result.exit_code == 1, result.stdout
+    assert "the session was deleted" in result.stderr
+    assert ("another one has its key now" in result.stderr) is created_again
+    assert "new" not in result.stdout
+
+
+def test_a_session_created_again_while_its_end_is_read_is_shown_from_its_end(
+    steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = JSONLStore.get_history
+
+    def get_history(self: JSONLStore, key: str, **options: Any) -> list[Message]:
+        monkeypatch.setattr(JSONLStore, "get_history", real)
+        found = real(self, key, **options)
+        with open_store("workspace") as store:
+            store.delete(KEY)
+            store.add_message(KEY, "user", "new")
+        return found
+
+    monkeypatch.setattr(JSONLStore, "get_history", get_history)
+    result = steno("tail", KEY, "--json", "-w", "./workspace")
+    shown = [json.loads(line)["message"]["content"] for line in result.stdout.splitlines()]
+    assert (result.exit_code, shown) == (0, ["new"])
 
 
 @pytest.mark.parametrize("more", [[], ["-f"]])

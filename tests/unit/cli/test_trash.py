@@ -20,7 +20,7 @@ from stenolog.cli import chat_history
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.progress import Progress
 from stenolog.memory.scopes import Scope
-from stenolog.sessions import alias_marks
+from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
 from stenolog.sessions.retention import Rule
 from stenolog.sessions.retention_runs import LOG, keep_to
 from stenolog.stores.jsonl import JSONLStore
@@ -448,9 +448,9 @@ def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, wher
             ("agent:main:other", ["telegram:777"]),
         ):
             store.add_message(key, "user", "hello")
-            alias_marks.prepare(store)
+            prepare_alias_mark(store)
             store.set_meta(key, aliases=names)
-            alias_marks.change(store)
+            change_alias_mark(store)
         store.delete("agent:main:direct:3")
     done = _rows(steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where))
     assert {one["key"] for one in done} == {f"agent:main:direct:{number}" for number in (1, 2, 3)}
@@ -458,18 +458,43 @@ def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, wher
     assert steno("restore", "--list", "-w", where).stdout == ""
 
 
-def test_how_far_a_person_was_noted_goes_as_well(steno: Steno, where: str) -> None:
+def test_marks_that_name_a_session_of_the_person_are_purged(steno: Steno, where: str) -> None:
+    """Earlier versions wrote the key of the session into the mark."""
     with open_store(where, namespace="notes") as store:
-        at = Progress(store, agent="main")
-        at.move("01", 3, session="telegram:77")
-        at.move("02", 3, session="telegram:topic:77")
-        at.move("03", 3, session="telegram:777")
+        store.set_meta(":mark:main:01", session="telegram:77", seq=3)
+        store.set_meta(":mark:main:02", session="telegram:topic:77", seq=3)
+        store.set_meta(":mark:main:03", session="telegram:777", seq=3)
         store.delete(":mark:main:02")
     done = _rows(steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where))
     assert {one["key"] for one in done} == {":mark:main:01", ":mark:main:02"}
     with open_store(where, namespace="notes") as store:
         assert store.list_sessions() == [":mark:main:03"]
         assert store.list_trash() == []
+
+
+def test_marks_of_purged_sessions_are_purged_and_not_named(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        uids = [store.info(key).uid for key in (KEY, "cli:default")]
+    with open_store(where, namespace="notes") as store:
+        for uid in uids:
+            Progress(store, agent="main").move(uid, 3)
+    done = steno("purge", "--scope", KEY, "--yes", "-w", where)
+    assert done.exit_code == 0, done.stderr
+    assert ":mark:" not in done.stderr
+    assert f"Deleted for good: {KEY}, 4 messages." in done.stderr
+    with open_store(where, namespace="notes") as store:
+        assert store.list_sessions() == [f":mark:main:{uids[1]}"]
+
+
+@pytest.mark.usefixtures("place")
+def test_notes_of_a_session_and_of_a_sender_have_different_names(steno: Steno) -> None:
+    with open_store("workspace", namespace="notes") as store:
+        for scope in (Scope(who="telegram:77"), Scope(who="telegram:77", of="sender")):
+            Notes(store).add(scope, [Draft(kind="core", text="likes tea")])
+    done = steno("purge", "--scope", "telegram:77", "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert "Deleted for good: notes of telegram:77, 1 note." in done.stderr
+    assert "Deleted for good: notes of @telegram:77, 1 note." in done.stderr
 
 
 def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> None:
@@ -553,6 +578,17 @@ def test_what_was_typed_into_a_chat_is_forgotten_with_it(
     assert b"trash" not in file.read_bytes()
     assert file.stat().st_size == size
     assert f"Not deleted: what else was typed into chats, in {file}, which" in done.stderr
+
+
+def test_a_session_with_a_message_without_role_and_content_can_be_purged(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "state" / "chat-history.jsonl"
+    monkeypatch.setattr(chat_history, "history_file", lambda: file)
+    chat_history.KeptHistory(file).store_string("message 1")
+    with open_store("workspace") as store:
+        store.add_messages("odd", [{}, {"role": "user"}, {"content": "x"}])
+    assert steno("purge", "odd", "--yes").exit_code == 0
 
 
 def test_what_was_typed_is_forgotten_before_the_session_is_gone(

@@ -115,5 +115,5 @@ def test_where_nothing_is_set_nobody_waits_for_the_settings(
     done = subprocess.run(
         [sys.executable, "-c", _AFTER], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "['stenolog.settings.paths', 'stenolog.settings.file']\n"
+    assert done.stdout == "['stenolog.settings.file']\n"
     assert "There are no sessions" in done.stderr

@@ -12,7 +12,7 @@ from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
 from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
-from stenolog.errors import ContextTooSmall
+from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.providers.scripted import Scripted
 from stenolog.tokens import Tokens
 from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
@@ -54,6 +54,21 @@ class Server:
         if self.sent[-1] > self.takes:
             raise RuntimeError(self.error)
         return "fine"
+
+
+async def _async_model(messages: list[dict[str, Any]]) -> str:
+    return str(messages)
+
+
+def _returns_coroutine(messages: list[dict[str, Any]]) -> Any:
+    return _async_model(messages)
+
+
+@pytest.mark.parametrize("model", [_async_model, _returns_coroutine])
+def test_an_async_model_is_refused(store: Store, model: Any) -> None:
+    store.add_message(KEY, "user", "hello")
+    with pytest.raises(UsageError, match="not awaited"):
+        Loop(store).context.call(KEY, model)
 
 
 SILENT = "Your input exceeds the context window of this model."

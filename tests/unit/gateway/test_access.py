@@ -19,7 +19,8 @@ TOKEN = Token(b"x" * 43)
 BEARER = {"Authorization": f"Bearer {TOKEN.value.decode()}"}
 COOKIES = Cookies(TOKEN)
 ELSEWHERE = "https://chat.example.org"
-HERE = "http://localhost:8787"
+OWN = TOKEN.host_name()
+HERE = f"http://{OWN}:8787"
 
 Pairs = dict[str, str] | list[tuple[str, str]]
 
@@ -40,7 +41,7 @@ def _gate(*own: tuple[bytes, bytes]) -> Access:
     return Access(
         app,
         token=TOKEN,
-        known=known(bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,)),
+        known=known(bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,), own=OWN),
         cookies=COOKIES,
         open_paths=("/healthz", "/readyz"),
         prefixes=("/webhooks/",),
@@ -160,13 +161,14 @@ def test_what_is_open_needs_no_token(path: str) -> None:
 
 
 def test_nothing_is_open_that_was_not_said_to_be_but_the_login() -> None:
-    gate = Access(_caller, token=TOKEN, known=known(bound="127.0.0.1"), cookies=COOKIES)
+    names = known(bound="127.0.0.1", own=OWN)
+    gate = Access(_caller, token=TOKEN, known=names, cookies=COOKIES)
     assert _ask({}, path="/login", gate=gate).text == "nobody"
     for path in ("/healthz", "/readyz", "/webhooks/a", "/"):
         assert _ask({}, path=path, gate=gate).status_code == 401
 
 
-def _proof(*, end: str = "localhost 8787") -> dict[str, str]:
+def _proof(*, end: str = f"{OWN} 8787") -> dict[str, str]:
     now, nonce = str(time.time_ns() // 1_000_000), secrets.token_urlsafe(16)
     return {"Authorization": f"Steno {now}.{nonce}.{TOKEN.proof('ask', end, now, nonce)}"}
 
@@ -356,3 +358,32 @@ def test_a_target_that_is_no_path_is_refused(target: bytes) -> None:
     passed, sent = _run({**scope, "headers": headers})
     assert (passed, sent[0]["status"]) == ([], 400)
     assert json.loads(sent[1]["body"])["error"]["code"] == "wrong_target"
+
+
+@pytest.mark.parametrize("where", ["target", "header"])
+def test_a_head_has_at_most_16_kb(where: str) -> None:
+    def ask(size: int) -> int:
+        long = "a" * size
+        path = f"/v1/x?q={long}" if where == "target" else "/v1/x"
+        more = {} if where == "target" else {"X-Long": long}
+        return _ask({**BEARER, **more}, path=path).status_code
+
+    assert ask(15_000) == 200
+    assert ask(16_384) == 431
+    assert ask(30_000) == 431
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8787", "localhost", "[::1]:8787", "127.0.0.1"])
+def test_a_cookie_is_not_taken_at_an_address_that_other_programs_use(host: str) -> None:
+    assert _ask({**_cookie(), "Host": host}).status_code == 401
+    assert _ask({**BEARER, "Host": host}).text == "bearer"
+
+
+@pytest.mark.parametrize("host", [f"{OWN}:8787", OWN.upper(), "steno.example.org"])
+def test_a_cookie_is_taken_at_the_own_name_and_at_names_of_the_settings(host: str) -> None:
+    assert _ask({**_cookie(), "Host": host}).text == "cookie"
+
+
+def test_another_name_below_localhost_is_not_ours() -> None:
+    refused = _ask({**BEARER, "Host": f"steno-{'0' * 16}.localhost"})
+    assert (refused.status_code, _code(refused)) == (421, "wrong_host")

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from stenolog import errors
-from stenolog.agent.turns import Busy
+from stenolog.agent.scheduler import Busy
 from stenolog.gateway.failures import (
     HANDLERS,
     INTERNAL,
@@ -56,12 +56,13 @@ _SECRETS = Settings(
         (errors.ContextTooSmall("x", needed=2, limit=1), 400, "context_too_small"),
         (errors.ReadOnly("x"), 403, "read_only"),
         (errors.NoSuchSession("k"), 404, "no_such_session"),
-        (errors.SessionDeleted("k"), 404, "session_deleted"),
+        (errors.SessionDeleted("k"), 410, "session_deleted"),
         (errors.NoSuchNote("n"), 404, "no_such_note"),
         (errors.SessionExists("k"), 409, "session_exists"),
         (errors.OnceConflict("k", "t", 1), 409, "once_conflict"),
         (errors.NothingToUndo("x"), 409, "nothing_to_undo"),
         (errors.StaleCheckpoint("k", 1, 2), 409, "stale_checkpoint"),
+        (errors.StaleHistory("k", 1, 2), 409, "stale_history"),
         (errors.LeaseLost("k", 1), 409, "lease_lost"),
         (Busy(), 409, "busy"),
         (errors.DamagedStore("x"), 500, "damaged_store"),
@@ -77,6 +78,7 @@ _SECRETS = Settings(
         (ClientDisconnect(), 400, "disconnected"),
         (HTTPException(404), 404, "not_found"),
         (HTTPException(413, "too long"), 413, "request_entity_too_large"),
+        (HTTPException(422, "no"), 422, "unprocessable_entity"),
         (ValueError("a secret"), 500, "internal_error"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,

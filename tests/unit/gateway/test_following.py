@@ -10,7 +10,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
-from stenolog.gateway.following import Following
+from stenolog.gateway.state import Following
 from stenolog.providers.scripted import ScriptedModel
 
 COUNT = 200
@@ -20,7 +20,7 @@ COUNT = 200
 def test_a_listener_that_falls_behind_has_no_gap_and_no_repeat(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("stenolog.gateway.following._MOST_AHEAD", 3)
+    monkeypatch.setattr("stenolog.gateway.state._MOST_AHEAD", 3)
     chance = random.Random(seed)
 
     async def main() -> None:

@@ -1,7 +1,7 @@
 """Whether the gateway lives and can be used, as who watches over it is told."""
 
 import memory_disk
-from stenolog.gateway.health import VERSION
+from stenolog.gateway.openapi import VERSION
 from unit.gateway.test_sessions import KEY, serving
 
 
@@ -20,7 +20,7 @@ def test_a_write_that_a_client_got_wrong_leaves_it_ready() -> None:
         assert api("GET", "/readyz")["status"] == "ok"
 
 
-def test_a_stand_in_is_not_ready_and_no_place_is_named() -> None:
+def test_a_fallback_is_not_ready_and_no_place_is_named() -> None:
     with memory_disk.folder() as folder, serving(folder, store="legacy") as api:
         code, words = api.error("GET", "/readyz", status=503)
         assert code == "not_ready"

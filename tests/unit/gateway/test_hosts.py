@@ -15,6 +15,7 @@ from stenolog.gateway.hosts import (
     is_ours,
     is_same_origin,
     known,
+    login_host,
 )
 
 KNOWN = known(
@@ -228,3 +229,31 @@ def test_no_page_may_ask_that_was_not_named(scheme: str, name: str, port: str) -
     assert is_further_origin(origin, known(bound="127.0.0.1", origins=(origin.decode(),)))
     assert is_same_origin(origin, f"{name}{port}".encode())
     assert not is_same_origin(origin, f"x.{name}{port}".encode())
+
+
+@pytest.mark.parametrize(
+    ("bound", "hosts", "cookies"),
+    [
+        ("127.0.0.1", (), {"own.localhost"}),
+        ("localhost", (), {"own.localhost"}),
+        ("::1", (), {"own.localhost"}),
+        ("127.0.0.1", ("Localhost",), {"own.localhost", "localhost"}),
+        ("127.0.0.5", (), {"own.localhost", "127.0.0.5"}),
+        (
+            "192.168.1.5",
+            ("steno.example.org",),
+            {"own.localhost", "192.168.1.5", "steno.example.org"},
+        ),
+    ],
+)
+def test_cookies_are_for_hosts_that_are_only_ours_or_that_the_settings_list(
+    bound: str, hosts: tuple[str, ...], cookies: set[str]
+) -> None:
+    assert known(bound=bound, hosts=hosts, own="own.localhost").cookie_hosts == cookies
+
+
+def test_a_login_link_has_the_own_name_unless_the_settings_list_a_loopback_name() -> None:
+    assert login_host("127.0.0.1", (), "own.localhost") == "own.localhost"
+    assert login_host("::1", ("steno.example.org",), "own.localhost") == "own.localhost"
+    assert login_host("::1", ("steno.example.org", "localhost"), "own.localhost") == "localhost"
+    assert login_host("127.0.0.5", (), "own.localhost") == "127.0.0.5"

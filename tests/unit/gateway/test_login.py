@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from stenolog.gateway.login import Cookies, Links, Proofs, Proven, login_routes
+from stenolog.gateway.hosts import known
+from stenolog.gateway.login import Cookies, LoginLinks, Proofs, Proven, login_routes
 from stenolog.gateway.token import Token
 
 TOKEN = Token(b"x" * 43)
-DAYS_30 = 30 * 86_400
+DAYS_7 = 7 * 86_400
+OWN = TOKEN.host_name()
 
 
 class Clock:
@@ -37,7 +39,9 @@ def clock() -> Clock:
 @pytest.fixture
 def ask(clock: Clock) -> Callable[..., httpx2.Response]:
     """Ask the login as a caller that the gate has let through."""
-    app = Starlette(routes=login_routes(Links(clock), Cookies(TOKEN, clock)))
+    names = known(bound="127.0.0.1", hosts=("steno",), own=OWN)
+    links, cookies = LoginLinks(TOKEN, now=clock), Cookies(TOKEN, clock)
+    app = Starlette(routes=login_routes(links, cookies, names, OWN))
 
     def ask(
         method: str,
@@ -73,7 +77,7 @@ def test_a_link_becomes_a_cookie_and_leads_home(ask: Ask, clock: Clock) -> None:
     given = ask("POST", "/v1/login-links", caller="bearer")
     assert given.status_code == 200
     assert given.json()["expires_in"] == 60
-    assert re.fullmatch(r"/login\?code=[\w-]{43}", given.json()["url"])
+    assert re.fullmatch(r"/login\?code=[0-9]+-[0-9a-f]{32}-[0-9a-f]{64}", given.json()["url"])
     taken = ask("GET", given.json()["url"])
     assert (taken.status_code, taken.headers["location"]) == (303, "/")
     value, *attributes = taken.headers["set-cookie"].split("; ")
@@ -82,7 +86,7 @@ def test_a_link_becomes_a_cookie_and_leads_home(ask: Ask, clock: Clock) -> None:
         "httponly",
         "samesite=strict",
         "path=/",
-        f"max-age={DAYS_30}",
+        f"max-age={DAYS_7}",
     }
     assert Cookies(TOKEN, clock).is_good(value.removeprefix("steno="))
 
@@ -220,16 +224,24 @@ def test_looking_at_a_link_does_not_use_it(ask: Ask, method: str) -> None:
     assert ask("GET", link).status_code == 303
 
 
-def test_no_more_than_100_links_are_kept_and_the_newest_count(clock: Clock) -> None:
-    links = Links(clock)
-    codes = [links.give() for _ in range(150)]
-    assert [links.use(code) for code in codes] == [False] * 50 + [True] * 100
+def test_a_code_is_good_at_every_gateway_that_has_the_token(clock: Clock) -> None:
+    code = LoginLinks(TOKEN, now=clock).make_code()
+    assert not LoginLinks(Token(b"y" * 43), now=clock).use(code)
+    assert LoginLinks(TOKEN, now=clock).use(code)
 
 
-def test_a_cookie_is_good_for_30_days(clock: Clock) -> None:
+@given(st.integers(0, 101), st.sampled_from("0123456789abcdef-"))
+def test_a_changed_code_is_refused(at: int, other: str) -> None:
+    links = LoginLinks(TOKEN, now=Clock())
+    code = links.make_code()
+    changed = code[:at] + other + code[at + 1 :]
+    assert links.use(changed) == (changed == code)
+
+
+def test_a_cookie_is_good_for_7_days(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
     value = cookies.make()
-    clock.now += DAYS_30 - 1
+    clock.now += DAYS_7 - 1
     assert cookies.is_good(value)
     clock.now += 1
     assert not cookies.is_good(value)
@@ -258,3 +270,44 @@ def test_no_other_value_is_good(other: str, cut: int) -> None:
     assert not cookies.is_good(other)
     changed = value[:cut] + other + value[cut + 1 :]
     assert cookies.is_good(changed) == (changed == value)
+
+
+def test_the_own_host_depends_on_the_token_and_does_not_tell_it() -> None:
+    assert re.fullmatch(r"steno-[0-9a-f]{16}\.localhost", OWN)
+    assert Token(b"y" * 43).host_name() != OWN
+    assert TOKEN.host_name() == OWN
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.0.0.1:8787"])
+def test_no_cookie_is_set_at_an_address_that_other_programs_use(ask: Ask, host: str) -> None:
+    link = _new_link(ask)
+    refused = ask("GET", link, host=host)
+    assert (refused.status_code, "set-cookie" in refused.headers) == (421, False)
+    # Nobody without the token learns the name, and the link is not used up.
+    assert OWN not in refused.text + str(refused.headers)
+    assert "steno open" in refused.text
+    taken = ask("GET", link, host=f"{OWN}:8787")
+    assert taken.status_code == 303
+    # Bound to this host alone.
+    assert "domain" not in taken.headers["set-cookie"].lower()
+
+
+def test_who_has_the_token_is_told_the_name(ask: Ask) -> None:
+    assert ask("POST", "/v1/login-links", caller="bearer").json()["host"] == OWN
+
+
+def test_a_logged_out_cookie_is_refused(ask: Ask, clock: Clock) -> None:
+    cookies = Cookies(TOKEN, clock)
+    value, other = cookies.make(), cookies.make()
+    cookies.end(value)
+    cookies.end("1.0.0")
+    assert not cookies.is_good(value)
+    assert cookies.is_good(other)
+    # What has expired need not be remembered.
+    clock.now += DAYS_7
+    cookies.end(cookies.make())
+    assert len(cookies._ended) == 1
+    ended = ask("POST", "/logout", caller="cookie", cookie=f"steno={other}")
+    assert ended.json() == {"logged_out": True}
+    assert 'steno=""' in ended.headers["set-cookie"]
+    assert "Max-Age=0" in ended.headers["set-cookie"]

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 
-from stenolog.gateway.app import ENDPOINTS
-from stenolog.gateway.health import HEALTH
+from stenolog.gateway.app import ENDPOINTS, HEALTH
 from stenolog.gateway.openapi import Endpoint, document, routes, with_document
 from stenolog.gateway.requests import RawPaths
 from stenolog.gateway.sessions import SESSIONS

@@ -20,9 +20,9 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.errors import ModelRefused, ModelUnavailable
+from stenolog.gateway.app import HEALTH
 from stenolog.gateway.failures import HANDLERS
-from stenolog.gateway.health import HEALTH, VERSION
-from stenolog.gateway.openapi import routes, with_document
+from stenolog.gateway.openapi import VERSION, routes, with_document
 from stenolog.gateway.requests import RawPaths
 from stenolog.gateway.sessions import SESSIONS
 from stenolog.gateway.state import Gateway
@@ -247,7 +247,7 @@ def test_the_list_has_all_fields_and_filters(api: Api) -> None:
     [entry] = api("GET", "/v1/sessions", params={"channel": "cli"})["entries"]
     assert set(entry) == {
         *("key", "uid", "title", "prompt", "state", "visible", "count", "tokens", "created"),
-        *("updated", "tags", "agent", "channel", "lost", "damaged", "problem"),
+        *("updated", "tags", "agent", "channel", "lost", "damaged", "problem", "sender"),
     }
     assert (entry["title"], entry["state"], entry["count"]) == ("Where is the key?", "idle", 2)
 
@@ -393,7 +393,8 @@ def test_parts_are_kept_as_they_were_said(api: Api) -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": "x", "number": int("9" * 30)}]
     api("POST", "/messages", key=KEY, json={"content": parts})
     [first, _] = api("GET", "/messages", key=KEY)["messages"]
-    assert first["message"] == {"role": "user", "content": parts}
+    mark: dict[str, object] = {"received": {}}
+    assert first["message"] == {"role": "user", "content": parts, "stenolog": mark}
 
 
 def test_a_command_is_carried_out_and_names_the_session_to_go_on_in(api: Api) -> None:
@@ -666,20 +667,19 @@ def test_an_agent_that_is_not_there_is_not_found(api: Api) -> None:
     assert "'other'" in api.error("GET", "/v1/sessions?agent=other", status=404)[1]
 
 
-def test_a_stand_in_answers_messages_and_says_that_the_rest_is_off() -> None:
+def test_a_session_manager_serves_what_it_can_and_names_what_it_cannot() -> None:
     with memory_disk.folder() as folder, serving(folder, store="legacy") as api:
         assert api("POST", "/messages", key=KEY, json={"content": "Hi"})["outcome"] == "answered"
+        assert len(api("GET", "/messages", key=KEY)["messages"]) == 2
+        assert api("PATCH", "", key=KEY, json={"title": "x"})["title"] == "x"
+        assert api("GET", "", key=KEY)["title"] == "x"
+        assert [one["key"] for one in api("GET", "/v1/sessions")["entries"]] == [KEY]
+        assert len(api("GET", "/v1/search?q=Hi")["hits"]) == 1
         for method, path, body in (
-            ("GET", "", None),
-            ("GET", "/messages", None),
-            ("PATCH", "", {"title": "x"}),
             ("DELETE", "", None),
             ("POST", "/undo", None),
             ("POST", "/fork", {"new_key": "other"}),
             ("POST", "/restore", {}),
         ):
-            code, words = api.error(method, path, key=KEY, json=body, status=503)
-            assert code == "store_unavailable"
-            assert "stand-in" in words
-        for path in ("/v1/sessions", "/v1/stats", "/v1/search?q=x"):
-            assert "stand-in" in api.error("GET", path, status=503)[1]
+            words = api.error(method, path, key=KEY, json=body, status=400)[1]
+            assert "SessionManager keeps sessions as plain JSON files" in words

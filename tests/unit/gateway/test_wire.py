@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stenolog.gateway.wire import Patience, Room, Server, config
 
-SHORT = 0.05
+SHORT = 0.2
 LONG = 60.0
 PATIENT = Patience(head=LONG, rest=LONG, unread=LONG)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stenolog.catalog.answers import received
 from stenolog.stores.base import Store
 
 TEXT = Path(__file__).parent / "recall_set.txt"
@@ -54,7 +55,10 @@ def talks() -> list[Talk]:
 def tell_all(store: Store, said: Sequence[Talk]) -> None:
     """Put all of it into a store."""
     for talk in said:
-        messages = [{"role": role, "content": text} for role, text in talk.said]
+        plain = [{"role": role, "content": text} for role, text in talk.said]
+        messages = [
+            received(body, sender=OWNER) if body["role"] == "user" else body for body in plain
+        ]
         store.add_messages(talk.key, messages, at=[talk.at] * len(messages))
 
 

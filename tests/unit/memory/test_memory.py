@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from stenolog.catalog.answers import received
 from stenolog.context.context import Context
 from stenolog.errors import NoSuchNote, StoreClosed, UsageError
 from stenolog.memory.blocks import strip_blocks
 from stenolog.memory.consolidation import Consolidated
 from stenolog.memory.memory import Memory, open_memory
+from stenolog.memory.notes import Draft
 from stenolog.memory.scopes import Scope
 from stenolog.providers.scripted import Scripted
-from stenolog.sessions import alias_marks
+from stenolog.sessions.aliases import change_alias_mark
 from stenolog.sessions.opening import open_sessions
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
@@ -111,29 +113,63 @@ def test_users_whose_keys_have_three_parts_do_not_share_a_memory(
     assert memory.notes.scopes() == [Scope(who=alice)]
 
 
-def test_the_threads_of_a_sender_share_a_memory_where_that_is_asked_for(
+def test_sessions_of_one_verified_sender_share_a_memory_where_that_is_asked_for(
     where: str, sessions: Store
 ) -> None:
-    talk(sessions, "slack:T1:ann", "My bicycle is red")
-    talk(sessions, "slack:T2:ann", "My boat is blue")
-    talk(sessions, "slack:T2:bob", "My car is green")
-    with open_memory(where, threads=True, ask=Scripted([clerk] * 3), sessions=sessions) as memory:
-        before = memory.recall("bicycle boat car", key="slack:T1:ann")
+    for key, sender, text in (
+        ("slack:T1:ann", "slack:ann", "My bicycle is red"),
+        ("any key", "slack:ann", "My boat is blue"),
+        ("slack:T2:bob", "slack:bob", "My car is green"),
+        ("slack:T3:ann", "", "My plane is white"),
+    ):
+        body = received({"role": "user", "content": text}, sender=sender)
+        sessions.add_full_message(key, body)
+        sessions.add_message(key, "assistant", "Noted.")
+    with open_memory(where, threads=True, ask=Scripted([clerk] * 4), sessions=sessions) as memory:
+        question = "bicycle boat car plane"
+        before = memory.recall(question, key="slack:T1:ann")
         for key in sessions.list_sessions():
             memory.consolidate(key)
-        after = memory.recall("bicycle boat car", key="slack:T2:ann")
+        after = memory.recall(question, key="any key")
+        unknown = memory.recall(question, key="slack:T3:ann")
 
-        assert memory.scope(key="slack:T1:ann") == memory.scope(key="slack:ann")
+        assert memory.scope(key="slack:T1:ann") == memory.scope(key="any key")
+        assert memory.scope(key="slack:T1:ann") == Scope(who="slack:ann", of="sender")
+        assert memory.scope(key="slack:ann") == Scope(who="slack:ann")
+        assert memory.recall(question, key="slack:ann").block == ""
     assert [found.text for found in before.found if found.role == "user"] == ["My boat is blue"]
     assert {found.text for found in after.found if found.kind == "core"} == {
         *("My bicycle is red", "My boat is blue"),
     }
+    assert {found.text for found in unknown.found if found.kind == "core"} == {"My plane is white"}
+
+
+def test_notes_that_older_versions_made_in_a_mixed_scope_are_recalled_by_no_session(
+    sessions: Store, memory: Memory
+) -> None:
+    mixed = Scope(who="app:1")
+    theirs = [
+        Draft(kind="core", text=f"{name} likes zanzibar.", session=f"app:{name}:1", uid=f"u{name}")
+        for name in ("alice", "bob")
+    ]
+    own = Draft(kind="core", text="Knows zanzibar.", session="app:1", uid="u")
+    for draft in (own, *theirs):
+        memory.notes.add(mixed, [draft])
+    for key in ("app:1", "app:alice:1", "app:bob:1"):
+        talk(sessions, key, "Hello")
+        assert "zanzibar" not in memory.recall("zanzibar", key=key).block
+    assert memory.notes.list(mixed) == []
+    assert [note.mixed for note in memory.notes.list(mixed, full=True)] == [True] * 3
+
+    memory.remember("Takes the ferry to zanzibar.", key="app:1")
+    found = memory.recall("zanzibar", key="app:1")
+    assert [one.text for one in found.found] == ["Takes the ferry to zanzibar."]
 
 
 def test_an_alias_has_the_memory_of_its_session(sessions: Store, memory: Memory) -> None:
     talk(sessions, ANN, "My bicycle is red")
     sessions.set_meta(ANN, aliases=["telegram_ann"])
-    alias_marks.change(sessions)
+    change_alias_mark(sessions)
 
     assert memory.consolidate("telegram_ann").turns == 1
     note = memory.remember("Has a dog.", key="telegram_ann")

@@ -67,7 +67,7 @@ def test_a_note_comes_back_as_it_was_given(notes: Notes) -> None:
         text="Eats no meat.\nSince May. \ud800",
         about="diet",
         quote="I'm a vegetarian",
-        session="telegram:9:1",
+        session="telegram:1",
         uid="u1",
         seqs=(3, 5),
         confidence=0.25,

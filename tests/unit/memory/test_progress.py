@@ -29,14 +29,14 @@ def test_at_first_it_stands_at_the_beginning(store: Store) -> None:
 def test_it_moves_forwards_only(store: Store) -> None:
     progress = Progress(store, agent="main")
 
-    progress.move("u1", 7, session="telegram:1")
-    progress.move("u1", 4, session="telegram:1")
+    progress.move("u1", 7)
+    progress.move("u1", 4)
 
     assert progress.read("u1") == Mark(seq=7)
 
 
 def test_each_life_and_each_agent_has_its_own(store: Store) -> None:
-    Progress(store, agent="main").move("u1", 7, session="telegram:1")
+    Progress(store, agent="main").move("u1", 7)
 
     assert Progress(store, agent="main").read("u2").seq == 0
     assert Progress(store, agent="other").read("u1").seq == 0
@@ -45,11 +45,11 @@ def test_each_life_and_each_agent_has_its_own(store: Store) -> None:
 def test_what_was_tried_in_vain_is_known_until_the_mark_moves(store: Store) -> None:
     progress = Progress(store, agent="main")
 
-    progress.move("u1", 2, session="telegram:1")
-    progress.failed("u1", attempts=3, retry_at=LATER, session="telegram:1")
+    progress.move("u1", 2)
+    progress.failed("u1", attempts=3, retry_at=LATER)
 
     assert progress.read("u1") == Mark(seq=2, attempts=3, retry_at=LATER)
-    progress.move("u1", 4, session="telegram:1")
+    progress.move("u1", 4)
     assert progress.read("u1") == Mark(seq=4)
 
 
@@ -58,7 +58,7 @@ def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
     ann = Scope(who="telegram:1")
     notes.add(ann, [Draft(kind="core", text="Has a dog.")])
 
-    Progress(store, agent="main").move("u1", 7, session="telegram:1")
+    Progress(store, agent="main").move("u1", 7)
 
     assert notes.scopes() == [ann]
     assert notes.scopes(agent="main") == [ann]
@@ -66,7 +66,17 @@ def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
 
 def test_it_survives_a_restart(tmp_path: Path) -> None:
     with open_store(tmp_path, namespace="notes") as store:
-        Progress(store, agent="a:b%").move("u1", 7, session="telegram:1")
+        Progress(store, agent="a:b%").move("u1", 7)
 
     with open_store(tmp_path, namespace="notes") as store:
         assert Progress(store, agent="a:b%").read("u1").seq == 7
+
+
+def test_a_mark_does_not_name_the_session(store: Store) -> None:
+    store.set_meta(":mark:main:u1", session="telegram:1", seq=2)
+    progress = Progress(store, agent="main")
+
+    progress.failed("u2", attempts=1, retry_at=LATER)
+    progress.move("u1", 7)
+
+    assert [store.info(key).meta.get("session") for key in store.list_sessions()] == [None, None]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.quotes import content_words, follows, said, words
+from stenolog.memory.quotes import content_words, follows, said, shares_enough, words
 
 TOLD = "Well, I can’t eat   NUTS — my sister Zoë lives in Oslo, by the way. Not I! She\nsails."
 
@@ -87,7 +87,8 @@ def test_scripts_without_spaces_are_read_sign_by_sign(text: str) -> None:
 
 @given(st.text(), st.data())
 def test_a_run_of_words_of_a_text_was_said_in_it(text: str, data: st.DataObject) -> None:
-    spoken = words(re.split(r"[.?!\n]", text)[0])
+    # A quote over the end of a sentence must have that end, too.
+    spoken = words(re.split("[.?!\n…？！。؟।]", text)[0])  # noqa: RUF001
     first = data.draw(st.integers(0, len(spoken)))
     run = spoken[first : data.draw(st.integers(first, len(spoken)))]
     if len(run) > 1:
@@ -143,3 +144,20 @@ def test_what_turns_a_fact_round_counts_as_a_word() -> None:
     assert content_words("The user does eat meat") != content_words("The user does not eat meat")
     assert content_words("Is a vegetarian") != content_words("Was a vegetarian")
     assert content_words("Tea over coffee") != content_words("coffee over tea")
+
+
+@given(
+    st.lists(st.text("abs", min_size=1, max_size=6), max_size=4),
+    st.lists(st.text("abs", min_size=1, max_size=6), max_size=4),
+)
+def test_a_fact_follows_from_a_quote_with_a_form_of_one_of_its_words(
+    fact: list[str], quote: list[str]
+) -> None:
+    def is_form(one: str, other: str) -> bool:
+        common = min(len(one), len(other), 4)
+        return one == other or (common >= 3 and one[:common] == other[:common])
+
+    told, heard = ([word for word in words if word not in {"a", "as"}] for words in (fact, quote))
+    matched = [word for word in set(told) if any(is_form(word, other) for other in heard)]
+    assert follows(" ".join(fact), " ".join(quote)) == bool(matched)
+    assert shares_enough(" ".join(fact), quote) == (len(matched) * 4 >= len(set(told)))

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.asking import understood
-from stenolog.memory.ranking import Candidate, Commonness, Kind, rank
+from stenolog.memory.ranking import Candidate, Commonness, Kind, rank, understood
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
 

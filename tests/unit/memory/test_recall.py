@@ -9,17 +9,19 @@ import pytest
 
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
+from stenolog.catalog.answers import received
 from stenolog.errors import UsageError
 from stenolog.memory.blocks import memory_block
 from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.recall import Recalled, recall
 from stenolog.memory.scopes import Scope, scope_of
+from stenolog.sessions.keys import person_in
 from stenolog.stores.base import Store
 from stenolog.tokens import estimate
 from unit.memory.recall_set import OWNER, Place, plain_search, talks, tell_all
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
-ME = Scope(who="telegram:1")
+ME = Scope(who="telegram:1", of="sender")
 
 
 @pytest.fixture(params=["jsonl", "sqlite", "memory"])
@@ -49,6 +51,9 @@ def notes(where: str) -> Iterator[Notes]:
 
 def _say(store: Store, key: str, *texts: str, days: float = 1) -> None:
     said = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+    said = [
+        received(body, sender=person_in(key)) if body["role"] == "user" else body for body in said
+    ]
     store.add_messages(key, said, at=[NOW - timedelta(days=days)] * len(said))
 
 
@@ -131,7 +136,6 @@ def test_what_the_asking_session_sees_is_not_told_again(store: Store, catalog: C
         catalog=catalog,
         now=NOW,
         exclude_session="telegram:1",
-        threads=True,
     )
     assert set(_texts(found)) == {"The first ferry.", "Yes.", "The third ferry."}
 
@@ -154,7 +158,7 @@ def test_what_was_recalled_before_is_neither_found_nor_told(store: Store, catalo
 def test_the_same_words_are_told_once(store: Store, catalog: Catalog) -> None:
     for days in (1, 2, 3):
         _say(store, f"telegram:{days}:1", "The ferry leaves at nine.", days=days)
-    found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW, threads=True)
+    found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW)
     assert [one.at for one in found.found] == [NOW - timedelta(days=1)]
 
 
@@ -162,7 +166,7 @@ def test_a_time_narrows_what_is_found(store: Store, catalog: Catalog) -> None:
     _say(store, "telegram:1:1", "We met Anna.", days=40)
     _say(store, "telegram:2:1", "We met Bert.", days=1)
     for question, first in (("Who did we meet in May?", "We met Anna."), ("yesterday", "Bert")):
-        found = recall(question, scope=ME, notes=None, catalog=catalog, now=NOW, threads=True)
+        found = recall(question, scope=ME, notes=None, catalog=catalog, now=NOW)
         assert first in found.found[0].text
 
 
@@ -192,24 +196,24 @@ def test_three_users_in_one_store_never_see_each_other(
     store: Store, catalog: Catalog, notes: Notes
 ) -> None:
     written: dict[str, list[Note]] = {}
-    recalled = partial(recall, threads=True)
     for user, keys in USERS.items():
         for key in keys:
-            assert scope_of(key, threads=True).who == f"slack:{user}"
+            assert person_in(key) == f"slack:{user}"
             _say(store, key, *[f"secret of {user} about the ferry, in {key}"] * 150)
-        scope = scope_of(keys[0], threads=True)
+        scope = Scope(who=f"slack:{user}", of="sender")
         written[user] = notes.add(scope, [_fact(f"secret ferry note of {user}")])
     for user, keys in USERS.items():
         for question in ("secret ferry", "ann bob C1 note", "yesterday"):
             for key in keys:
-                scope = scope_of(key, threads=True)
-                found = recalled(question, scope=scope, notes=notes, catalog=catalog, now=NOW)
+                assert catalog.sender(key) == f"slack:{user}"
+                scope = Scope(who=f"slack:{user}", of="sender")
+                found = recall(question, scope=scope, notes=notes, catalog=catalog, now=NOW)
                 assert found.found
                 own = {written[user][0].id, *(f"{own}:{n}" for own in keys for n in range(1, 151))}
                 assert {one.source for one in found.found} <= own
                 assert all(f"of {user}" in one.text for one in found.found)
-    nobody = Scope(who="slack:eve")
-    assert recalled("secret", scope=nobody, notes=notes, catalog=catalog, now=NOW).block == ""
+    nobody = Scope(who="slack:eve", of="sender")
+    assert recall("secret", scope=nobody, notes=notes, catalog=catalog, now=NOW).block == ""
     apart = scope_of("slack:C1:ann")
     found = recall("secret ferry", scope=apart, notes=notes, catalog=catalog, now=NOW)
     assert {one.source.rpartition(":")[0] for one in found.found} == {"slack:C1:ann"}
@@ -218,11 +222,11 @@ def test_three_users_in_one_store_never_see_each_other(
 def test_two_agents_of_one_user_have_notes_of_their_own(
     store: Store, catalog: Catalog, notes: Notes
 ) -> None:
-    coder = Scope(agent="coder", who=ME.who)
+    coder = Scope(agent="coder", who=ME.who, of="sender")
     notes.add(coder, [_fact("Knows the ferry.")])
     _say(store, "telegram:t:1", "Said to coder: ferry.")
     store.set_meta("telegram:t:1", agent="coder")
-    asked = partial(recall, "ferry", notes=notes, catalog=catalog, now=NOW, threads=True)
+    asked = partial(recall, "ferry", notes=notes, catalog=catalog, now=NOW)
     assert asked(scope=ME).block == ""
     assert len(asked(scope=coder).found) == 2
 
@@ -246,11 +250,10 @@ def test_recall_finds_more_of_the_answers_than_plain_search(store: Store, catalo
             _place(found.source)
             for found in recall(
                 one.text,
-                scope=Scope(who=OWNER),
+                scope=Scope(who=OWNER, of="sender"),
                 notes=None,
                 catalog=catalog,
                 now=NOW,
-                threads=True,
             ).found[:5]
         }
         for one in asked

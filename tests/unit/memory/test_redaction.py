@@ -51,9 +51,39 @@ _KEYS = {
     "npm": "np" + "m_" + _random(36),
     "pypi": "py" + "pi-" + _random(60),
     "digital ocean": "dop" + "_v1_" + _random(64, "abcdef0123456789"),
+    "gitlab runner": "gl" + "rt-" + _random(20),
+    "gitlab deploy": "gl" + "dt-" + _random(20),
+    "shopify": "shp" + "at_" + _random(32, "abcdef0123456789"),
+    "databricks": "da" + "pi" + _random(32, "abcdef0123456789"),
+    "vault": "hv" + "s." + _random(24),
+    "atlassian": "ATATT" + "3x" + _random(60) + "=1A2B3C4D",
+    "postman": "PM"
+    + "AK-"
+    + _random(24, "abcdef0123456789")
+    + "-"
+    + _random(34, "abcdef0123456789"),
+    "notion": "nt" + "n_" + _random(46),
+    "linear": "lin" + "_api_" + _random(40),
+    "supabase": "sb" + "p_" + _random(40, "abcdef0123456789"),
+    "doppler": "dp" + ".pt." + _random(43),
+    "perplexity": "pp" + "lx-" + _random(48),
+    "replicate": "r8" + "_" + _random(37),
+    "docker": "dckr" + "_pat_" + _random(27),
+    "rubygems": "ruby" + "gems_" + _random(48, "abcdef0123456789"),
+    "sentry": "snt" + "rys_" + _random(80),
+    "new relic": "NR" + "AK-" + _random(27, string.ascii_uppercase + "234567"),
+    "discord bot": "MT" + _random(24) + "." + "Gx3" + _random(3) + "." + _random(38),
+    "our cookie": "sten" + "o=1797000000." + _random(64, "abcdef0123456789"),
     "telegram": "123456789:" + _random(35),
     "jwt": "ey" + "J" + _random(30) + "." + "ey" + "J" + _random(40) + "." + _random(43),
 }
+_LINKS = {
+    "discord hook": "discord.com/api/web" + "hooks/123456789012345678/" + _random(68),
+    "teams hook": "x.webhook.office.com/web" + "hookb2/" + _random(36) + "@" + _random(36),
+    "azure": "h.example/a?sv=1&si" + "g=" + _random(40) + "%3D",
+    "our login": "http://127.0.0.1:8787/log" + "in?code=" + _random(43),
+}
+"""Addresses whose last part is secret."""
 _PEM = f"-----BEGIN RSA PRIV{''}ATE KEY-----\nMIIEow+/{_random(60)}\n-----END RSA PRIVATE KEY-----"
 _CARDS = ["4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005", "3782 822463 10005"]
 _CARDS += ["4111.1111.1111.1111", "4111\u00a01111\u00a01111\u00a01111", "4111  1111  1111  1111"]
@@ -73,6 +103,16 @@ def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
     assert "[redacted: " in found.text
 
 
+@pytest.mark.parametrize("name", _LINKS)
+@pytest.mark.parametrize("around", ["{}", "open {} please", '"{}"', "({})."])
+def test_the_secret_part_of_a_link_is_taken_out(name: str, around: str) -> None:
+    link = _LINKS[name]
+    found = redact(around.format(link))
+    assert found.count == 1
+    assert link[-12:] not in found.text
+    assert found.text.startswith(around.format(link)[:12])
+
+
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
@@ -83,7 +123,21 @@ def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
         ("Authorization: Basic Ym9iOmh1bnRlcjI=", "Authorization: Basic [redacted: password]"),
         ("postgres://bob:hunter2@db/x", "postgres://bob:[redacted: password]@db/x"),
         ("my password is hunter2", "my password is [redacted: password]"),
-        ("My password is swordfish.", "My password is [redacted: password]"),
+        ("My password is swordfish.", "My password is [redacted: password]."),
+        (
+            "my password is hunter2, my pin is 4821.",
+            "my password is [redacted: password], my pin is [redacted: pin].",
+        ),
+        ("(password: hunter2) ok", "(password: [redacted: password]) ok"),
+        ("password: hunter2!", "password: [redacted: password]"),
+        ("mysql -u root -ptulip99 db", "mysql -u root -p[redacted: password] db"),
+        ("mysqldump -p'a b' db", "mysqldump -p'[redacted: password]' db"),
+        ("FERNET_KEY=" + "aB3d" * 10 + "aB=", "FERNET_KEY=[redacted: secret]"),
+        ("secret_key_base: " + "0a1b" * 8, "secret_key_base: [redacted: secret]"),
+        (
+            f"Private-Lines: 2\n{'aB3/' * 16}\n{'xY+=' * 4}\nPrivate-MAC: 00",
+            "Private-Lines: 2\n[redacted: private key]Private-MAC: 00",
+        ),
         ("my password is swordfish and I", "my password is [redacted: password] and I"),
         ("password is now 'open sesame'", "password is now '[redacted: password]'"),
         (
@@ -195,6 +249,14 @@ def test_every_secret_is_taken_out_where_it_stands() -> None:
         "Alice eats no meat, was born on 1990-04-12 and lives at 221B Baker Street.",
         "GB82 WEST 1234 5698 7654 32",
         "AKIA is a prefix, ghp_ too, and xoxb- as well",
+        "the glrt-based-detection-of-targets-in-noise, gldt-tables-of-all-countries-2026",
+        "hvs.compute_the_histogram_of_all_values(x), dp.pt.x, pplx-70b-online, pplx-7b-chat-alpha",
+        "r8_ and ntn_ and sbp_ are prefixes; rubygems_version, lin_api_client_for_python_projects",
+        "https://discord.com/api/webhooks/ and https://h/login?code= and ?sig=short",
+        "mysql -p, mysql -p db, mysql -pPASSWORD db, mysql -p$PW db, mysql --port 3306 -P3306",
+        "Mathematical_Optimization.module.a_very_long_attribute_name_of_it",
+        "the dapivirine ring; steno=1; stenography=2.5; secret_key_base: <see the vault>",
+        "the master key: a story; a jwt key is needed; fernet key: see below",
         "-----BEGIN PUBLIC KEY-----\nMIIBIjANBg\n-----END PUBLIC KEY-----",
         "",
     ],
@@ -622,6 +684,19 @@ def test_data_and_the_json_of_it_have_the_same_secrets(
         "<a>b</",
         "accountkey=",
         "key=a ",
+        "glrt-",
+        "hvs.",
+        "dp.pt.",
+        "M" + "a" * 24 + ".aaaaaa.",
+        "Ma",
+        "mysql ",
+        "mysql -p",
+        "Private-Lines: 1\n",
+        "Private-Lines: 1\na\n",
+        "?sig=",
+        "steno=1.",
+        "/login?code=",
+        "webhook.office.com/webhookb2/",
     ],
 )
 def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None:

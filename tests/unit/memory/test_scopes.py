@@ -5,13 +5,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.errors import InvalidKey
-from stenolog.memory.scopes import Scope, agent_prefix, scope_of, scope_of_key
-from stenolog.sessions.keys import Parts, join
+from stenolog.memory.scopes import (
+    Of,
+    Scope,
+    scope_named,
+    scope_of,
+    scope_of_key,
+    scope_prefix,
+)
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40) | st.text(
     "a:%325A", min_size=1, max_size=8
 )
-scopes = st.builds(Scope, agent=names, who=names)
+scopes = st.builds(Scope, agent=names, who=names, of=st.sampled_from(["session", "sender"]))
 
 
 @given(scopes, scopes)
@@ -24,12 +30,14 @@ def test_no_two_scopes_have_the_same_key(one: Scope, other: Scope) -> None:
 @given(scopes)
 def test_a_key_tells_its_scope(scope: Scope) -> None:
     assert scope_of_key(scope.key) == scope
-    assert scope.key.startswith(agent_prefix(scope.agent))
+    assert scope.key.startswith(scope_prefix(scope.agent, scope.of))
 
 
 @given(names, scopes)
 def test_the_keys_of_an_agent_begin_as_those_of_no_other(agent: str, scope: Scope) -> None:
-    assert scope.key.startswith(agent_prefix(agent)) == (scope.agent == agent)
+    assert scope.key.startswith(scope_prefix(agent, scope.of)) == (scope.agent == agent)
+    other: Of = "session" if scope.of == "sender" else "sender"
+    assert not scope.key.startswith(scope_prefix(agent, other))
 
 
 def test_a_key_is_pleasant_to_read() -> None:
@@ -42,36 +50,30 @@ def test_a_key_of_no_scope_is_refused(key: str) -> None:
         scope_of_key(key)
 
 
-@pytest.mark.parametrize(
-    ("key", "who"),
-    [
-        ("telegram:123", "telegram:123"),
-        ("slack:C42", "slack:C42"),
-        ("slack:T9:U7", "slack:U7"),
-        ("slack:T%3A9:U%25", "slack:U%25"),
-        ("cli:default", "cli:default"),
-        ("no parts", "no parts"),
-        ("a:b:c:d", "a:b:c:d"),
-        ("a%:b:c", "a%:b:c"),
-    ],
-)
-def test_joined_threads_belong_to_their_sender(key: str, who: str) -> None:
-    assert scope_of(key, threads=True) == Scope(agent="main", who=who)
-    assert scope_of(key, agent="other", threads=True) == Scope(agent="other", who=who)
-
-
 @given(names, names)
 @example("app:alice:1", "app:bob:1")
-def test_unless_threads_are_joined_no_two_sessions_share_a_scope(one: str, other: str) -> None:
+def test_no_two_sessions_share_a_scope(one: str, other: str) -> None:
     assert (scope_of(one) == scope_of(other)) == (one == other)
     assert scope_of(one).who == one
 
 
-@given(names, names, names, names)
-def test_two_senders_never_share_a_scope(channel: str, thread: str, a: str, b: str) -> None:
-    in_thread = scope_of(join(Parts(channel, a, thread)), threads=True)
-    assert in_thread == scope_of(join(Parts(channel, a)), threads=True)
-    assert (in_thread == scope_of(join(Parts(channel, b)), threads=True)) == (a == b)
+@given(names)
+@example("telegram:123")
+def test_scope_of_a_sender_is_never_that_of_a_session(name: str) -> None:
+    session, sender = Scope(who=name), Scope(who=name, of="sender")
+    assert session.key != sender.key
+    assert scope_of_key(session.key) == session
+    assert scope_of_key(sender.key) == sender
+
+
+@given(scopes)
+@example(Scope(who="@telegram:1"))
+@example(Scope(who="@@telegram:1"))
+@example(Scope(who="telegram:1", of="sender"))
+def test_name_tells_its_scope(scope: Scope) -> None:
+    if scope.of == "sender" and scope.who.startswith("@"):
+        return  # no sender begins so: `check_sender` refuses it
+    assert scope_named(scope.name, agent=scope.agent) == scope
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.asking import understood
 from stenolog.memory.blocks import CLOSING, HEADING, OPENING
-from stenolog.memory.ranking import Candidate, Kind, Ranked
+from stenolog.memory.ranking import Candidate, Kind, Ranked, understood
 from stenolog.memory.telling import WIDTH, Recalled, shortened, tell
 from stenolog.tokens import estimate
 

@@ -202,9 +202,9 @@ def test_the_users_words_are_only_the_users() -> None:
 
     assert turn.spoken == ["look at this\n[image]", "and this"]
     text = shown(turn, number=1, budget=1_000)
-    assert "I am the tool" in text
+    assert "I am the tool" not in text
     assert "I am the system" not in text
-    assert "call:\n    look" in text
+    assert "call" not in text
 
 
 def test_recalled_memory_is_not_shown_and_not_quotable() -> None:
@@ -222,7 +222,7 @@ def test_secrets_are_gone_also_where_a_text_is_cut() -> None:
 
     turn = _turn(_user(f"my key is {secret}"), _call("1", f'{{"key": "{secret}"}}'), *texts)
 
-    assert turn.redacted == 3
+    assert turn.redacted == 2  # calls are left out
     told = shown(turn, number=1, budget=10_000)
     assert secret[:16] not in told
     assert secret[-16:] not in told

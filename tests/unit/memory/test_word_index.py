@@ -1,13 +1,15 @@
 """Which notes share words with a question, and how much these words tell."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
 
-from stenolog.memory import word_index
+from stenolog.memory import kept_notes
+from stenolog.memory.kept_notes import WordIndex
 from stenolog.memory.note_records import Note
 from stenolog.memory.scopes import Scope
-from stenolog.memory.word_index import WordIndex
+from striking import Striking
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -50,10 +52,27 @@ def test_notes_that_came_later_are_known_too_and_none_counts_twice() -> None:
     }
 
 
+def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
+    notes = _notes("ferry zanzibar", "ferry again", "zanzibar")
+    wanted = ["ferri", "zanzibar", "again"]
+    expected = WordIndex().shared(wanted, notes)
+    number, where = 1, "first"
+    while where:
+        index = WordIndex()
+        strike = Striking(number, [kept_notes])
+        strike.armed.set()
+        with suppress(KeyboardInterrupt), strike.watching():
+            index.shared(wanted, notes)
+        where = strike.where
+        assert index.shared(wanted, notes) == expected, where
+        number += 1
+    assert number > 10
+
+
 def test_of_a_word_that_stands_everywhere_the_last_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(word_index, "MOST_EACH", 3)
+    monkeypatch.setattr(kept_notes, "MOST_EACH", 3)
     index = WordIndex()
     for number in range(9):
         index.shared([], _notes(f"ferry {number}"))

@@ -49,6 +49,11 @@ def test_an_answer_that_was_cut_off_says_nothing_that_was_not_said(
     assert found is None or _is_part_of(found, given_object)
 
 
+@pytest.mark.parametrize("number", ["-", "-1", "1.", "1.5", "1e", "1e+", "1e+1"])
+def test_an_unfinished_number_is_left_out(number: str) -> None:
+    assert read_object('{"a": {"b": 1}, "c": [2, ' + number) == {"a": {"b": 1}, "c": [2]}
+
+
 def _is_part_of(found: Any, whole: Any) -> bool:
     """Whether it is the same, but for what was left out at the end."""
     if isinstance(found, dict) and isinstance(whole, dict):

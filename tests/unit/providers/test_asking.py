@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.providers.asking import check_ask
+from stenolog.providers.base import check_ask
 from stenolog.providers.scripted import Scripted
 
 

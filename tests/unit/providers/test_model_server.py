@@ -15,7 +15,8 @@ from stenolog.context.overflow import read_overflow
 from stenolog.errors import UsageError
 from stenolog.providers.model_server import ModelServer
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.providers.plays import Play, answer_by_rule, calls_in
+from stenolog.providers.plays import Play, answer_by_rule
+from stenolog.providers.scripted import calls_in
 from unit.providers.answering import asked_once, messages, tool
 
 

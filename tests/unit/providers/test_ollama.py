@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.providers.ollama import USUAL_CONTEXT, context_of
+from stenolog.providers.finding import USUAL_CONTEXT, context_of
 
 LLAMA = {"general.architecture": "llama", "llama.context_length": 131_072}
 

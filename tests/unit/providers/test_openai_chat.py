@@ -339,9 +339,9 @@ def test_a_request_that_is_too_long_is_known_as_such_in_every_dialect(
 
 
 def test_a_slow_first_byte_is_waited_for_and_silence_is_not(server: ModelServer) -> None:
-    server.play(Play(first_byte=0.1), Play(first_piece=0.8))
+    server.play(Play(first_byte=0.1), Play(first_piece=1.5))
     # The second clock, that of the silence between two pieces, does not run yet.
-    for timeout in (120.0, 0.5):
+    for timeout in (120.0, 1.0):
         reply, error = asked_once(model_of(server, timeout=timeout), ASKED)
         assert (reply.text, error) == (SAID, None)
     assert server.asked == 2
@@ -359,7 +359,8 @@ def test_silence_is_hardly_tried_again_as_the_prompt_would_be_read_again(
     server.play(Play(first_byte=30))
     _, error = asked_once(model_of(server, first_byte_timeout=0.1), ASKED)
     assert isinstance(error, ModelUnavailable)
-    assert server.asked == 1
+    assert "tries" not in str(error)
+    _wait_for_requests(server, 1)
 
     # The same server by a name that does not look like this machine.
     monkeypatch.setenv("NO_PROXY", "*")
@@ -371,14 +372,23 @@ def test_silence_is_hardly_tried_again_as_the_prompt_would_be_read_again(
         _, error = asked_once(model, ASKED)
         assert "silent for 0.1 s" in str(error)
         assert "after 2 tries" in str(error)
-        assert server.asked == asked + 2
+        _wait_for_requests(server, asked + 2)
+
+
+def _wait_for_requests(server: ModelServer, count: int) -> None:
+    """Wait until the server has read this many requests: a client that gives up may be faster."""
+    deadline = time.monotonic() + 60
+    while server.asked < count and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert server.asked == count
 
 
 def test_a_server_that_falls_silent_in_the_middle_is_told(server: ModelServer) -> None:
     server.play(Play(stall_after=3))
-    reply, error = asked_once(model_of(server, timeout=0.1), ASKED)
+    # Long enough for a busy machine to pass the first words on.
+    reply, error = asked_once(model_of(server, timeout=1.0), ASKED)
     assert isinstance(error, ModelUnavailable)
-    assert "silent for 0.1 s: the answer is not whole" in str(error)
+    assert "silent for 1 s: the answer is not whole" in str(error)
     assert reply.text == SAID[:24]
     assert server.asked == 1
 

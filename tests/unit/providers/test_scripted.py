@@ -130,6 +130,15 @@ def test_the_offline_model_asks_the_tool_for_the_time_if_there_is_one() -> None:
     assert answer.text == "The tool says: noon"
 
 
+def test_the_offline_model_calls_the_tools_that_it_was_offered() -> None:
+    asked = messages('call weather {"city": "Porto"} and now')
+    assert offline_script(asked) == "I was not given a tool called weather."
+    reply, _ = asked_once(offline_model(pause=0), asked, tools=[tool("weather"), tool("now")])
+    called = [(call["function"]["name"], call["function"]["arguments"]) for call in reply.calls]
+    assert called == [("weather", '{"city": "Porto"}'), ("now", "{}")]
+    assert len({call["id"] for call in reply.calls}) == 2
+
+
 def test_the_offline_model_knows_markdown_and_can_talk_for_long() -> None:
     markdown = str(offline_script(messages("Show me Markdown, please")))
     assert "```python" in markdown

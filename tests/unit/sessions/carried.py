@@ -5,11 +5,11 @@ from typing import Any
 
 from stenolog import StenologError
 from stenolog.records import timestamp
-from stenolog.sessions.digests import digest_of
+from stenolog.sessions.comparing import digest_of
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import open_store
-from stenolog.stores.whole import LifeMark, WholeStore
+from stenolog.stores.snapshots import LifeMark, WholeStore
 
 LONG = "what was said \ud800 \x00 " * 1_000
 """A summary that no engine repeats in each state."""

@@ -106,11 +106,18 @@ INSERT_ITEM: Final = (
 
 def items(place: Path, given: Sequence[Any], *, name: str = "agents.db") -> Path:
     """A file of SQLiteSession with these items, each as it is or as JSON."""
-    texts = [one if isinstance(one, str | bytes | int) else json.dumps(one) for one in given]
+    texts = [one if _fits_a_column(one) else json.dumps(one) for one in given]
     rows: list[tuple[str, Sequence[Any]]] = [
         (INSERT_ITEM, ("k", text, f"{DAY} 09:16:{n % 60:02d}")) for n, text in enumerate(texts)
     ]
     return database(place, name, AGENT_TABLES, rows)
+
+
+def _fits_a_column(value: Any) -> bool:
+    """Return whether SQLite stores the value as it is; its integers have 64 bits."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, str | bytes)
 
 
 def openai_agents(place: Path, count: int) -> Path:

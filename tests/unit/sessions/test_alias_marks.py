@@ -9,7 +9,7 @@ import pytest
 
 import needs
 from stenolog.errors import ReadOnly, StoreClosed
-from stenolog.sessions import alias_marks
+from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -38,36 +38,36 @@ def test_every_store_has_marks(opened: Opened) -> None:
 
 def test_p7_a_mark_is_another_one_for_everybody_whenever_it_is_changed(opened: Opened) -> None:
     with opened() as store, opened() as beside, opened(namespace="other") as elsewhere:
-        assert alias_marks.current(beside) == alias_marks.NONE_YET
-        alias_marks.prepare(store)
-        seen = [alias_marks.current(beside)]
-        alias_marks.prepare(beside)
-        assert alias_marks.current(store) == seen[0] != alias_marks.NONE_YET
+        assert alias_mark(beside) == NO_ALIASES
+        prepare_alias_mark(store)
+        seen = [alias_mark(beside)]
+        prepare_alias_mark(beside)
+        assert alias_mark(store) == seen[0] != NO_ALIASES
         for changing in (store, beside, store):
-            alias_marks.change(changing)
-            seen.append(alias_marks.current(beside))
+            change_alias_mark(changing)
+            seen.append(alias_mark(beside))
         assert len(set(seen)) == len(seen)
-        assert alias_marks.current(elsewhere) == alias_marks.NONE_YET
+        assert alias_mark(elsewhere) == NO_ALIASES
     with opened(read_only=True) as look:
-        assert alias_marks.current(look) == seen[-1]
+        assert alias_mark(look) == seen[-1]
         with pytest.raises(ReadOnly):
-            alias_marks.change(look)
+            change_alias_mark(look)
 
 
 def test_in_memory_it_counts() -> None:
     store = InMemoryStore()
-    alias_marks.prepare(store)
-    first = alias_marks.current(store)
-    alias_marks.change(store)
-    assert alias_marks.current(store) not in (first, alias_marks.NONE_YET)
+    prepare_alias_mark(store)
+    first = alias_mark(store)
+    change_alias_mark(store)
+    assert alias_mark(store) not in (first, NO_ALIASES)
     store.close()
     with pytest.raises(StoreClosed):
-        alias_marks.current(store)
+        alias_mark(store)
 
 
 def test_p11_the_file_of_a_mark_is_private(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        alias_marks.prepare(store)
+        prepare_alias_mark(store)
     assert (tmp_path / "sessions" / ".aliases").stat().st_mode & 0o777 == 0o600
 
 

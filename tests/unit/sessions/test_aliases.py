@@ -9,8 +9,13 @@ from typing import Any, Final
 import pytest
 
 import memory_disk
-from stenolog.sessions import alias_marks
-from stenolog.sessions.aliases import REMEMBERED, Aliases
+from stenolog.sessions.aliases import (
+    REMEMBERED,
+    Aliases,
+    alias_mark,
+    change_alias_mark,
+    prepare_alias_mark,
+)
 from stenolog.sessions.migration import migrate_from_json
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
@@ -31,9 +36,9 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
 
 def give(store: Store, key: str, *names: str) -> None:
     """Aliases, as a session gets them that is taken in."""
-    alias_marks.prepare(store)
+    prepare_alias_mark(store)
     store.set_meta(key, aliases=list(names))
-    alias_marks.change(store)
+    change_alias_mark(store)
 
 
 def contents(sessions: JSONLBackend, key: str) -> list[Any]:
@@ -101,7 +106,7 @@ def test_without_marks_every_name_is_looked_up() -> None:
         change_mark = None  # type: ignore[assignment]
 
     store = Unmarked()
-    assert alias_marks.current(store) is None
+    assert alias_mark(store) is None
     store.set_meta("old", aliases=["name"])
     aliases = Aliases(store)
     assert aliases.own_key("name") == "old"

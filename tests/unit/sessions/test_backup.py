@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from stenolog.sessions.places import copy_place, namespaces_of
 from stenolog.sessions.transfer import Step
 from stenolog.stores.base import Store
 from stenolog.stores.opening import open_store
-from stenolog.stores.whole import WholeStore
+from stenolog.stores.snapshots import WholeStore
 from unit.sessions.carried import digests, everything, fill, go_on
 
 
@@ -395,3 +396,52 @@ def test_a_server_that_may_only_be_read_is_copied_while_others_write(
         found = copy_place(reader, f"jsonl:{place}/w", watch=write)
     assert (found.problems, found.unlocked) == (0, True)
     assert _of(f"jsonl:{place}/w") == _of(where)
+
+
+def test_p11_the_manifest_does_not_depend_on_the_password(
+    place: Path, own_databases: Databases
+) -> None:
+    url = own_databases.new()
+    with open_store(url) as store:
+        store.add_message("a", "user", "x")
+    back_up(url, str(place / "b"))
+    source = json.loads((place / "b" / MANIFEST).read_text())["source"]
+    user, _, rest = url.partition("://")[2].partition(":")
+    password, _, host = rest.partition("@")
+    texts = {
+        f"{scheme}://{user}:{word}@{host}"
+        for scheme in ("postgresql", "postgres")
+        for word in (password, "other")
+    }
+    assert source not in {sha256(text.encode()).hexdigest() for text in texts}
+    in_query = f"postgresql://{user}@{host}?password={password}"
+    assert _read_again(in_query, place / "b") == 0
+    own_databases.leave(url)
+
+
+def test_a_backup_of_a_version_that_hashed_the_password_is_extended(
+    place: Path, own_databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own_databases.new()
+    with open_store(url) as store:
+        store.add_message("a", "user", "x")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(backup, "_name_of", lambda where: sha256(where.encode()).hexdigest())
+        back_up(url, str(place / "b"))
+    assert _read_again(url, place / "b") == 0
+    own_databases.leave(url)
+
+
+def _read_again(where: str, folder: Path) -> int:
+    taken = back_up(where, str(folder))
+    return taken.sessions + taken.deleted - taken.not_compared
+
+
+def test_a_backup_tells_what_it_compared_from_what_it_did_not_read(place: Path, where: str) -> None:
+    first = back_up(where, str(place / "b"))
+    total = first.sessions + first.deleted
+    assert (first.not_compared, first.written) == (0, total)
+    with open_store(where) as store:
+        store.add_message("new", "user", "x")
+    second = back_up(where, str(place / "b"))
+    assert (second.not_compared, second.written) == (total, 1)

@@ -12,14 +12,17 @@ from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import memory_disk
+from limits import MB, run_limited
 from stenolog.cli import main
 from stenolog.sessions.importers.old import EVERY_LAYOUT
+from stenolog.sessions.importers.sqlite_file import SQLiteFile, rows_of
 from stenolog.sessions.migration import Migrated, take_in
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.json_file import NotASession
 from unit.sessions.old_sources import (
     AGENT_TABLES,
     EPOCH,
@@ -255,6 +258,7 @@ _shaped = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(found=st.lists(_shaped | _json, min_size=1, max_size=4))
+@example(found=[2**63, -(2**63) - 1])
 def test_whatever_stands_in_it_is_taken_in_or_told(found: list[Any]) -> None:
     with memory_disk.folder() as place, InMemoryStore() as store:
         sources = [items(place / "a", found), events(place / "b", [_text(one) for one in found])]
@@ -481,3 +485,69 @@ def test_times_that_are_none_are_that_of_the_file(place: Path) -> None:
         assert contents(store, "a:u:s") == ["a", "b"]
         [one, two] = store.get_history("a:u:s")
         assert one.at.timestamp() == two.at.timestamp() == EPOCH
+
+
+# --- files made to be expensive --------------------------------------------------------------
+
+EXPENSIVE: Final = {
+    "computed column": """
+        CREATE TABLE agent_sessions (session_id TEXT PRIMARY KEY, created_at, updated_at);
+        CREATE TABLE agent_messages (id INTEGER PRIMARY KEY, session_id TEXT,
+            message_data TEXT, created_at, x AS (hex(zeroblob(300000000))) NOT NULL);
+        INSERT INTO agent_sessions VALUES ('k', 1, 1);
+        INSERT INTO agent_messages (session_id, message_data) VALUES ('k', '[]');
+    """,
+    "computed time": """
+        CREATE TABLE agent_sessions (session_id TEXT PRIMARY KEY, created_at, updated_at,
+            x AS (hex(zeroblob(300000000))) NOT NULL);
+        CREATE TABLE agent_messages (id INTEGER PRIMARY KEY, session_id TEXT,
+            message_data TEXT, created_at);
+        INSERT INTO agent_sessions VALUES ('k', 1, 1);
+        INSERT INTO agent_messages (session_id, message_data) VALUES ('k', '[]');
+    """,
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_a_small_database_does_not_take_much_memory(place: Path, name: str) -> None:
+    source = place / "small.db"
+    with closing(sqlite3.connect(source)) as connection, connection:
+        connection.executescript(EXPENSIVE[name])
+    assert source.stat().st_size < 50_000
+
+    def import_it() -> None:
+        with InMemoryStore() as store:
+            copied(source, store)
+
+    run_limited(import_it, cpu=60, memory=200 * MB)
+
+
+def test_rows_that_share_their_pages_are_refused(place: Path) -> None:
+    source = place / "joined.db"
+    with closing(sqlite3.connect(source)) as connection, connection:
+        connection.execute("CREATE TABLE a (x)")
+        connection.execute("CREATE TABLE b (y)")
+        connection.execute("INSERT INTO a VALUES (zeroblob(1000000))")
+        connection.executemany("INSERT INTO b VALUES (?)", [(n,) for n in range(1_000)])
+    with SQLiteFile(source) as file, file.opened() as connection:
+        size = source.stat().st_size
+        assert len(rows_of(connection, "SELECT x FROM a", (), size=size)) == 1
+        with pytest.raises(NotASession, match="more than the file"):
+            rows_of(connection, "SELECT x FROM a, b", (), size=size)
+
+
+def test_a_query_that_never_ends_is_stopped(place: Path) -> None:
+    source = place / "endless.db"
+    with closing(sqlite3.connect(source)) as connection, connection:
+        connection.execute("CREATE TABLE a (x)")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+
+    def ask() -> None:
+        with (
+            SQLiteFile(source) as file,
+            pytest.raises(NotASession, match="interrupted"),
+            file.opened() as connection,
+        ):
+            rows_of(connection, endless, (), size=source.stat().st_size)
+
+    run_limited(ask, cpu=120)

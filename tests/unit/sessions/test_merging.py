@@ -9,8 +9,8 @@ import pytest
 
 import memory_disk
 from stenolog.sessions.migration import migrate_from_json
+from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.base import Store
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.stores.opening import open_store
 
 
@@ -50,42 +50,42 @@ def forget_tokens(store: Store) -> list[str]:
 
 
 @pytest.mark.parametrize("before", [[], ["a", "b"]], ids=["new", "begun"])
-def test_p12_a_stand_in_that_outlives_its_tokens_is_merged_once(
+def test_p12_a_session_manager_that_outlives_its_tokens_is_merged_once(
     store: Store, place: Path, before: list[str]
 ) -> None:
     for content in before:
         store.add_message("k", "user", content)
-    stand_in = SessionManager(place)
+    manager = SessionManager(place)
     there = [f"there {number}" for number in range(5)]
     for content in there:
-        stand_in.add_message("k", "user", content)
+        manager.add_message("k", "user", content)
     migrate_from_json(place, store)
     assert contents(store) == before + there
     said = forget_tokens(store)
 
-    stand_in.add_message("k", "user", "the last one")
+    manager.add_message("k", "user", "the last one")
     migrated = migrate_from_json(place, store)
 
     assert contents(store) == [*before, *there, *said, "the last one"]
     assert migrated.messages == 1
     # And so on: the newest receipt counts for all that went before.
-    stand_in.add_message("k", "user", "after that")
+    manager.add_message("k", "user", "after that")
     assert migrate_from_json(place, store).messages == 1
 
 
-def test_p4_what_was_purged_is_not_brought_back_by_a_stand_in_that_goes_on(
+def test_p4_what_was_purged_is_not_brought_back_by_a_session_manager_that_goes_on(
     store: Store, place: Path
 ) -> None:
     file = {"key": "k", "messages": [{"role": "user", "content": text} for text in "ab"]}
     (place / "k.json").write_text(json.dumps(file))
-    stand_in = SessionManager(place)
-    stand_in.add_message("k", "user", "c")
+    manager = SessionManager(place)
+    manager.add_message("k", "user", "c")
     migrate_from_json(place, store)
     store.checkpoint("k", summary="", upto=2)
     store.purge("k", before=3)
     assert contents(store) == ["c"]
 
-    stand_in.add_message("k", "user", "d")
+    manager.add_message("k", "user", "d")
     migrated = migrate_from_json(place, store)
 
     assert [one.key for one in migrated.taken] == ["k"]
@@ -93,25 +93,25 @@ def test_p4_what_was_purged_is_not_brought_back_by_a_stand_in_that_goes_on(
 
 
 def test_p4_a_summary_of_what_was_purged_is_not_brought_back(store: Store, place: Path) -> None:
-    stand_in = SessionManager(place)
+    manager = SessionManager(place)
     for content in "abc":
-        stand_in.add_message("k", "user", content)
+        manager.add_message("k", "user", content)
     migrate_from_json(place, store)
     store.checkpoint("k", summary="", upto=3)
     store.purge("k", before=4)
 
-    stand_in.checkpoint("k", summary="a secret in b", upto=3)
-    stand_in.add_message("k", "user", "d")
+    manager.checkpoint("k", summary="a secret in b", upto=3)
+    manager.add_message("k", "user", "d")
     migrate_from_json(place, store)
 
     assert (contents(store), store.get_summary("k")) == (["d"], "")
 
 
-def test_p4_a_stand_in_that_began_alike_is_another_one(store: Store, place: Path) -> None:
+def test_p4_a_session_manager_that_began_alike_is_another_one(store: Store, place: Path) -> None:
     """The same words with other tokens were said once more."""
     for number in (1, 2):
-        stand_in = SessionManager(place)
-        assert stand_in.add_message("k", "user", "hi") == 1
-        assert stand_in.add_message("k", "user", f"talk {number}") == 2
+        manager = SessionManager(place)
+        assert manager.add_message("k", "user", "hi") == 1
+        assert manager.add_message("k", "user", f"talk {number}") == 2
         migrate_from_json(place, store)
     assert contents(store) == ["hi", "talk 1", "hi", "talk 2"]

@@ -23,11 +23,11 @@ from stenolog.sessions.carrying import CHUNK
 from stenolog.sessions.importers.folder import Folder
 from stenolog.sessions.merging import TAKEN
 from stenolog.sessions.migration import Migrated, migrate_from_json, take_in
+from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.stores.opening import open_store
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
@@ -640,13 +640,13 @@ class FailingOnce(InMemoryStore):
 
 
 def _put_all_kinds(place: Path) -> None:
-    """The samples, and what a stand-in wrote that has seen all of it, hidden parts included."""
+    """The samples, and what a SessionManager wrote that has seen all of them."""
     put(place)
-    stand_in = SessionManager(place)
-    stand_in.add_message("telegram:91001", "user", "to the stand-in")
-    seen = stand_in.get_history("telegram:91001")
-    stand_in.set_history("telegram:91001", [*seen[:3], *seen[4:]])
-    stand_in.checkpoint("telegram:91001", summary="by the stand-in", upto=2)
+    manager = SessionManager(place)
+    manager.add_message("telegram:91001", "user", "to the manager")
+    seen = manager.get_history("telegram:91001")
+    manager.set_history("telegram:91001", [*seen[:3], *seen[4:]])
+    manager.checkpoint("telegram:91001", summary="by the manager", upto=2)
 
 
 def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None:
@@ -671,16 +671,16 @@ def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_p5_a_stand_in_that_never_saw_the_log_hides_none_of_it_whichever_step_fails(
+def test_p5_a_session_manager_that_never_saw_the_log_hides_none_of_it_whichever_step_fails(
     place: Path, hidden: int
 ) -> None:
     def begin(store: FailingOnce) -> None:
         for path in place.iterdir():
             path.unlink()
-        stand_in = SessionManager(place)
+        manager = SessionManager(place)
         for number in range(4):
-            stand_in.add_message("k", "user", f"to the stand-in {number}", once=f"t{number}")
-        stand_in.checkpoint("k", summary="by the stand-in", upto=hidden)
+            manager.add_message("k", "user", f"to the manager {number}", once=f"t{number}")
+        manager.checkpoint("k", summary="by the manager", upto=hidden)
         for number in range(10):
             store.add_message("k", "user", f"in the log {number}")
 
@@ -705,10 +705,10 @@ def test_p5_a_stand_in_that_never_saw_the_log_hides_none_of_it_whichever_step_fa
 
 
 def test_p5_a_merge_that_is_resumed_hides_nothing_that_was_said_meanwhile(place: Path) -> None:
-    stand_in = SessionManager(place)
+    manager = SessionManager(place)
     for number in range(4):
-        stand_in.add_message("k", "user", f"to the stand-in {number}", once=f"t{number}")
-    stand_in.checkpoint("k", summary="by the stand-in", upto=3)
+        manager.add_message("k", "user", f"to the manager {number}", once=f"t{number}")
+    manager.checkpoint("k", summary="by the manager", upto=3)
     with FailingOnce() as store:
         store.left = 2  # the mark is there, and no message
         with pytest.raises(NotStored):
@@ -882,15 +882,15 @@ def test_a_log_that_was_set_aside_and_a_new_one_of_that_name(store: Store, place
     assert all(".migrated" in name for name in names(place))
 
 
-# --- what our own stand-in wrote -------------------------------------------------------------
+# --- what a SessionManager wrote -------------------------------------------------------------
 
 
-def test_p12_what_the_stand_in_wrote_is_merged_by_token(store: Store, place: Path) -> None:
+def test_p12_what_the_session_manager_wrote_is_merged_by_token(store: Store, place: Path) -> None:
     for content in "abc":
         store.add_message("k", "user", content, once=content)
-    stand_in = SessionManager(place)
+    manager = SessionManager(place)
     for content in ("c", "hi", "hi"):
-        stand_in.add_message("k", "user", content, once=None if content == "hi" else content)
+        manager.add_message("k", "user", content, once=None if content == "hi" else content)
     store.add_message("k", "user", "meanwhile")
 
     migrated = migrate_from_json(place, store)
@@ -901,10 +901,10 @@ def test_p12_what_the_stand_in_wrote_is_merged_by_token(store: Store, place: Pat
     assert store.add_message("k", "user", "c", once="c") == 3
 
 
-def test_a_stand_in_that_goes_on_writing_is_merged_again(store: Store, place: Path) -> None:
-    stand_in = SessionManager(place)
+def test_a_session_manager_that_goes_on_writing_is_merged_again(store: Store, place: Path) -> None:
+    manager = SessionManager(place)
     for number in range(4):
-        stand_in.add_message("k", "user", number, once=f"t{number}")
+        manager.add_message("k", "user", number, once=f"t{number}")
         assert migrate_from_json(place, store).messages == 1
         store.add_message("k", "user", f"answer {number}")
     assert contents(store) == [text for number in range(4) for text in (number, f"answer {number}")]
@@ -918,15 +918,15 @@ def test_a_token_that_stands_for_something_else_loses_nothing(store: Store, plac
     assert "token" in taken.problems[0]
 
 
-def test_p5_summary_and_floor_of_the_stand_in_are_taken_over_where_it_saw_all(
+def test_p5_summary_and_floor_of_the_session_manager_are_taken_over_where_it_saw_all(
     store: Store, place: Path
 ) -> None:
     legacy(place, "k.json", "a", "b", summary="s1")
-    stand_in = SessionManager(place)
-    stand_in.add_message("k", "user", "c")
-    stand_in.set_history("k", [{"role": "user", "content": text} for text in ("a", "b", "x")])
-    stand_in.checkpoint("k", summary="s2", upto=1)
-    stand_in.set_history("k", [{"role": "user", "content": text} for text in ("b", "y")])
+    manager = SessionManager(place)
+    manager.add_message("k", "user", "c")
+    manager.set_history("k", [{"role": "user", "content": text} for text in ("a", "b", "x")])
+    manager.checkpoint("k", summary="s2", upto=1)
+    manager.set_history("k", [{"role": "user", "content": text} for text in ("b", "y")])
 
     migrate_from_json(place, store)
 
@@ -936,16 +936,16 @@ def test_p5_summary_and_floor_of_the_stand_in_are_taken_over_where_it_saw_all(
 
 
 @pytest.mark.parametrize("newer", ["message", "summary"])
-def test_p4_summary_and_floor_of_the_stand_in_are_never_put_over_newer(
+def test_p4_summary_and_floor_of_the_session_manager_are_never_put_over_newer(
     store: Store, place: Path, newer: str
 ) -> None:
     for content in "ab":
         store.add_message("k", "user", content)
     store.set_summary("k", "s1")
-    stand_in = SessionManager(place)
+    manager = SessionManager(place)
     for content in "cd":
-        stand_in.add_message("k", "user", content)
-    stand_in.checkpoint("k", summary="s2", upto=1)
+        manager.add_message("k", "user", content)
+    manager.checkpoint("k", summary="s2", upto=1)
     if newer == "message":
         store.add_message("k", "user", "meanwhile")
     else:
@@ -960,7 +960,7 @@ def test_p4_summary_and_floor_of_the_stand_in_are_never_put_over_newer(
     assert any("in sight here" in words for words in taken.problems)
 
 
-def test_what_was_said_to_a_stand_in_under_an_alias_goes_to_the_session(
+def test_what_was_said_to_a_session_manager_under_an_alias_goes_to_the_session(
     store: Store, place: Path
 ) -> None:
     picoclaw(place, "sk_v1_ab", "a", key="sk_v1_ab", aliases=["agent:main:direct:7"])
@@ -1052,7 +1052,7 @@ def test_p4_any_merge_keeps_all_that_is_here_and_all_that_was_there(
     there: list[str],
     said: list[tuple[str, str | None]],
 ) -> None:
-    """`there`: as the reference wrote them; `said`: what our stand-in added, with tokens."""
+    """`there`: as the reference wrote them; `said`: what a SessionManager added, with tokens."""
     with memory_disk.folder() as place:
         _merge_and_compare(place, here, there, said)
 
@@ -1061,13 +1061,13 @@ def _merge_and_compare(
     place: Path, here: list[str], there: list[str], said: list[tuple[str, str | None]]
 ) -> None:
     legacy(place, "k.json", *there)
-    stand_in = SessionManager(place)
+    manager = SessionManager(place)
     new = [
         one
         for one in dict.fromkeys((*one, None if one[1] else n) for n, one in enumerate(said))
-        if stand_in.add_message("k", "user", one[0], once=one[1]) is not None
+        if manager.add_message("k", "user", one[0], once=one[1]) is not None
     ]
-    shown = [message.content for message in stand_in.get_history("k")]
+    shown = [message.content for message in manager.get_history("k")]
     with InMemoryStore() as store:
         tokens = {}
         for number, content in enumerate(here):

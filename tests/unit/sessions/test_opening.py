@@ -1,4 +1,4 @@
-"""`open_sessions`: opens, takes old sessions in, and stands in loudly where it must."""
+"""`open_sessions`: opens, takes old sessions in, and uses the fallback where it must."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,14 +20,15 @@ import needs
 import stenolog
 from stenolog.errors import ForeignLog, StoreUnavailable, UsageError
 from stenolog.sessions.damage import Kind
+from stenolog.sessions.fallback import FallbackStore
 from stenolog.sessions.folders import find_place
 from stenolog.sessions.opening import open_sessions
+from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.sessions.verify import examine
 from stenolog.stores.disk import READ_ONLY_DISK
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.stores.names import escaped
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
@@ -98,7 +99,7 @@ def test_old_sessions_are_there_at_once_and_it_is_told(
 
     again = open_sessions(where)
     assert "taken in" not in caplog.text
-    assert "broken.json" in caplog.text
+    assert "broken.json" not in caplog.text  # it was a warning once
     again.close()
 
 
@@ -132,22 +133,32 @@ def test_a_folder_is_named_in_any_of_the_usual_ways(
 
 
 @pytest.mark.parametrize(
-    ("where", "agent", "stand_in"),
+    ("where", "agent", "fallback", "json_files"),
     [
-        ("w", None, "w/sessions"),
-        ("w", "ada", "w/agents/ada/sessions"),
-        ("sqlite:w/steno.db", None, "w/steno.db.sessions"),
-        ("sqlite:w/sessions/steno.db?cache_kb=9", None, "w/sessions/steno.db.sessions"),
-        ("sqlite:w/steno.db", "ada", "w/steno.db.agents/ada"),
-        ("sqlite:w/steno.db", "a" * 500, f"w/steno.db.agents/{escaped('a' * 500)}"),
-        ("memory:", None, None),
+        ("w", None, "w/sessions.fallback", "w/sessions"),
+        ("w/", "ada", "w/agents/ada/sessions.fallback", "w/agents/ada/sessions"),
+        ("sqlite:w/steno.db", None, "w/steno.db.fallback", "w/steno.db.sessions"),
+        (
+            "sqlite:w/sessions/steno.db?cache_kb=9",
+            None,
+            "w/sessions/steno.db.fallback",
+            "w/sessions/steno.db.sessions",
+        ),
+        (
+            "sqlite:w/steno.db",
+            "a" * 500,
+            f"w/steno.db.fallback/agents/{escaped('a' * 500)}",
+            f"w/steno.db.agents/{escaped('a' * 500)}",
+        ),
+        ("memory:", None, "None", "None"),
+        ("postgresql://host/x", None, "None", "None"),
     ],
 )
-def test_p6_each_store_has_a_folder_of_its_own_for_its_stand_in(
-    where: str, agent: str | None, stand_in: str | None
+def test_p6_each_store_has_a_fallback_folder_of_its_own(
+    where: str, agent: str | None, fallback: str, json_files: str
 ) -> None:
-    found = find_place(where, agent).stand_in
-    assert (None if found is None else str(found)) == stand_in
+    found = find_place(where, agent)
+    assert (str(found.fallback), str(found.json_fallback)) == (fallback, json_files)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +205,7 @@ def test_each_agent_has_sessions_of_its_own(where: str, tmp_path: Path) -> None:
 # --- where it is not -------------------------------------------------------------------------
 
 
-def test_a_store_that_cannot_be_opened_is_stood_in_for(
+def test_a_store_that_cannot_be_opened_is_replaced_by_its_fallback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(SAMPLES / "picoclaw-legacy", tmp_path / "sessions")
@@ -203,20 +214,19 @@ def test_a_store_that_cannot_be_opened_is_stood_in_for(
 
     sessions = open_sessions(f"sqlite:{tmp_path}/steno.db")
 
-    assert isinstance(sessions, SessionManager)
-    assert open_files() == before
-    assert sessions.store is None
+    assert isinstance(sessions.store, FallbackStore)
     assert contents(sessions, "telegram:91001") == [f"legacy 0/{n}" for n in range(5)]
     assert sessions.add_message("telegram:91001", "user", "in between") == 6
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert "steno.db" in errors[0].getMessage()
-    assert "JSON files in" in errors[0].getMessage()
+    assert str(tmp_path / "steno.db.fallback") in errors[0].getMessage()
     health = sessions.health()
     assert not health.ok
     assert "steno.db" in health.problems[0]
     sessions.close()
     sessions.close()
+    assert open_files() == before
 
     (tmp_path / "steno.db").unlink()
     good = open_sessions(f"sqlite:{tmp_path}/steno.db")
@@ -229,7 +239,8 @@ def test_a_store_that_cannot_be_opened_is_stood_in_for(
 def test_where_nothing_can_be_saved_that_is_what_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "sessions").write_text("no folder")
+    for name in ("sessions", "sessions.fallback"):
+        (tmp_path / name).write_text("no folder")
 
     sessions = open_sessions(tmp_path)
 
@@ -245,7 +256,7 @@ def test_where_nothing_can_be_saved_that_is_what_is_said(
     sessions.close()
 
 
-def test_what_can_never_be_a_store_is_raised_at_once_and_nobody_stands_in(tmp_path: Path) -> None:
+def test_what_can_never_be_a_store_is_raised_at_once_without_a_fallback(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     for agent in (None, "ada"):
         with pytest.raises(UsageError, match=r"there is a file at .*/file, and no folder"):
@@ -292,10 +303,10 @@ def test_p8_a_workspace_that_can_only_be_read_is_opened_and_that_is_said(
         with stenolog.open_store(seen, read_only=True) as looking:
             assert looking.health().ok  # who does not write misses nothing
 
-        stand_in = open_sessions(f"sqlite:{seen}/steno.db")
-        assert isinstance(stand_in, SessionManager)
-        assert READ_ONLY_DISK in stand_in.health().problems[0]
-        stand_in.close()
+        manager = open_sessions(f"sqlite:{seen}/steno.db")
+        assert isinstance(manager, SessionManager)
+        assert READ_ONLY_DISK in manager.health().problems[0]
+        manager.close()
 
         for where, path in ((seen, "sessions"), (f"sqlite:{seen}/steno.db", "steno.db")):
             (finding,) = examine(where).findings
@@ -303,59 +314,6 @@ def test_p8_a_workspace_that_can_only_be_read_is_opened_and_that_is_said(
             assert READ_ONLY_DISK in finding.advice
     finally:
         subprocess.run(["umount", "--lazy", str(seen)], check=True)
-
-
-class _Shut:
-    """Stores that cannot be opened for a while."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-
-    def talk(self, *places: tuple[str, str | None]) -> None:
-        """Say something to the stand-in of each."""
-
-        def refuse(*_: object, **__: object) -> stenolog.Store:
-            raise StoreUnavailable("the disk is away")
-
-        with self._monkeypatch.context() as patched:
-            patched.setattr("stenolog.sessions.opening.open_store", refuse)
-            for where, agent in places:
-                sessions = open_sessions(where, agent=agent)
-                assert isinstance(sessions, SessionManager)
-                assert sessions.add_message("telegram:1", "user", f"to {where} {agent}")
-                assert contents(sessions, "telegram:1")[-1] == f"to {where} {agent}"
-                sessions.close()
-
-
-def test_p6_what_one_stand_in_was_told_goes_to_its_own_store_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schemes = ("{}", "sqlite:{}/a.db", "sqlite:{}/b.db", "sqlite:{}/sessions/c.db")
-    places = [
-        (scheme.format(tmp_path), agent) for scheme in schemes for agent in (None, "ada", "eve")
-    ]
-    for where, agent in places:
-        sessions = open_sessions(where, agent=agent)
-        assert sessions.add_message("telegram:1", "user", f"first {where} {agent}") == 1
-        sessions.close()
-    _Shut(monkeypatch).talk(*places)
-    for where, agent in reversed(places):
-        sessions = open_sessions(where, agent=agent)
-        assert contents(sessions, "telegram:1") == [f"first {where} {agent}", f"to {where} {agent}"]
-        sessions.close()
-
-
-def test_a_stand_in_beside_a_database_leaves_that_of_the_files_alone_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _Shut(monkeypatch).talk((str(tmp_path), None))
-    caplog.clear()
-    sessions = open_sessions(f"sqlite:{tmp_path}/steno.db")
-    assert sessions.list_sessions() == []
-    assert "telegram%3A1.json is left as it is: the stand-in of another store" in caplog.text
-    assert "steno import" in caplog.text
-    sessions.close()
-    assert (tmp_path / "sessions" / "telegram%3A1.json").exists()
 
 
 # In a process of its own: the limit on the size of files holds for all of it.
@@ -403,19 +361,22 @@ def _run_full(where: str, limit: int, *keys: str) -> list[Any]:
     return found
 
 
-def test_a_migration_that_fails_is_stood_in_for_and_merged_at_the_next_start(
+def test_p1_what_is_said_after_a_failed_migration_is_merged_at_the_next_start(
     where: str, tmp_path: Path
 ) -> None:
     put(tmp_path)
     if where.startswith("sqlite:"):
         stenolog.open_store(where).close()
     before = {path.name: path.read_bytes() for path in (tmp_path / "sessions").iterdir()}
-    # Enough for the first sessions and for a file of the stand-in, but not for the longest one.
+    # Enough for the first sessions, but not for the longest one; beside a database there is room
+    # for the fallback.
     limit = 4_000 if where == str(tmp_path) else (tmp_path / "steno.db").stat().st_size + 2_000
 
     kind, leaked, seqs, problems = _run_full(where, limit, "telegram:91001", "new:1")
 
-    assert (kind, leaked) == ("SessionManager", [])
+    # Where the fallback has no room either, sessions are JSON files.
+    assert kind == ("SessionManager" if where == str(tmp_path) else "JSONLBackend")
+    assert kind == "JSONLBackend" or leaked == []
     assert seqs == [6, 1]
     assert "NotStored" in problems[0] or "MaybeStored" in problems[0]
     after = {path.name: path.read_bytes() for path in (tmp_path / "sessions").iterdir()}
@@ -435,7 +396,7 @@ def test_a_migration_that_fails_is_stood_in_for_and_merged_at_the_next_start(
     again.close()
 
 
-def test_without_a_folder_there_is_nothing_to_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_there_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> stenolog.Store:
         raise StoreUnavailable("the server is down")
 
@@ -474,10 +435,11 @@ def test_close_after_a_failed_migration_may_fail_too(
     monkeypatch.setattr("stenolog.sessions.opening.open_store", opened)
     before = open_files()
     sessions = open_sessions(tmp_path)
-    kind = JSONLBackend if isinstance(failure, stenolog.DamagedStore) else SessionManager
-    assert isinstance(sessions, kind)
-    if kind is SessionManager:
-        assert open_files() == before
+    falls_back = not isinstance(failure, stenolog.DamagedStore)
+    assert isinstance(sessions.store, FallbackStore) == falls_back
+    if falls_back:
         assert "closing the store that could not be used failed" in caplog.text
-    sessions.close()
+    with nullcontext() if falls_back else pytest.raises(OSError, match="not even that"):
+        sessions.close()
+    assert open_files() == before
     assert (tmp_path / "sessions" / "telegram_91001.json").exists()

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 import genai_prices
 import pytest
 
-from stenolog.sessions.counting import Counts, Totals
-from stenolog.sessions.pricing import cost_of, prices
+from stenolog.sessions.counting import Counts, Totals, cost_of, prices
 from stenolog.stores.in_memory import InMemoryStore
 
 LONG = {"prompt": 150_000, "answer": 1_000, "cached": 0}

@@ -208,6 +208,46 @@ def test_accept_takes_an_edit_in_and_keeps_the_log_as_it_was(workspace: Path, lo
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
+PLAIN = b'{"role": "user", "content": "by hand"}\n'
+
+
+@pytest.mark.parametrize("line", [PLAIN, PLAIN.rstrip(), PLAIN + PLAIN])
+def test_a_plain_message_added_by_hand_is_reported_as_such_and_accepted(
+    workspace: Path, log: Path, line: bytes
+) -> None:
+    _ends_with(line)(log)
+    count = len(line.splitlines())
+
+    findings = examine(workspace).findings
+
+    assert [one.kind for one in findings] == [Kind.HAND_EDIT] * count
+    assert all("added by hand" in one.meaning and one.lost == () for one in findings)
+    assert all("cannot be read" not in one.meaning for one in findings)
+    assert [one.done for one in accept(workspace)] == [True]
+    before = ["one", "two", "three", "four", "x", "y", "z"]
+    assert _contents(workspace) == [*before, *["by hand"] * count]
+    assert examine(workspace).findings == ()
+    with open_store(workspace) as store:
+        assert store.add_message(KEY, "user", "next") == 8 + count
+
+
+def test_a_plain_message_that_a_writer_has_set_aside_can_still_be_accepted(
+    workspace: Path, log: Path
+) -> None:
+    _ends_with(PLAIN)(log)
+    with open_store(workspace) as store:
+        store.add_message(KEY, "user", "later")
+
+    [finding] = examine(workspace).findings
+    assert "added by hand" in finding.meaning
+    assert [one.done for one in accept(workspace)] == [True]
+
+    assert _contents(workspace)[-2:] == ["by hand", "later"]
+    assert examine(workspace).findings == ()
+    with open_store(workspace, read_only=True) as store:
+        assert (store.info(KEY).lost, store.info(KEY).damaged) == (0, 0)
+
+
 def test_accept_takes_all_edits_of_a_log_in_together(workspace: Path, log: Path) -> None:
     _replace(log, b'"one"', b'"1"')
     _replace(log, b'"y"', b'"Y"')

@@ -32,7 +32,7 @@ FAILED: dict[str, tuple[Callable[[SessionStore], Any], Any, str]] = {
     "save": (lambda s: s.save("k"), StoreClosed, "raised"),
     "list_sessions": (lambda s: s.list_sessions(), [], "empty list"),
     "health": (lambda s: s.health().ok, False, "problem"),
-    "close": (lambda s: s.close(), None, "logged, not raised"),
+    "close": (lambda s: s.close().ok, False, "raised"),
     "store": (lambda s: s.store and s.store.info("k"), StoreClosed, "raise when they fail"),
 }
 WRITES = (
@@ -159,8 +159,10 @@ def test_errors_that_a_driver_let_through_do_not_reach_the_loop(
     assert sessions.add_message("k", "user", "x") is None
     assert sessions.get_summary("k") == ""
     health = sessions.health()
-    sessions.close()
-    sessions.close()
+    with pytest.raises(ConnectionResetError):
+        sessions.close()
+    with pytest.raises(ConnectionResetError):
+        sessions.close()
 
     assert not health.ok
     assert "the server went away" in health.problems[0]
@@ -210,9 +212,37 @@ def test_p5_a_stale_checkpoint_is_a_failed_write_that_changes_nothing() -> None:
     assert [m.content for m in sessions.get_history("k")] == ["c", "d"]
 
 
+def test_p8_close_reports_what_was_not_saved() -> None:
+    sessions = JSONLBackend(InMemoryStore())
+    assert sessions.add_message("k", "user", "kept")
+    assert sessions.add_message("k", "user", object()) is None
+
+    at_end = sessions.close()
+
+    assert at_end.failed_writes == 1
+    assert "RefusedMessage" in (at_end.last_error or "")
+    assert sessions.close() == at_end
+
+
+def test_p8_close_raises_what_the_store_raised() -> None:
+    store = BrokenDriver()
+    sessions = JSONLBackend(store)
+
+    with pytest.raises(ConnectionResetError):
+        sessions.close()
+    with pytest.raises(ConnectionResetError):
+        sessions.close()
+
+    closed = list[bool]()
+    store.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    assert not sessions.close().ok
+    assert not sessions.close().ok
+    assert closed == [True]
+
+
 def test_close_twice_is_harmless_and_later_writes_fail_softly() -> None:
     sessions = JSONLBackend(InMemoryStore())
-    sessions.close()
+    assert sessions.close().ok
     sessions.close()
 
     assert sessions.add_message("k", "user", "x") is None

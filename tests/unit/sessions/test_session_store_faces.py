@@ -10,9 +10,9 @@ import pytest
 
 import memory_disk
 from stenolog.errors import StoreClosed
+from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.stores.opening import open_store
 
 # Checked by mypy: the legacy store is a SessionStore, method by method.

@@ -31,7 +31,7 @@ from stenolog.sessions.transfer import Problem, Step, Transferred, copy_lives, p
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import open_store
-from stenolog.stores.whole import Life, LifeMark, LifeWriter, Reading, WholeStore
+from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, WholeStore
 from stenolog.testing.strategies import operations
 from unit.sessions.carried import (
     LONG_KEY,
@@ -154,6 +154,26 @@ def test_the_trash_is_carried_and_can_be_restored(stores: Open, one: str, other:
     for store in (source, target):
         store.restore("b/\u00e9:X", uid=oldest, as_key="back")
         assert [m.content for m in store.get_history("back")] == ["first"]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_copy_keeps_the_times_of_deletion_in_whatever_order_it_moves_sessions_to_the_trash(
+    stores: Open, one: str, other: str
+) -> None:
+    source, target = stores(one, "source"), stores(other, "target")
+    for key in ("a", "b"):
+        source.add_message(key, "user", "hello")
+    _copied(source, target)
+    source.delete("b")
+    source.delete("a")  # later, and copied before "b"
+    _copied(source, target)
+    times = [[(t.key, t.deleted) for t in store.list_trash()] for store in (source, target)]
+    assert times[0] == times[1]
+    # The next copy recognises what this one left.
+    source.restore("b")
+    source.add_message("b", "user", "again")
+    _copied(source, target)
+    assert digests(target) == digests(source)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -499,14 +519,12 @@ class _Watched:
             self._writer = writer
             yield self
 
-    def write(
-        self, life: Life, messages: Iterable[Message], *, after: int = 0, instead_of: str = ""
-    ) -> None:
+    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
         try:
             self._source.add_message("a", "user", "beside it")
         except StoreBusy:
             self.refused += 1
-        self._writer.write(life, messages, after=after, instead_of=instead_of)
+        self._writer.write(life, messages, instead_of=instead_of)
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
@@ -685,6 +703,45 @@ def test_what_a_killed_copy_left_is_cleared_away(place: Path) -> None:
         assert sorted(p.name for p in (place / "target/sessions").iterdir()) == ["a.jsonl"]
 
 
+def test_archives_that_a_killed_copy_left_are_removed(place: Path) -> None:
+    with JSONLStore(place / "source") as source, JSONLStore(place / "target") as target:
+        fill(source)
+        _copied(source, target)
+        uid = target.info("a").uid
+        folder = place / "target/sessions/archive" / uid
+        [kept] = [path.name for path in folder.iterdir()]
+        left = folder / "1-3.9.jsonl.gz"
+        # Version 0.1 named the key and the uid; then the path and the stamp of the old copy.
+        for note in (
+            {"key": "a", "uid": uid},
+            {"key": "a", "uid": uid, "path": "a.jsonl", "old_path": "a.jsonl"},
+        ):
+            left.write_bytes(b"of the copy that was replaced")
+            (place / f"target/sessions/.{uid}-archives.copy").write_text(json.dumps(note))
+            _copied(source, target)
+            assert [path.name for path in folder.iterdir()] == [kept]
+        assert [p.name for p in (place / "target/sessions").iterdir() if p.name[0] == "."] == []
+
+
+def test_a_copy_replaced_in_another_place_is_removed_after_a_kill(place: Path) -> None:
+    with JSONLStore(place / "source") as source, JSONLStore(place / "target") as target:
+        source.add_message("a", "user", "one")
+        _copied(source, target)
+        old = (place / "target/sessions/a.jsonl").read_bytes()
+        [before] = target.lives()
+        source.delete("a")
+        source.restore("a", as_key="b")
+        _copied(source, target)
+        # As if the copy had been killed before it removed the old file.
+        (place / "target/sessions/a.jsonl").write_bytes(old)
+        note = {"key": "b", "uid": before.uid, "path": "b.jsonl", "old_path": "a.jsonl"}
+        (place / f"target/sessions/.{before.uid}-archives.copy").write_text(json.dumps(note))
+        assert target.list_sessions() == ["a", "b"]
+        _copied(source, target)
+        assert target.list_sessions() == ["b"]
+        assert digests(target) == digests(source)
+
+
 def test_files_of_a_copy_are_private(place: Path) -> None:
     with JSONLStore(place / "target") as target, InMemoryStore() as source:
         fill(source)
@@ -826,14 +883,12 @@ class _OftenBusy(_Around):
                 self.times -= 1
                 raise StoreBusy("somebody else writes")
 
-    def write(
-        self, life: Life, messages: Iterable[Message], *, after: int = 0, instead_of: str = ""
-    ) -> None:
+    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
         if life.key == self._key:
             self._wanted = True
             if self.times:
                 return
-        self._writer.write(life, messages, after=after, instead_of=instead_of)
+        self._writer.write(life, messages, instead_of=instead_of)
 
 
 def test_a_destination_that_is_busy_ends_no_copy() -> None:

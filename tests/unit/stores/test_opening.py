@@ -8,10 +8,10 @@ import pytest
 from stenolog.errors import UsageError
 from stenolog.memory.memory import open_memory
 from stenolog.sessions.opening import open_sessions
+from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.stores.opening import address, open_store
 
 

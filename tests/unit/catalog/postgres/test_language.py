@@ -10,11 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.filters import clean
+from stenolog.catalog.database import BLOCK, clean
 from stenolog.catalog.language import Indexed
 from stenolog.catalog.postgres.language import TSQuery
 from stenolog.catalog.query import parse, stem_mark
-from stenolog.catalog.statements import BLOCK
 from stenolog.testing.strategies import texts
 
 Connection = psycopg.Connection[tuple[Any, ...]]

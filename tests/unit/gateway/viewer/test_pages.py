@@ -60,13 +60,22 @@ def test_who_has_not_signed_in_is_told_how_and_nothing_else(served: Served) -> N
         assert found.headers["www-authenticate"] == "Bearer"
 
 
+def _own(served: Served) -> str:
+    """Return the host and port at which browsers log in."""
+    return served.browser_url.removeprefix("http://")
+
+
 @contextmanager
 def _browser(served: Served) -> Iterator[httpx2.Client]:
     """A browser that came in by a link."""
     with served.client() as client:
         link = client.post("/v1/login-links").json()["url"]
     # After an error that nobody expects the server ends the connection.
-    headers = {"Accept": "text/html,*/*;q=0.8", "Connection": "close"}
+    headers = {
+        "Accept": "text/html,*/*;q=0.8",
+        "Connection": "close",
+        "Host": _own(served),
+    }
     with httpx2.Client(base_url=served.url, headers=headers) as made:
         made.get(link)
         yield made
@@ -86,7 +95,8 @@ def test_the_page_without_a_cookie_has_its_style_and_lets_no_other_in(served: Se
 
 
 def test_a_link_that_was_used_leads_to_a_page_that_says_what_to_do(served: Served) -> None:
-    found = httpx2.get(f"{served.url}/login?code=old", headers={"Accept": "text/html"})
+    headers = {"Accept": "text/html", "Host": _own(served)}
+    found = httpx2.get(f"{served.url}/login?code=old", headers=headers)
     assert found.status_code == 403
     assert "This link does not work any more" in found.text
     assert "<pre>steno open</pre>" in found.text
@@ -231,12 +241,12 @@ def test_what_goes_wrong_is_told_by_a_page(served: Served) -> None:
 def test_a_note_is_changed_only_by_a_page_of_ours(served: Served) -> None:
     with served.client() as client:
         link = client.post("/v1/login-links").json()["url"]
-    with httpx2.Client(base_url=served.url) as browser:
+    with httpx2.Client(base_url=served.url, headers={"Host": _own(served)}) as browser:
         browser.get(link)
         act = {"act": "undo", "who": "x"}
         foreign = browser.post("/notes", json=act, headers={"Sec-Fetch-Site": "cross-site"})
         assert foreign.status_code == 403
-        own = browser.post("/notes", json=act, headers={"Origin": served.url})
+        own = browser.post("/notes", json=act, headers={"Origin": served.browser_url})
         assert own.status_code == 400
         assert "forgotten" in own.json()["error"]["message"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from stenolog.context.arranging import Needs, arrange
 from stenolog.sessions.importers import adk, langchain, openai_agents, strands
-from stenolog.sessions.importers.report import NotAMessage, Report
+from stenolog.sessions.importers.conversion import NotAMessage, Report
 from unit.sessions.old_sources import said
 
 IMAGE = "data:image/png;base64,aGk="

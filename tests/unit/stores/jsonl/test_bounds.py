@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hanging import hanging_on
 from stenolog import JSONLStore
-from stenolog.stores.jsonl import table
-from stenolog.stores.jsonl.group import GATES
+from stenolog.stores.jsonl import open_logs
 from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.write_queue import GATES
 
 KEYS = 100_000
 WRITTEN = 9_000
@@ -36,7 +36,7 @@ def test_p9_locks_and_memory_do_not_grow_with_the_number_of_keys(fast_path: Path
         finally:
             tracemalloc.stop()
         assert grown < 1_000_000
-        assert len(store._turns._gates) <= GATES == 1_024
+        assert len(store._queue._gates) <= GATES == 1_024
         assert sum(hanging_on(store)[kind] for kind in _LOCKS) <= GATES + 8
         assert hanging_on(store).total() <= before.total() + 8
 
@@ -48,12 +48,12 @@ def test_p9_what_is_kept_of_written_sessions_is_bounded(fast_path: Path) -> None
             if number % 3 == 0:
                 assert len(store.get_history(f"user:{number}")) == 1
         logs, kinds = store._logs, hanging_on(store)
-        assert len(store.list_sessions()) == WRITTEN > table._MOST_ENTRIES
-        assert len(logs._open) <= table._MOST_OPEN
-        assert len(logs.entries) <= table._MOST_ENTRIES
+        assert len(store.list_sessions()) == WRITTEN > open_logs._MOST_ENTRIES
+        assert len(logs._open) <= open_logs._MOST_OPEN
+        assert len(logs.entries) <= open_logs._MOST_ENTRIES
         assert sum(log.weight for log in logs._open.values()) <= 100_000
         assert logs._locked == {}
         assert logs.suspects == set()
-        assert kinds[Log] <= table._MOST_OPEN
+        assert kinds[Log] <= open_logs._MOST_OPEN
         # One for each gate, one for each open log, and those of the store.
-        assert sum(kinds[kind] for kind in _LOCKS) <= GATES + table._MOST_OPEN + 8
+        assert sum(kinds[kind] for kind in _LOCKS) <= GATES + open_logs._MOST_OPEN + 8

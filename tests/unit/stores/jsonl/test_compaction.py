@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,3 +228,26 @@ def test_p8_a_failed_rename_leaves_the_log_as_it_was(
         assert seqs(store, full=True) == [1, 2, 3, 4, 5]
         assert store.add_message(KEY, "user", "m6") == 6
         assert store.compact(KEY).archived == 5
+
+
+def test_compaction_archives_nothing_if_a_purge_removes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(tmp_path) as store, JSONLStore(tmp_path) as other:
+        for number in range(4):
+            store.add_message("a", "user", f"message {number}")
+        store.checkpoint("a", summary="s", upto=3)
+        real = store._directory.subfolder
+
+        def purged_meanwhile(*names: str, create: bool) -> Any:
+            folder = real(*names, create=create)
+            if names[0] == "archive" and create:
+                monkeypatch.undo()
+                del folder
+                other.purge("a")
+                return real(*names, create=False)
+            return folder
+
+        monkeypatch.setattr(store._directory, "subfolder", purged_meanwhile)
+        assert store.compact("a").archived == 0
+        assert store.list_sessions() == []

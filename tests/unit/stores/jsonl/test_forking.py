@@ -9,7 +9,7 @@ import pytest
 
 from stenolog import JSONLStore, NoSuchSession, Purged
 from stenolog.sessions.verify import examine
-from stenolog.stores.jsonl import forking
+from stenolog.stores.jsonl import lifecycle
 
 KEY = "a"
 
@@ -159,7 +159,7 @@ def test_p9_a_fork_is_opened_from_its_end(tmp_path: Path) -> None:
 def test_a_purge_while_a_session_is_forked_is_not_passed_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None
 ) -> None:
-    composed = forking.whole_log
+    composed = lifecycle.forked_log
     purged: list[Purged] = []
 
     def purge_just_then(*args: Any) -> bytes:
@@ -167,7 +167,7 @@ def test_a_purge_while_a_session_is_forked_is_not_passed_by(
             purged.append(other.purge("k", before=before))
         return composed(*args)
 
-    monkeypatch.setattr(forking, "whole_log", purge_just_then)
+    monkeypatch.setattr(lifecycle, "forked_log", purge_just_then)
     with JSONLStore(tmp_path) as store, JSONLStore(tmp_path) as other:
         store.add_message("k", "user", "secret")
         store.add_message("k", "user", "known")

@@ -1,23 +1,22 @@
 """Callers that share a write: in order, bounded in time, and none lost to Ctrl-C."""
 
-import dis
 import fcntl
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from stenolog import JSONLStore, MaybeStored, StoreBusy
-from stenolog.stores.jsonl import group, table, turns, usual
-from stenolog.stores.jsonl.group import Gate, Pending
-from stenolog.stores.jsonl.writer import Batch
+from stenolog.stores.batches import Batch
+from stenolog.stores.jsonl import open_logs, write_queue
+from stenolog.stores.jsonl.write_queue import Gate, Pending
+from striking import Striking
 
 SECONDS = 20
 
@@ -84,44 +83,59 @@ def test_p8_who_is_struck_twice_does_not_stand_in_the_way(monkeypatch: pytest.Mo
     assert gate.waiting == []
 
 
+class TakenAtTheLastMoment:
+    """A lock that another thread takes after it looked free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("call", ["add_message", "clear"])
+def test_p8_a_gate_that_is_taken_at_the_last_moment_is_waited_for_within_the_time_limit(
+    tmp_path: Path, call: str
+) -> None:
+    with JSONLStore(tmp_path, busy_timeout=0.05) as store:
+        store.add_message("a", "user", "opens the log")
+        gate = store._queue._gate("a")
+        real, gate.lock = gate.lock, cast("Any", TakenAtTheLastMoment())
+        told: list[object] = []
+
+        calls: dict[str, Callable[[], object]] = {
+            "add_message": lambda: store.add_message("a", "user", "waits"),
+            "clear": lambda: store.clear("a"),
+        }
+
+        def caller() -> None:
+            try:
+                told.append(calls[call]())
+            except StoreBusy as error:
+                told.append(error)
+
+        thread = threading.Thread(target=caller, daemon=True)
+        thread.start()
+        thread.join(SECONDS)
+        hangs = thread.is_alive()
+        gate.lock.release()
+        thread.join(SECONDS)
+        gate.lock = real
+        assert not hangs
+        assert isinstance(told[0], StoreBusy)
+
+
 # --- Ctrl-C ----------------------------------------------------------------------------------
 
-_STRIKES = ("CALL", "RESUME", "JUMP_BACKWARD")
-"""The instructions after which the interpreter looks for signals."""
-_PATHS = {module.__file__ for module in (group, turns, table, usual)}
-
-
-def _places(code: CodeType) -> dict[int, str]:
-    return {one.offset: one.opname for one in dis.get_instructions(code)}
-
-
-class Striking:
-    """Ctrl-C at the n-th place where the interpreter may raise it, once it is armed."""
-
-    def __init__(self, number: int) -> None:
-        self.armed = threading.Event()
-        self.where = ""
-        self._left = number
-
-    def trace(self, frame: FrameType, _event: str, _arg: Any) -> Any:
-        if frame.f_code.co_filename not in _PATHS:
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        names, before = _places(frame.f_code), "RESUME"
-
-        def within(frame: FrameType, event: str, _arg: Any) -> Any:
-            nonlocal before
-            if event == "opcode":
-                last, before = before, names[frame.f_lasti]
-                if last.startswith(_STRIKES) and before != "RESUME" and self.armed.is_set():
-                    self._left -= 1
-                    if self._left == 0:
-                        code = frame.f_code
-                        self.where = f"{code.co_name}, line {frame.f_lineno}, {before}"
-                        raise KeyboardInterrupt(self.where)
-            return within
-
-        return within
+_MODULES = (write_queue, open_logs)
 
 
 class Caller(threading.Thread):
@@ -133,21 +147,18 @@ class Caller(threading.Thread):
         self._append, self._strike = append, strike
 
     def run(self) -> None:
-        if self._strike is not None:
-            sys.settrace(self._strike.trace)
         try:
-            self.told = self._append()
+            with self._strike.watching() if self._strike is not None else nullcontext():
+                self.told = self._append()
         except BaseException as error:  # noqa: BLE001  it is what the test looks at
             self.told = error
-        finally:
-            sys.settrace(None)
 
 
 def _strike_at(number: int, store: JSONLStore, path: Path) -> str:
     """Let Ctrl-C strike the leader of three callers; where it did, or nothing."""
-    key, strike = f"{number}", Striking(number)
+    key, strike = f"{number}", Striking(number, _MODULES)
     store.add_message(key, "user", "before")
-    gate = store._turns._gate(key)
+    gate = store._queue._gate(key)
     callers = [
         Caller(lambda: store.add_message(key, "user", "leader"), strike),
         Caller(lambda: store.add_message(key, "user", "second")),
@@ -204,7 +215,7 @@ def test_p7_p8_ctrl_c_at_any_place_of_an_append_leaves_nothing_locked(fast_path:
     struck = list[str]()
     with JSONLStore(fast_path) as store:
         while not struck or struck[-1]:
-            key, strike = f"{len(struck)}", Striking(len(struck) + 1)
+            key, strike = f"{len(struck)}", Striking(len(struck) + 1, _MODULES)
             for _ in range(2):  # so that the last of three has the shortest way
                 store.add_message(key, "user", "before")
             strike.armed.set()
@@ -215,4 +226,4 @@ def test_p7_p8_ctrl_c_at_any_place_of_an_append_leaves_nothing_locked(fast_path:
             assert [m.content for m in store.get_history(key)][2:] in ([], ["x"]), strike.where
             assert store.add_message(key, "user", "after") in (3, 4), strike.where
             struck.append(strike.where)
-    assert {"append_at_once"} == {where.partition(",")[0] for where in struck[:-1]}
+    assert {"append_at_once", "fast_append"} == {where.partition(",")[0] for where in struck[:-1]}

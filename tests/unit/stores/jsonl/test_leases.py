@@ -32,7 +32,7 @@ from stenolog.stores.jsonl import leases, trash
 from stenolog.stores.jsonl.log import Log
 
 KEY = "telegram:123"
-PATIENCE = 20
+PATIENCE = 120
 
 _HOLD = """
 import sys
@@ -318,7 +318,7 @@ def test_who_looks_for_ever_is_not_waited_for_that_long(store: JSONLStore, lock:
 def test_a_purge_just_before_the_write_is_seen_and_leaves_no_file(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch, write: Callable[[JSONLStore], object]
 ) -> None:
-    lock, at_once, purged = store._logs.lock, store._turns.append_at_once, list[int]()
+    lock, at_once, purged = store._logs.lock, store._queue.append_at_once, list[int]()
 
     def purge() -> None:
         if not purged:
@@ -335,7 +335,7 @@ def test_a_purge_just_before_the_write_is_seen_and_leaves_no_file(
 
     with store.lease(KEY, ttl=60) as lease:
         monkeypatch.setattr(store._logs, "lock", purge_first)
-        monkeypatch.setattr(store._turns, "append_at_once", purge_before_the_usual)
+        monkeypatch.setattr(store._queue, "append_at_once", purge_before_the_usual)
         with pytest.raises(LeaseLost):
             write(lease.store)
     assert purged == [1]
@@ -375,7 +375,7 @@ def test_p9_a_write_of_a_turn_is_the_usual_one_with_one_look_at_the_turn(
         assert len(looks) == 1
         behind.set_summary(KEY, "x")
         assert len(looks) == 2
-        monkeypatch.setattr(store._turns, "append", None)
+        monkeypatch.setattr(store._queue, "append", None)
         assert behind.add_message(KEY, "user", "3") == 3
         assert len(looks) == 3
 
@@ -456,7 +456,7 @@ def test_a_turn_that_is_taken_while_a_purge_is_at_it_is_none(
         assert store.purge(KEY).messages == 1
         taking.join(PATIENCE)
     assert [type(error) for error in told] == [NoSuchSession]
-    assert not list(lock.parent.iterdir())
+    assert [path.name for path in lock.parent.iterdir()] == [leases.HIGHEST]
     assert store.list_sessions() == []
 
 
@@ -507,3 +507,71 @@ def test_p8_a_closed_store_stays_closed_in_a_forked_child(tmp_path: Path) -> Non
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_p7_the_epoch_grows_across_a_purge_and_a_clock_that_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        epochs = []
+        for key in ("a", "b", "a", "a"):
+            store.add_message(key, "user", "hello")
+            with store.lease(key, ttl=60) as lease:
+                epochs.append(lease.epoch)
+            store.purge(key)
+            set_back = time.time_ns() - 3_600 * 10**9
+            monkeypatch.setattr(time, "time_ns", lambda now=set_back: now)
+        first, _, second, third = epochs
+        assert first < second < third
+    [left] = (tmp_path / "sessions" / "locks").iterdir()
+    assert left.name == leases.HIGHEST
+    assert int(left.read_bytes()) == max(epochs)
+    assert left.stat().st_mode & 0o777 == 0o600
+
+
+def test_p7_the_epoch_grows_if_a_lease_begins_while_a_purge_deletes_the_lock_file(
+    store: JSONLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.lease(KEY, ttl=60)
+    record = leases._record_ended
+    begun = list[leases.JSONLLease]()
+
+    def begin_another(*values: Any) -> None:
+        record(*values)
+        if not begun:
+            first.release()
+            lease = leases.take(
+                store._directory, store, KEY, ttl=60, deadline=time.monotonic(), pause=time.sleep
+            )
+            begun.append(lease)
+
+    monkeypatch.setattr(leases, "_record_ended", begin_another)
+    store.purge(KEY)
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    store.add_message(KEY, "user", "a new session")
+
+    assert begun[0].epoch == first.epoch + 1
+    assert begun[0].lost
+    with store.lease(KEY, ttl=60) as lease:
+        assert lease.epoch > begun[0].epoch
+
+
+def test_p7_a_lease_whose_lock_file_is_deleted_while_it_begins_is_taken_again(
+    store: JSONLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = leases.JSONLLease.begin
+    deleted = list[int]()
+
+    def delete_before(lease: leases.JSONLLease) -> None:
+        if not deleted:
+            leases.end(store._directory, KEY)
+            begin(lease)
+            deleted.append(lease.epoch)
+        else:
+            begin(lease)
+
+    monkeypatch.setattr(leases.JSONLLease, "begin", delete_before)
+    with store.lease(KEY, ttl=60) as lease:
+        assert deleted
+        assert not lease.lost
+        lease.store.add_message(KEY, "user", "written with the lease")

@@ -344,7 +344,7 @@ def test_what_a_reader_does_with_content_changes_nothing_for_the_next(tmp_path: 
 
 
 def test_p7_threads_at_one_gate_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stenolog.stores.jsonl.turns.GATES", 1)
+    monkeypatch.setattr("stenolog.stores.jsonl.write_queue.GATES", 1)
     with JSONLStore(tmp_path, busy_timeout=3) as store:
         counts = {"a": 0, "b": 0}
         done = threading.Event()
@@ -404,3 +404,40 @@ def test_p8_a_checkpoint_beyond_the_end_of_what_a_killed_creator_left_is_refused
         with pytest.raises(UsageError, match="the last one is 0"):
             store.checkpoint("a", summary="", upto=1)
         assert store.list_sessions() == []
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of bytes of each read."""
+    counts: list[int] = []
+    real = os.pread
+
+    def pread(descriptor: int, length: int, offset: int) -> bytes:
+        found = real(descriptor, length, offset)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(os, "pread", pread)
+    return counts
+
+
+def test_p9_p12_appends_with_once_read_old_messages_only_the_first_time(
+    tmp_path: Path, bytes_read: list[int]
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        for number in range(50):
+            store.add_message(KEY, "user", "x" * 2_000, once=f"old {number}")
+    with JSONLStore(tmp_path) as store, JSONLStore(tmp_path) as other:
+        store.add_message(KEY, "user", "first", once="first")
+        bytes_read.clear()
+        for number in range(20):
+            store.add_message(KEY, "user", "next", once=f"next {number}")
+            store.add_message(KEY, "user", "plain")
+        assert sum(bytes_read) == 0
+        assert store._logs._open[KEY].messages == []
+        other.add_message(KEY, "user", "elsewhere", once="elsewhere")
+        bytes_read.clear()
+        assert store.add_message(KEY, "user", "elsewhere", once="elsewhere") == 92
+        assert 0 < sum(bytes_read) < 1_000
+        assert store.add_message(KEY, "user", "x" * 2_000, once="old 7") == 8
+        assert store.add_message(KEY, "user", "next", once="next 3") == 58

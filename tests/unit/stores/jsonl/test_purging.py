@@ -27,7 +27,7 @@ from stenolog.sessions.repair import repair
 from stenolog.sessions.verify import examine
 from stenolog.stores.jsonl import trash
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.jsonl.table import flock
+from stenolog.stores.jsonl.open_logs import flock
 
 KEY = "a"
 
@@ -316,7 +316,7 @@ def test_a_key_that_another_program_uses_can_be_purged(tmp_path: Path) -> None:
         assert store.purge("x:y").messages == 1
         with pytest.raises(NoSuchSession):
             store.purge("x:y")
-        assert not list((tmp_path / "sessions" / "locks").iterdir())
+        assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
         assert b"theirs" in foreign.read_bytes()
 
 
@@ -352,11 +352,11 @@ def test_the_lock_file_of_who_has_the_turn_goes_as_well(tmp_path: Path) -> None:
         with store.lease(KEY, ttl=60) as lease:
             assert store.purge(KEY).not_reached == ()
             assert lease.lost
-            assert not list((tmp_path / "sessions" / "locks").iterdir())
+            assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
             say(store, 1)
             store.lease(KEY, ttl=60, wait=0).release()
         assert store.purge(KEY).not_reached == ()
-        assert not list((tmp_path / "sessions" / "locks").iterdir())
+        assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
 
 
 def test_p3_damage_above_the_seq_is_neither_hidden_nor_made_worse(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_p7_a_compaction_that_waited_while_the_session_was_replaced_does_nothing
             two.clear(KEY)
             flock(*arguments)
 
-        monkeypatch.setattr("stenolog.stores.jsonl.store.flock", replaced_meanwhile)
+        monkeypatch.setattr("stenolog.stores.jsonl.compaction.flock", replaced_meanwhile)
         assert one.compact(KEY).archived == 0
         assert archives(tmp_path) == []
         assert one.compact(KEY).archived == 2

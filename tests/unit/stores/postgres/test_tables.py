@@ -25,7 +25,7 @@ from stenolog import (
     StoreBusy,
 )
 from stenolog.sessions.verify import examine
-from stenolog.stores.base import Append
+from stenolog.stores.base import Append, SessionView
 
 TABLES = ("session", "message", "token", "change", "lease")
 
@@ -103,6 +103,23 @@ def test_p3_a_message_that_is_gone_hides_only_itself_and_is_reported(
     assert store.info("a").lost == 1
     [finding] = examine(postgres_url).findings
     assert (finding.kind, finding.key, finding.lost) == ("missing message", "a", ((3, 3),))
+
+
+def test_p3_a_damaged_key_hides_only_its_own_session(
+    store: PostgresStore, server: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("a", "b", "c"):
+        store.add_message(key, "user", "x")
+    store.delete("c")
+    server.execute("UPDATE stenolog.session SET key = '\\xff' WHERE key IN ('b', 'c')")
+    assert store.list_sessions() == ["a"]
+    assert list(store.stamps()) == ["a"]
+    assert store.list_trash() == []
+    assert [mark.key for mark in store.lives()] == ["\\xff", "a", "\\xff"]
+    damaged = store.lives()[2]
+    with pytest.raises(DamagedStore), store.read_life(damaged):
+        pass
+    assert "the session with the key b'\\xff' cannot be read" in caplog.text
 
 
 def test_the_doctor_tells_what_is_wrong_in_the_tables(
@@ -203,6 +220,39 @@ def test_p9_an_append_is_one_exchange_and_tells_of_itself_in_another(
                 [made] = [one for one in proxy.seen[before:] if ".message" in one.text]
                 assert made.status == "I"
                 assert "pg_notify" not in made.text
+
+
+def test_p9_a_view_is_two_exchanges_and_a_refresh_without_news_is_one(
+    postgres_databases: Databases,
+) -> None:
+    url = urlsplit(postgres_databases.new())
+    assert url.port is not None
+    with Proxy(url.port) as proxy:
+        there = url._replace(netloc=url.netloc.replace(str(url.port), str(proxy.port)))
+        with PostgresStore(urlunsplit(there)) as store:
+            store.add_message("a", "user", "x")
+            store.set_summary("a", "text")
+            assert proxy.wait_until(partial(told_of, after=0))
+
+            def exchanges(call: Callable[[], SessionView]) -> tuple[SessionView, int]:
+                before = len(proxy.seen)
+                found = call()
+                store.mark("end")  # seen on the same connection, after all of the call
+                assert proxy.wait_until(lambda seen: any(".mark" in x.text for x in seen[before:]))
+                texts = [one.text for one in proxy.seen[before:]]
+                assert not any("BEGIN" in text for text in texts)
+                # The notifier and the listener name no table.
+                return found, sum(".session" in text or ".message" in text for text in texts)
+
+            view, count = exchanges(lambda: store.view("a"))
+            assert (view.summary, len(view.messages), count) == ("text", 1, 2)
+            tail, count = exchanges(lambda: store.refresh(view))
+            assert (tail.is_tail, tail.messages, count) == (True, (), 1)
+            before = len(proxy.seen)
+            store.add_message("a", "user", "y")
+            assert proxy.wait_until(partial(told_of, after=before))
+            tail, count = exchanges(lambda: store.refresh(view))
+            assert ([message.content for message in tail.messages], count) == (["y"], 2)
 
 
 def test_p8_what_was_prepared_is_prepared_again_after_a_rollback(postgres_url: str) -> None:
@@ -351,3 +401,12 @@ def test_a_life_that_is_written_anew_has_another_stamp(store: PostgresStore) -> 
             writer.write(life, messages)
         stamps.add(store.lives()[0].stamp)
     assert len(stamps) == 4
+
+
+def test_a_session_that_was_deleted_since_it_was_listed_can_be_read(store: PostgresStore) -> None:
+    store.add_message("a", "user", "x")
+    [mark] = store.lives()
+    store.delete("a")
+    with store.read_life(mark) as found:
+        assert found.life.deleted is not None
+        assert [message.content for message in found.messages] == ["x"]

@@ -8,9 +8,9 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append
-from stenolog.stores.sqlite import connections, readers, schema, verify
-from stenolog.stores.sqlite.damage import checksum
+from stenolog.stores.sqlite import readers, schema, verify
 from stenolog.stores.sqlite.queries import SQL
+from stenolog.stores.sqlite.transactions import Transaction, checksum
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_p9_what_is_gone_costs_no_second_look_at_the_rest(
 ) -> None:
     asked: list[str] = []
 
-    class Counting(connections.Transaction):
+    class Counting(Transaction):
         def __init__(self, connection: apsw.Connection) -> None:
             super().__init__(connection)
             execute = connection.execute

@@ -15,8 +15,9 @@ import apsw
 import pytest
 
 from hanging import hanging_on
-from stenolog import SQLiteStore
-from stenolog.stores.sqlite import connections, follow, readers
+from stenolog import SQLiteStore, StoreBusy
+from stenolog.stores.sqlite import connections, dialect, readers
+from stenolog.stores.sqlite.transactions import Transaction
 
 # --- forks -----------------------------------------------------------------------------------
 
@@ -78,15 +79,17 @@ def test_a_forked_child_never_closes_what_is_its_parents(file: Path) -> None:
     subprocess.run([sys.executable, "-c", _ABANDONING, str(file)], check=True, timeout=60)
 
 
-def test_while_a_process_forks_nobody_of_it_is_inside_sqlite(store: SQLiteStore) -> None:
-    database = store.database
-    stopped = database.before_fork()
-    assert stopped
-    assert database._queue.lock.locked()
-    assert not database._readers._free.acquire(blocking=False)
-    database.after_fork_in_parent(stopped=stopped)
-    assert store.add_message("a", "user", "x") == 1
-    assert len(store.get_history("a")) == 1
+def test_no_thread_is_inside_sqlite_while_the_process_forks(file: Path) -> None:
+    with SQLiteStore(file, busy_timeout=0.05) as store:
+        database = store.database
+        stopped = database.before_fork()
+        assert stopped
+        assert database._queue.lock.locked()
+        with pytest.raises(StoreBusy):
+            store.list_sessions()
+        database.after_fork_in_parent(stopped=stopped)
+        assert store.add_message("a", "user", "x") == 1
+        assert len(store.get_history("a")) == 1
 
 
 def test_a_fork_inside_of_a_transaction_does_not_wait_for_itself(store: SQLiteStore) -> None:
@@ -139,7 +142,7 @@ def test_p9_the_log_does_not_grow_for_ever_beside_readers(
 ) -> None:
     monkeypatch.setattr(connections, "_CHECKPOINT_PAGES", 20)
     monkeypatch.setattr(connections, "_TOO_MANY_PAGES", 100)
-    inside: list[AbstractContextManager[connections.Transaction]] = []
+    inside: list[AbstractContextManager[Transaction]] = []
 
     def leave(_writer: connections.Writer, _times: int) -> bool:
         """Who waits for readers finds that they come to their end."""
@@ -168,7 +171,7 @@ def test_p9_the_log_does_not_grow_for_ever_beside_readers(
 def test_a_follower_is_woken_by_a_writer_of_this_process(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "_POLL", 60.0)
+    monkeypatch.setattr(dialect, "FOLLOW_POLL", 60.0)
     following = store.follow("a")
     found: list[object] = []
     reader = threading.Thread(target=lambda: found.extend(m.content for m in islice(following, 2)))
@@ -209,7 +212,7 @@ def test_p9_reading_costs_what_is_visible(
     store.hide("a", 10, 4_990)
     found: list[object] = []
 
-    class Counting(connections.Transaction):
+    class Counting(Transaction):
         def __init__(self, connection: apsw.Connection) -> None:
             super().__init__(connection)
             self.execute = self._counted

@@ -15,13 +15,13 @@ import pytest
 
 from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy, StoreClosed
 from stenolog.stores.base import Append
+from stenolog.stores.batches import twin
 from stenolog.stores.sqlite.gate import Caller, FileLock, Queue
-from stenolog.stores.twins import twin
 
 
 def _soon(reached: Callable[[], bool]) -> None:
     """Wait until this is so: another thread is on its way there."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while not reached():
         assert time.monotonic() < limit, "it never came to that"
         time.sleep(0.0005)
@@ -285,7 +285,7 @@ def test_whatever_strikes_nobody_stays_untold(
 class _LookedAt:
     """A lock at which somebody else comes along between a look at it and what follows."""
 
-    def __init__(self, lock: threading.Lock, then: Callable[[], None]) -> None:
+    def __init__(self, lock: threading.Lock, then: Callable[[], object]) -> None:
         self._lock = lock
         self._then = [then]
 
@@ -301,8 +301,8 @@ class _LookedAt:
     def __exit__(self, *how: object) -> None:
         self._lock.release()
 
-    def acquire(self, *, blocking: bool = True) -> bool:
-        return self._lock.acquire(blocking=blocking)
+    def acquire(self, blocking: bool = True) -> bool:
+        return self._lock.acquire(blocking)
 
     def release(self) -> None:
         self._lock.release()
@@ -333,6 +333,57 @@ def test_p8_nobody_waits_behind_one_who_came_after_the_look(store: SQLiteStore, 
     leave.set()
     other.join(20)
     assert waited == [True], "it waited for as long as the other was at work"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: store.add_message("k", "user", "second"),
+        lambda store: store.set_summary("k", "second"),
+    ],
+    ids=["shared", "alone"],
+)
+def test_p8_a_caller_waits_no_longer_than_busy_timeout_for_a_writer_that_came_first(
+    file: Path, write: Callable[[SQLiteStore], object]
+) -> None:
+    with SQLiteStore(file, busy_timeout=0.1) as store:
+        store.add_message("k", "user", "first")
+        queue = store.database._queue
+        real = queue.lock
+        queue.lock = _LookedAt(real, lambda: bool(real.acquire()))  # type: ignore[assignment]
+        outcome: list[object] = []
+
+        def call() -> None:
+            try:
+                outcome.append(write(store))
+            except StoreBusy as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        try:
+            thread.join(60)
+            assert not thread.is_alive(), "the caller waits for the lock of the queue"
+        finally:
+            real.release()
+            thread.join()
+        assert isinstance(outcome[0], StoreBusy)
+        assert len(store.get_history("k")) == 1
+
+
+def test_p7_a_caller_whose_work_another_has_done_meanwhile_returns_its_result(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        database = store.database
+        queue = database._queue
+        real = queue.lock
+
+        def lead() -> None:
+            with real:
+                queue._lead(queue.waiting[0], database._lead)
+
+        queue.lock = _LookedAt(real, lead)  # type: ignore[assignment]
+        assert store.add_message("k", "user", "first") == 1
+        assert store.add_message("k", "user", "second") == 2
 
 
 # --- closing ---------------------------------------------------------------------------------

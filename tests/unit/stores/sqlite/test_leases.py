@@ -23,8 +23,8 @@ from stenolog import (
     StoreClosed,
 )
 from stenolog.stores.base import Append
+from stenolog.stores.sql.leases import Held
 from stenolog.stores.sqlite import processes
-from stenolog.stores.sqlite.lease import Held
 
 from .conftest import in_namespace
 
@@ -32,7 +32,7 @@ from .conftest import in_namespace
 def _take_over(store: SQLiteStore, key: str) -> None:
     """As if the holder's time were over and another had come."""
     with store.database.write() as transaction:
-        transaction.execute("UPDATE lease SET expires = 1 WHERE key = ?", (key,))
+        transaction.execute("UPDATE lease SET expires = 1, process = '' WHERE key = ?", (key,))
     store.lease(key, ttl=60).release()
 
 
@@ -220,7 +220,7 @@ def test_a_lease_is_written_down_for_closing_before_it_counts(file: Path) -> Non
 def test_once_closing_has_begun_no_lease_is_taken(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "x")
-        store._held.release(store.database)
+        store._held.close()
         with pytest.raises(StoreClosed):
             store.lease("a", ttl=600)
         with SQLiteStore(file) as other:
@@ -273,36 +273,33 @@ def _later(clock: Callable[[], float], ahead: int) -> float:
     return clock() + ahead
 
 
-def test_a_lease_that_was_taken_when_the_clock_was_ahead_keeps_nobody_out(
-    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def _clock(ahead: int) -> Iterator[None]:
+    """The wall clock of this process, set ahead or back by so many seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", partial(_later, time.time, ahead))
+        patch.setattr(time, "time_ns", partial(_later, time.time_ns, ahead * 10**9))
+        yield
+
+
+def _forget_process(store: SQLiteStore) -> None:
+    """As if another machine, or an older version, had taken the lease."""
+    with store.database.write() as transaction:
+        transaction.execute("UPDATE lease SET process = ''")
+
+
+def test_a_lease_of_another_machine_taken_when_its_clock_was_ahead_keeps_nobody_out(
+    store: SQLiteStore,
 ) -> None:
     store.add_message("a", "user", "x")
     for ahead in (3600, 0):
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time", partial(_later, time.time, ahead))
-            patch.setattr(time, "time_ns", partial(_later, time.time_ns, ahead * 10**9))
+        with _clock(ahead):
             lease = store.lease("a", ttl=60, wait=0)
+            _forget_process(store)
             assert not lease.lost
         assert lease.lost == bool(ahead)
     with pytest.raises(StoreBusy):
         store.lease("a", ttl=60, wait=0)
-
-
-def test_a_renewal_counts_from_the_time_when_it_was_made(
-    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.add_message("a", "user", "x")
-    lease = store.lease("a", ttl=60)
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "time", partial(_later, time.time, 3600))
-        patch.setattr(time, "time_ns", partial(_later, time.time_ns, 3600 * 10**9))
-        lease.renew()
-        seen = [lease.lost]
-    seen.append(lease.lost)
-    lease.renew()
-    seen.append(lease.lost)
-    assert seen == [False, True, False]
-    lease.release()
 
 
 def test_a_lease_whose_time_is_damaged_keeps_nobody_out(store: SQLiteStore) -> None:
@@ -311,6 +308,7 @@ def test_a_lease_whose_time_is_damaged_keeps_nobody_out(store: SQLiteStore) -> N
         lease = store.lease("a", ttl=60)
         with store.database.write() as transaction:
             transaction.execute("UPDATE lease SET since = CAST(? AS TEXT)", (spoilt,))
+        _forget_process(store)
         assert lease.lost
         store.lease("a", ttl=60, wait=0).release()
     with store.lease("a", ttl=60):
@@ -318,6 +316,36 @@ def test_a_lease_whose_time_is_damaged_keeps_nobody_out(store: SQLiteStore) -> N
             transaction.execute("UPDATE lease SET holder = CAST(x'ff' AS TEXT)")
         with pytest.raises(StoreBusy, match="since 2"):
             store.lease("a", ttl=60, wait=0)
+
+
+@pytest.mark.parametrize("ahead", [-3600, -3, 0, 3, 61, 3600])
+def test_p7_setting_the_clock_does_not_take_the_turn_from_a_living_holder(
+    store: SQLiteStore, file: Path, ahead: int
+) -> None:
+    store.add_message("a", "user", "x")
+    with _holder(file, _WAITS), _clock(ahead):
+        assert not _is_free(store)
+    lease = store.lease("a", ttl=60)
+    with _clock(ahead):
+        assert not lease.lost
+        lease.renew()
+        assert not lease.lost
+    assert not lease.lost
+    lease.release()
+
+
+def test_a_lease_runs_out_by_the_monotonic_clock(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("a", "user", "x")
+    lease = store.lease("a", ttl=60)
+    for later, lost in ((59, False), (61, True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", partial(_later, time.monotonic, later))
+            assert lease.lost == lost
+            lease.renew()
+            assert not lease.lost
+        lease.renew()
 
 
 # --- holders that are gone -------------------------------------------------------------------
@@ -546,17 +574,18 @@ def test_a_turn_that_could_not_be_taken_is_free_in_this_process(store: SQLiteSto
     assert _is_free(store)
 
 
-def test_a_turn_goes_on_that_somebody_could_not_take_over(store: SQLiteStore) -> None:
-    store.add_message("a", "user", "x")
-    lease = store.lease("a", ttl=600)
-    with store.database.write() as transaction:
-        transaction.execute("UPDATE lease SET expires = 1")
-    with _no_room(), pytest.raises(StenologError):
-        store.lease("a", ttl=600)
-    lease.renew()
-    assert not lease.lost
-    assert not _is_free(store)
-    lease.release()
+def test_a_turn_goes_on_that_somebody_could_not_take_over(file: Path) -> None:
+    with SQLiteStore(file, busy_timeout=0.2) as store:
+        store.add_message("a", "user", "x")
+        lease = store.lease("a", ttl=600)
+        with store.database.write() as transaction:
+            transaction.execute("UPDATE lease SET expires = 1")
+        with _no_room(), pytest.raises(StenologError):
+            store.lease("a", ttl=600)
+        lease.renew()
+        assert not lease.lost
+        assert not _is_free(store)
+        lease.release()
 
 
 @told

@@ -10,7 +10,6 @@ import pytest
 
 import needs
 from stenolog import JSONLBackend, SQLiteStore, StoreBusy
-from stenolog.stores.sqlite import life
 
 
 def _left_behind(file: Path, *, key: str = "a") -> None:
@@ -95,7 +94,7 @@ def test_p4_the_end_of_one_purge_is_not_the_end_of_another(
     monkeypatch.setattr(store.database, "rewrite", rewrite_while_another_begins)
     store.purge("mine")
     with store.database.read() as transaction:
-        assert life.unfinished(transaction)
+        assert transaction.unfinished_purges()
 
 
 def test_p9_a_lease_that_was_released_is_forgotten(store: SQLiteStore) -> None:
@@ -143,11 +142,11 @@ def test_an_alias_that_cannot_be_looked_up_begins_no_second_session(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_message("telegram:1", "user", "x")
-    from stenolog.sessions import alias_marks
+    from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
 
-    alias_marks.prepare(store)
+    prepare_alias_mark(store)
     store.set_meta("telegram:1", aliases=["telegram_1"])
-    alias_marks.change(store)
+    change_alias_mark(store)
     sessions = JSONLBackend(store)
     info = store.info
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -456,6 +456,24 @@ def test_p8_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(tmp_path: 
             assert store.add_message(KEY, "user", "x" * 20_000) == stored + 1
         with open_store(f"sqlite:{mounted}/sessions.db") as store:
             assert len(store.get_history(KEY)) == stored + 1
+
+
+def test_a_store_on_a_full_disk_can_be_opened_to_read(tmp_path: Path) -> None:
+    needs.kernel("mount")
+    with tiny_tmpfs(tmp_path, "2m") as mounted:
+        where = f"sqlite:{mounted}/sessions.db"
+        with SQLiteStore(mounted / "sessions.db") as store:
+            stored = _fill(store)
+            with (mounted / "rest").open("wb", 0) as rest, suppress(OSError):
+                while True:
+                    rest.write(b"x" * 512)
+            assert os.statvfs(mounted).f_bavail == 0
+            with open_store(where, read_only=True) as reader:
+                assert len(reader.get_history(KEY)) == stored
+        with open_store(where, read_only=True) as reader:
+            assert len(reader.get_history(KEY)) == stored
+        with pytest.raises(StoreUnavailable, match="the disk is full; free some space"):
+            open_store(where)
 
 
 # --- locks, and the end ----------------------------------------------------------------------

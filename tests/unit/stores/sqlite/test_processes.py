@@ -17,7 +17,7 @@ from stenolog.stores.sqlite.processes import Process, current, is_gone, parse
 
 from .conftest import in_namespace
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 _WHO = "from stenolog.stores.sqlite import processes; print(processes.current(), flush=True); "
 _WAITS = _WHO + "input()"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stenolog import DamagedStore, SQLiteStore, StoreBusy
-from stenolog.stores.sqlite.connections import Transaction
 from stenolog.stores.sqlite.gate import Caller
+from stenolog.stores.sqlite.transactions import Transaction
 
 
 @contextmanager

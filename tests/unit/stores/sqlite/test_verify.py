@@ -106,3 +106,18 @@ def test_files_that_are_not_ours_or_not_yet(tmp_path: Path, used: Path) -> None:
     assert [one.kind for one in verify.examine(used).findings] == ["newer format"]
     with pytest.raises(StoreUnavailable):
         verify.examine(tmp_path / "nothing.db")
+
+
+def test_repair_of_a_purged_session_keeps_hidden_messages_hidden(used: Path) -> None:
+    with SQLiteStore(used) as store:
+        store.hide("a", 20, 21)
+        store.purge("a", before=5)
+        before = [message.seq for message in store.get_history("a")]
+    _spoil(used, "UPDATE state SET body = CAST('{}' AS BLOB) WHERE session = 1")
+    [result] = verify.repair(used)
+    assert (result.finding.kind, result.done) == ("damaged state", True)
+    assert verify.examine(used).findings == ()
+    with SQLiteStore(used) as store:
+        assert [message.seq for message in store.get_history("a")] == before
+        assert store.info("a").lost == 0
+    assert verify.repair(used) == []

@@ -12,9 +12,10 @@ import pytest
 import memory_disk
 from stenolog.errors import SessionDeleted
 from stenolog.records import Message
+from stenolog.stores import following
 from stenolog.stores.base import Store
+from stenolog.stores.following import Changed, changed_between, follow_changes
 from stenolog.stores.opening import open_store
-from stenolog.stores.watching import Changed, changed_between, follow_changes
 
 ENGINES = ("jsonl", "sqlite", "memory", "postgresql")
 
@@ -25,7 +26,10 @@ def _open(engine: str, folder: Path, url: str) -> Store:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_messages_and_changes_come_in_their_order(engine: str, own_url: str) -> None:
+def test_messages_and_changes_come_in_their_order(
+    engine: str, own_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
     with memory_disk.folder() as folder, _open(engine, folder, own_url) as store:
         for number in range(4):
             store.add_message("s", "user", f"m{number}")
@@ -73,7 +77,7 @@ def _have(found: list[Message | Changed], count: int) -> bool:
 
 
 def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline, "it was never told"
         time.sleep(0.005)

@@ -18,9 +18,18 @@ from hypothesis import strategies as st
 
 import needs
 from stenolog.codec import encode_object
+from stenolog.errors import (
+    LeaseLost,
+    NoSuchSession,
+    OnceConflict,
+    StoreBusy,
+    StoreClosed,
+    UsageError,
+)
+from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores import json_file
+from stenolog.stores.base import Store
 from stenolog.stores.json_file import Kept, KeptMessage
-from stenolog.stores.legacy_json import SessionManager
 from stenolog.testing.strategies import messages, texts
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "picoclaw-legacy"
@@ -36,13 +45,17 @@ OURS: dict[str, Any] = {
 
 _WRITER = """
 import sys
-from stenolog.stores.legacy_json import SessionManager
+from stenolog.sessions.session_manager import SessionManager
 
 sessions = SessionManager(sys.argv[1])
 for number in range(int(sys.argv[3])):
     seq = sessions.add_message("k", "user", f"{sys.argv[2]}.{number}")
     print(seq, f"{sys.argv[2]}.{number}", flush=True)
 """
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 def _contents(sessions: SessionManager, key: str = "k", **options: Any) -> list[Any]:
@@ -378,3 +391,105 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
     sessions.add_message("k", "user", "a")
     sessions.get_history("k")
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above
+
+
+# --- the store below -------------------------------------------------------------------------
+
+
+def test_session_manager_has_a_store_with_the_calls_that_files_can_serve(tmp_path: Path) -> None:
+    sessions = SessionManager(tmp_path)
+    store = sessions.store
+    assert isinstance(store, Store)
+    assert store.add_messages("k", [_user("a"), _user("b")], once="t") == [1, 2]
+    assert store.add_messages("k", [_user("a"), _user("b")], once="t") == [1, 2]
+    with pytest.raises(OnceConflict):
+        store.add_messages("k", [_user("a"), _user("other")], once="t")
+    popped = store.pop("k")
+    assert popped is not None
+    assert popped.content == "b"
+    assert _contents(sessions) == ["a"]
+    store.hide("k", -5, 10**12)
+    assert _contents(sessions) == []
+    store.add_message("k", "user", "c")
+    store.set_summary("k", "an abc")
+    store.clear("k", upto=2)
+    assert (_contents(sessions), store.get_summary("k")) == (["c"], "")
+    store.set_meta("k", title="Letters")
+    info = store.info("k")
+    assert (info.last_seq, info.floor, info.visible, info.meta) == (3, 2, 1, {"title": "Letters"})
+    (news,) = store.follow("k", after=2, uid=info.uid, timeout=0)
+    assert news.content == "c"
+    before = store.stamps()
+    SessionManager(tmp_path).add_message("k", "user", "from another process")
+    assert store.stamps() != before
+    with pytest.raises(NoSuchSession):
+        store.info("unknown")
+    with pytest.raises(UsageError, match="undo is not available"):
+        store.undo("k")
+    assert SessionManager(tmp_path).store.get_history("k") == store.get_history("k")
+
+
+def test_a_lease_of_a_session_manager_has_one_holder_and_fences_its_writes(tmp_path: Path) -> None:
+    sessions = SessionManager(tmp_path)
+    store = sessions.store
+    with pytest.raises(NoSuchSession):
+        store.lease("k", ttl=10)
+    store.set_meta("k", title="new")
+    lease = store.lease("k", ttl=10)
+    with pytest.raises(StoreBusy):
+        store.lease("k", ttl=10, wait=0)
+    assert lease.store.add_message("k", "user", "mine") == 1
+    lease.renew()
+    lease.release()
+    assert lease.lost
+    with pytest.raises(LeaseLost):
+        lease.store.add_message("k", "user", "late")
+    with store.lease("k", ttl=10, wait=0) as other:
+        assert other.epoch > lease.epoch
+    sessions.close()
+    with pytest.raises(StoreClosed):
+        other.store.get_history("k")
+
+
+def test_a_view_shows_what_is_more_than_an_append(tmp_path: Path) -> None:
+    sessions, other = SessionManager(tmp_path), SessionManager(tmp_path)
+    sessions.add_message("a", "user", "1")
+    view = sessions.store.view("a")
+    other.add_message("a", "user", "2")
+    newer = sessions.store.refresh(view)
+    assert view.holds(newer.uid, newer.generation, newer.change)
+    other.store.clear("a")
+    cleared = sessions.store.refresh(newer)
+    assert not newer.holds(cleared.uid, cleared.generation, cleared.change)
+    sessions.store.set_meta("a", name="b")
+    named = sessions.store.refresh(cleared)
+    assert not cleared.holds(named.uid, named.generation, named.change)
+
+
+def test_a_view_is_taken_although_the_session_changes_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, other = SessionManager(tmp_path), SessionManager(tmp_path)
+    sessions.add_message("a", "user", "0")
+    read: Any = sessions.store.get_history
+
+    def read_and_change(*values: Any, **named: Any) -> Any:
+        other.add_message("a", "user", "more")
+        assert len(other.get_history("a")) < 5, "it never ends"
+        return read(*values, **named)
+
+    monkeypatch.setattr(sessions.store, "get_history", read_and_change)
+    view = sessions.store.view("a")
+    assert view.info.visible == len(view.messages)
+
+
+def test_the_store_has_views(tmp_path: Path) -> None:
+    with SessionManager(tmp_path) as sessions:
+        sessions.add_message("a", "user", "1")
+        sessions.set_summary("a", "so far")
+        view = sessions.store.view("a")
+        assert (view.summary, [m.content for m in view.messages]) == ("so far", ["1"])
+        sessions.add_message("a", "user", "2")
+        newer = view.merged(sessions.store.refresh(view))
+        assert newer == sessions.store.view("a")
+        assert [m.content for m in sessions.store.view("a", 1).messages] == ["2"]

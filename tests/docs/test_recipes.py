@@ -1,0 +1,46 @@
+"""Recipes of the pages, tried in the situation that they are for."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from stenolog.records import Message
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _recipe(page: str, name: str, **given: Any) -> Any:
+    """Return a function that a page defines, with these names in its module."""
+    text = (ROOT / page).read_text()
+    [block] = re.findall(rf"```python\n((?:(?!```).)*?def {name}\(.*?)```", text, re.DOTALL)
+    module = dict(given)
+    exec(compile(block, page, "exec"), module)
+    return module[name]
+
+
+def _answered(store: Store) -> dict[str, int]:
+    """Return how many answers each question got."""
+    messages = store.get_history("k")
+    asked = [message.content for message in messages if message.role == "user"]
+    answers = [str(message.content) for message in messages if message.role == "assistant"]
+    return {question: sum(question in answer for answer in answers) for question in asked}
+
+
+def test_a_message_that_arrives_during_the_model_call_is_answered() -> None:
+    store = InMemoryStore()
+
+    def model(window: list[Message]) -> str:
+        if len(window) == 1:
+            store.add_message("k", "user", "Who wrote Hamlet?", once="2")
+        asked = [message.content for message in window if message.role == "user"]
+        return f"an answer to: {asked[-1]}"
+
+    on_update = _recipe("docs/library.md", "on_update", store=store, model=model)
+    on_update("k", "What is 2+2?", "1")
+    on_update("k", "Who wrote Hamlet?", "2")
+    assert _answered(store) == {"What is 2+2?": 1, "Who wrote Hamlet?": 1}
+    on_update("k", "Who wrote Hamlet?", "2")
+    on_update("k", "What is 2+2?", "1")
+    assert _answered(store) == {"What is 2+2?": 1, "Who wrote Hamlet?": 1}

@@ -1,0 +1,125 @@
+"""A plain chat turn makes few store calls and thread hops, on every engine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from gateway.served import Served
+from gateway.turn_recorder import Recorder, record
+from proxy import Exchange, Proxy
+from stenolog.agent.spec import AgentSpec
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
+from stenolog.stores.jsonl.leases import JSONLLease
+from stenolog.stores.jsonl.store import JSONLStore
+from stenolog.stores.postgres.store import PostgresStore
+from stenolog.stores.sql.leases import SQLLease
+from stenolog.stores.sqlite.store import SQLiteStore
+
+ENGINES: dict[str, tuple[Any, Any]] = {
+    "memory": (InMemoryStore, InMemoryLease),
+    "jsonl": (JSONLStore, JSONLLease),
+    "sqlite": (SQLiteStore, SQLLease),
+    "postgres": (PostgresStore, SQLLease),
+}
+HOURS = 10_000.0
+"""Time to live of leases: the gateway looks for unfinished turns in the background once in it."""
+MAX_HOPS = 6
+MAX_CALLS = {"memory off": 8, "memory on": 16}
+"""A turn with memory also brings the search index up to date."""
+MAX_EXCHANGES = 12
+"""Exchanges with PostgreSQL until the lease is released."""
+
+
+@contextmanager
+def place(engine: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Yield the place of a new store."""
+    match engine:
+        case "postgres":
+            yield request.getfixturevalue("own_url")
+        case "memory":
+            yield "memory:"
+        case "sqlite":
+            yield f"sqlite:{folder / 'steno.db'}"
+        case _:
+            yield str(folder)
+
+
+def spec(*, memory: bool) -> AgentSpec:
+    """Return an agent without tools."""
+    return AgentSpec(memory=memory, consolidation=False, tools=False)
+
+
+def chat(served: Served, client: Any, content: str) -> None:
+    """Send one message, and wait for the answer and for what is done after it."""
+    body = {"messages": [{"role": "user", "content": content}]}
+    answer = client.post("/v1/chat/completions", json=body, headers={"X-Session-Key": "work"})
+    assert answer.json()["choices"][0]["message"]["content"] == f"to {content}"
+    served.quiet()
+
+
+def plain_turn(recorder: Recorder, served: Served) -> tuple[list[str], list[list[str]]]:
+    """Run a turn in a session that exists; return its store calls, all and by thread hop."""
+    notes = served.loop.registry.agent().notes
+    recorder.watched = lambda store: store is not notes
+    with served.client() as client:
+        chat(served, client, "Hello.")
+        chat(served, client, "How are you?")
+        recorder.clear()
+        chat(served, client, "What is new?")
+        return list(recorder.calls), list(recorder.hops)
+
+
+@pytest.mark.parametrize("memory", MAX_CALLS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_plain_turn_makes_few_store_calls_and_thread_hops(
+    engine: str,
+    memory: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = record(monkeypatch, *ENGINES[engine])
+    model = ScriptedModel(lambda messages, _: f"to {messages[-1]['content']}")
+    with (
+        place(engine, tmp_path, request) as where,
+        Served(where, model, spec=spec(memory=memory == "memory on"), ttl=HOURS) as served,
+    ):
+        calls, hops = plain_turn(recorder, served)
+    assert len(calls) <= MAX_CALLS[memory], hops
+    assert len(hops) <= MAX_HOPS, hops
+    assert "mark" not in calls or memory == "memory on", "aliases are resolved once per session"
+
+
+def test_a_plain_turn_makes_few_exchanges_with_postgresql(own_url: str) -> None:
+    model = ScriptedModel(lambda messages, _: f"to {messages[-1]['content']}")
+    url = urlsplit(own_url)
+    assert url.port is not None
+    with Proxy(url.port) as proxy:
+        there = url._replace(netloc=url.netloc.replace(str(url.port), str(proxy.port)))
+        agent = spec(memory=False)
+        with (
+            Served(urlunsplit(there), model, spec=agent, ttl=HOURS) as served,
+            served.client() as client,
+        ):
+            chat(served, client, "Hello.")
+            chat(served, client, "How are you?")
+            turns = []
+            for number in range(4):
+                before = len(proxy.seen)
+                chat(served, client, f"What is new? {number}")
+                turns.append(_until_release(proxy.seen[before:]))
+    # The gateway looks for unfinished turns once in the background.
+    fewest = min(turns, key=len)
+    assert len(fewest) <= MAX_EXCHANGES, "\n".join(fewest)
+
+
+def _until_release(seen: list[Exchange]) -> list[str]:
+    """Return the exchanges of a turn. Notifications are sent in the background."""
+    texts = [exchange.text for exchange in seen]
+    released = next(at for at, text in enumerate(texts) if "SET expires = '-infinity'" in text)
+    return [text for text in texts[: released + 1] if "pg_notify" not in text]

@@ -1,0 +1,62 @@
+"""Turns are taken over after a time, whatever the clock of the machine says that stored them."""
+
+import asyncio
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+
+import pytest
+
+from stenolog.agent import resume
+from stenolog.agent.resume import IdleSessions
+from stenolog.providers.scripted import ScriptedModel
+from unit.agent.agents import KEY, agent_loop, roles, say, until
+
+
+class _TenMinutesBehind(datetime):
+    """The clock of a reader to which the writer's clock is ten minutes ahead."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) - timedelta(minutes=10)
+
+
+async def _leave_unanswered(folder: Path) -> None:
+    """Store a message whose turn is cut off."""
+    async with agent_loop("jsonl", folder, ScriptedModel(["word " * 1_000], pause=0.05)) as loop:
+        speaking = asyncio.create_task(say(loop, "Are you there?"))
+        await until(lambda: KEY in loop.busy)
+        await loop.close(patience=0)
+        await asyncio.gather(speaking, return_exceptions=True)
+
+
+def test_a_message_of_a_clock_that_is_ahead_is_taken_over_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(resume, "monotonic", lambda: now, raising=False)
+
+    async def main() -> None:
+        nonlocal now
+        await _leave_unanswered(tmp_path)
+        monkeypatch.setattr(resume, "datetime", _TenMinutesBehind)
+        async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
+            assert await loop.resume(idle_for=20.0) == []
+            now += 19.0
+            assert await loop.resume(idle_for=20.0) == []
+            now += 1.0
+            [answer] = await loop.resume(idle_for=20.0)
+            assert (answer.text, roles(loop)[0]) == ("Yes.", "user")
+
+    asyncio.run(main())
+
+
+def test_a_new_message_begins_the_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(resume, "monotonic", lambda: now)
+    idle = IdleSessions()
+    assert idle.seconds(None, "a", 1) == 0.0
+    now += 5.0
+    assert (idle.seconds(None, "a", 1), idle.seconds("ada", "a", 1)) == (5.0, 0.0)
+    assert idle.seconds(None, "a", 2) == 0.0
+    now += 3.0
+    assert idle.seconds(None, "a", 2) == 3.0

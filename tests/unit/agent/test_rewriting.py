@@ -1,0 +1,202 @@
+"""/clear, /retry and /edit never hide a message that arrives meanwhile without answering it."""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent import commands
+from stenolog.agent.events import Answer, Heard, Inbound
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.rewriting import last_seq, rewrite
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.records import Message
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.opening import open_store
+from unit.agent.agents import KEY, STORES, agent_loop, bodies, open_agent, say
+
+with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+every_store = pytest.mark.parametrize("store", STORES)
+
+
+class Killed(BaseException):
+    """Stands for a `kill -9` at the line that raises it."""
+
+
+def _echo(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    del tools
+    return f"to {messages[-1]['content']}"
+
+
+def _contents(loop: AgentLoop) -> list[Any]:
+    return [body["content"] for body in bodies(loop)]
+
+
+async def _say_at_the_lease(
+    loop: AgentLoop, command: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Answer, Answer]:
+    """Send a command, and a message that is stored right before the command gets its lease."""
+    store: Any = loop.registry.agent().store
+    take, event_loop, stored = store.lease, asyncio.get_running_loop(), threading.Event()
+    asking: list[asyncio.Task[Answer]] = []
+
+    def hear(event: object) -> None:
+        if isinstance(event, Heard):
+            stored.set()
+
+    def ask() -> None:
+        message = Inbound(key=KEY, content="late", id="late")
+        asking.append(asyncio.create_task(loop.hear(message, tell=hear)))
+
+    def lease(*values: Any, **named: Any) -> Any:
+        if not asking:
+            event_loop.call_soon_threadsafe(ask)
+            assert stored.wait(30)
+        return take(*values, **named)
+
+    monkeypatch.setattr(store, "lease", lease)
+    answer = await say(loop, command)
+    return answer, await asyncio.wait_for(asking[0], 30)
+
+
+@with_store
+def test_clear_does_not_hide_a_message_that_arrives_after_it(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            await say(loop, "early")
+            cleared, late = await _say_at_the_lease(loop, "/clear", monkeypatch)
+            assert "is hidden" in cleared.text
+            assert (late.outcome, late.text) == ("answered", "to late")
+            assert _contents(loop) == ["late", "to late"]
+
+    asyncio.run(main())
+
+
+@with_store
+@pytest.mark.parametrize("command", ["/edit other", "/retry"])
+def test_rewriting_commands_do_not_touch_a_message_that_arrives_after_them(
+    store: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            await say(loop, "early")
+            rewritten, late = await _say_at_the_lease(loop, command, monkeypatch)
+            assert "nothing was changed" in rewritten.text
+            assert (late.outcome, late.text) == ("answered", "to late")
+            assert _contents(loop) == ["early", "to early", "late", "to late"]
+
+    asyncio.run(main())
+
+
+@every_store
+def test_clear_is_refused_while_a_message_is_being_stored(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            sessions: Any = loop.registry.agent().sessions
+            add, begun, go_on = sessions.add_full_message, threading.Event(), threading.Event()
+
+            def slowly(*values: Any, **named: Any) -> Any:
+                begun.set()
+                assert go_on.wait(30)
+                return add(*values, **named)
+
+            monkeypatch.setattr(sessions, "add_full_message", slowly)
+            asking = asyncio.create_task(say(loop, "early"))
+            await asyncio.to_thread(begun.wait, 30)
+            cleared = await say(loop, "/clear")
+            go_on.set()
+            assert "An answer is being written" in cleared.text
+            assert (await asking).text == "to early"
+            assert _contents(loop) == ["early", "to early"]
+
+    asyncio.run(main())
+
+
+def _place(store: str, folder: Path) -> str:
+    return f"sqlite:{folder / 'steno.db'}" if store == "sqlite" else str(folder)
+
+
+@with_store
+def test_p2_rewrite_killed_anywhere_leaves_a_new_message_visible(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(_place(store, tmp_path)) as written:
+        written.add_message(KEY, "user", "first")
+        written.add_message(KEY, "assistant", "answer")
+
+        def make(history: list[Message]) -> list[Message]:
+            with open_store(_place(store, tmp_path)) as other:
+                other.add_message(KEY, "user", "late", once="late")
+            return history[:1]
+
+        def killed(key: str) -> None:
+            del key
+            raise Killed
+
+        # A second step would be one at which a kill leaves the first one alone.
+        monkeypatch.setattr(written, "undo", killed)
+        assert rewrite(JSONLBackend(written), KEY, make) == "message arrived"
+        shown = [message.content for message in written.get_history(KEY)]
+        assert shown == ["first", "answer", "late"]
+
+
+@every_store
+def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path) -> None:
+    agent = open_agent(store, tmp_path, ScriptedModel([]))
+    try:
+        sessions = agent.sessions
+        sessions.add_message(KEY, "user", "first")
+        sessions.add_message(KEY, "assistant", "answer")
+
+        def make(history: list[Message]) -> list[Message]:
+            sessions.add_message(KEY, "user", "late")
+            return history[:1]
+
+        assert rewrite(sessions, KEY, make) == "message arrived"
+        shown = [one.content for one in sessions.get_history(KEY)]
+        assert shown == ["first", "answer", "late"]
+    finally:
+        agent.close_stores()
+
+
+@with_store
+def test_clear_keeps_a_message_that_is_stored_while_it_looks(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is sent after the command, but stored before the command reads the last seq."""
+
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            await say(loop, "early")
+            event_loop, stored = asyncio.get_running_loop(), threading.Event()
+            asking: list[asyncio.Task[Answer]] = []
+
+            def hear(event: object) -> None:
+                if isinstance(event, Heard):
+                    stored.set()
+
+            def ask() -> None:
+                message = Inbound(key=KEY, content="late", id="late")
+                asking.append(asyncio.create_task(loop.hear(message, tell=hear)))
+
+            def late_look(*values: Any) -> int:
+                event_loop.call_soon_threadsafe(ask)
+                assert stored.wait(30)
+                return last_seq(*values)
+
+            monkeypatch.setattr(commands, "last_seq", late_look)
+            cleared = await say(loop, "/clear")
+            late = await asyncio.wait_for(asking[0], 30)
+            assert late.text == "to late"
+            # The message may have taken the turn first.
+            hidden = ["late", "to late"] if "is hidden" in cleared.text else None
+            assert _contents(loop) == (hidden or ["early", "to early", "late", "to late"])
+
+    asyncio.run(main())

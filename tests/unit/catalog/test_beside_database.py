@@ -1,0 +1,383 @@
+"""The catalog of a SQLite store: a file beside the database for each namespace."""
+
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stenolog.catalog import open_catalog
+from stenolog.errors import DamagedStore, StoreBusy
+from stenolog.stores.opening import open_store
+from stenolog.stores.sqlite import SQLiteStore, processes, schema
+from unit.catalog.scan import catalogued, differences, full_scan
+
+from .conftest import fill
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path}/s.db"
+
+
+def test_namespaces_in_one_file_have_an_index_each(where: str) -> None:
+    with (
+        open_store(where) as sessions,
+        open_store(where, namespace="notes") as notes,
+        open_catalog(sessions) as of_sessions,
+        open_catalog(notes) as of_notes,
+    ):
+        fill(sessions)
+        notes.add_message("note", "user", "allmessages something else")
+        for purged in (False, True):
+            if purged:
+                notes.purge("note")
+            assert differences(catalogued(of_sessions), full_scan(sessions)) == {}
+            assert differences(catalogued(of_notes), full_scan(notes)) == {}
+            assert of_sessions.search("something").count == 0
+            assert of_notes.search("hello").count == 0
+
+
+def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
+    with open_store(where) as store:
+        fill(store)
+    with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert catalog.problems == ()
+    with open_store(where) as store, open_catalog(store) as catalog:
+        catalog.refresh()
+    with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert catalog.problems == ()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "UPDATE catalog_about SET version = 'old'",
+        "DELETE FROM catalog_about",
+        "DROP TABLE catalog_session",
+        "DROP TABLE catalog_words",
+        "DELETE FROM catalog_words_data",
+        "DELETE FROM catalog_words_idx",
+        "UPDATE catalog_words_data SET block = zeroblob(40)",
+        "UPDATE catalog_session SET sight = 'not json'",
+    ],
+)
+def test_a_file_that_is_old_or_damaged_is_made_again(where: str, harm: str) -> None:
+    with open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        with catalog._current.database.write() as transaction:
+            # Allows to change the tables of which a virtual table consists.
+            transaction.execute("PRAGMA writable_schema = ON")
+            try:
+                transaction.execute(harm)
+            finally:
+                transaction.execute("PRAGMA writable_schema = OFF")
+        store.add_message("cli:default", "user", "allmessages more")
+        with open_store(where) as other, open_catalog(other) as fresh:
+            assert differences(catalogued(fresh), full_scan(other)) == {}
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert catalog.problems == ()
+        store.purge("cli:default")
+
+
+def test_a_damaged_store_is_told_as_such(where: str, tmp_path: Path) -> None:
+    with open_store(where) as store:
+        fill(store)
+        for number in range(50):
+            store.add_message("k", "user", f"{number} {'x' * 1000}")
+    file = tmp_path / "s.db"
+    file.write_bytes(file.read_bytes()[:8192] + bytes(len(file.read_bytes()) - 8192))
+    with (
+        open_store(where) as store,
+        open_catalog(store) as catalog,
+        pytest.raises(DamagedStore),
+    ):
+        catalog.list()
+
+
+def test_a_turn_that_ran_out_is_over(where: str) -> None:
+    with open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        lease = store.lease("cli:default", ttl=0.05)
+        limit = time.monotonic() + 10
+        while catalog.list(state="running").entries and time.monotonic() < limit:
+            pass
+        assert catalog.list(state="running").entries == []
+        lease.release()
+
+
+def test_a_turn_whose_process_is_gone_is_over(where: str) -> None:
+    if processes.current() is None:
+        pytest.skip("NOT RUN: nothing can be told of processes here")
+    with open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        (heard, says), (reads, ends) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ends)
+            with store.lease("cli:default", ttl=600):
+                os.write(says, b".")
+                os.read(reads, 1)
+                os._exit(0)
+        os.read(heard, 1)
+        while_it_lived = catalog.list(state="running").entries
+        os.close(ends)
+        os.waitpid(pid, 0)
+        assert [entry.key for entry in while_it_lived] == ["cli:default"]
+        assert catalog.list(state="running").entries == []
+        for descriptor in (heard, says, reads):
+            os.close(descriptor)
+
+
+def test_a_turn_that_seems_to_begin_in_the_future_is_running_while_its_holder_lives(
+    where: str,
+) -> None:
+    with open_store(where) as store, open_catalog(store) as catalog:
+        assert isinstance(store, SQLiteStore)
+        fill(store)
+        lease = store.lease("cli:default", ttl=600)
+        with store.database.write() as transaction:
+            transaction.execute("UPDATE lease SET since = '2999-01-01T00:00:00.000000Z'")
+        assert [one.key for one in catalog.list(state="running").entries] == ["cli:default"]
+        with pytest.raises(StoreBusy):
+            store.lease("cli:default", ttl=600, wait=0)
+        assert not lease.lost
+        lease.release()
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_a_read_only_store_does_not_keep_its_index_and_reports_nothing(
+    request: pytest.FixtureRequest,
+    where: str,
+    caplog: pytest.LogCaptureFixture,
+    indexed: bool,
+    engine: str,
+) -> None:
+    if engine == "postgres":
+        where = request.getfixturevalue("postgres_schema")
+    with open_store(where) as store:
+        fill(store)
+        if indexed:
+            with open_catalog(store) as catalog:
+                catalog.refresh()
+    with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
+        assert catalog.search("allmessages").count == 6
+        assert catalog.problems == ()
+        used = type(catalog._current.database).__name__
+        assert (used == "MemoryDatabase") is not indexed
+    assert caplog.records == []
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def _catalogs(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(".catalog"))
+
+
+def test_p11_each_namespace_has_a_private_file_of_its_own(where: str, tmp_path: Path) -> None:
+    for namespace in ("sessions", "Sessions", "two words", "a.b", "x" * 200):
+        with open_store(where, namespace=namespace) as store, open_catalog(store) as catalog:
+            fill(store)
+            catalog.refresh()
+    found = _catalogs(tmp_path)
+    assert len({name.casefold() for name in found}) == 5
+    assert found[0] == "s.db-sessions.catalog"
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_p11_a_catalog_that_others_can_read_is_a_problem(where: str, tmp_path: Path) -> None:
+    with open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        (tmp_path / "s.db-sessions.catalog").chmod(0o644)
+        advice = f"chmod 600 {tmp_path}/s.db-sessions.catalog"
+        assert any(advice in problem for problem in store.health().problems)
+
+
+def test_a_new_database_does_not_keep_the_catalog_of_the_one_before(
+    where: str, tmp_path: Path
+) -> None:
+    with open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+    for path in tmp_path.glob("s.db*"):
+        if "catalog" not in path.name:
+            path.unlink()
+    open_store(where).close()
+    assert _catalogs(tmp_path) == []
+
+
+def test_a_folder_in_the_place_of_the_catalog_does_not_keep_the_store_closed(
+    where: str, tmp_path: Path
+) -> None:
+    (tmp_path / "s.db-sessions.catalog").mkdir()
+    with open_store(where) as store, open_catalog(store) as catalog:
+        fill(store)
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert len(catalog.problems) == 1
+        store.purge("cli:default")
+
+
+@pytest.mark.parametrize("more", [1, 3, 60])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_backup_put_in_the_place_of_the_database_is_indexed_as_it_is(
+    where: str, tmp_path: Path, more: int, hidden: bool
+) -> None:
+    with open_store(where) as store:
+        fill(store)
+    backup = (tmp_path / "s.db").read_bytes()
+    with open_store(where) as store, open_catalog(store) as catalog:
+        store.add_message("cli:default", "user", "allmessages walrus")
+        if hidden:
+            store.clear("cli:default")
+        assert catalog.search("walrus").count == 1
+    (tmp_path / "s.db").write_bytes(backup)
+    with open_store(where) as store, open_catalog(store) as catalog:
+        for number in range(more):
+            store.add_message("cli:default", "user", f"allmessages zebra {number}")
+            if hidden and not number:
+                store.clear("cli:default")
+        assert catalog.search("walrus").count == 0
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+
+
+# --- purge -----------------------------------------------------------------------------------
+
+
+def test_p4_a_purge_deletes_the_catalogs_of_all_namespaces(where: str, tmp_path: Path) -> None:
+    with open_store(where) as store, open_store(where, namespace="notes") as notes:
+        for one in (store, notes):
+            fill(one)
+            with open_catalog(one) as catalog:
+                catalog.refresh()
+        left = tmp_path / "s.db-gone.catalog-journal"
+        left.write_bytes(b"hello")
+        assert len(_catalogs(tmp_path)) == 2
+        assert store.purge("cli:default", before=2).not_reached == ()
+        assert _catalogs(tmp_path) == []
+        assert not left.exists()
+
+
+def test_p4_a_purge_that_cannot_delete_the_catalog_says_so_and_is_finished_later(
+    tmp_path: Path,
+) -> None:
+    with SQLiteStore(tmp_path / "s.db", busy_timeout=0.05) as store, open_catalog(store) as catalog:
+        fill(store)
+        catalog.refresh()
+        with (tmp_path / "s.db-sessions.catalog.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (reason,) = store.purge("cli:default").not_reached
+        assert "s.db-sessions.catalog" in reason
+        assert "purge again" in reason
+        assert _catalogs(tmp_path) == ["s.db-sessions.catalog"]
+        assert store.finish_purge("").not_reached == ()
+        assert _catalogs(tmp_path) == []
+
+
+# --- older databases -------------------------------------------------------------------------
+
+
+def _with_old_catalog(file: Path, *more: str) -> None:
+    """Give a database the schema 5, with a catalog among its tables."""
+    prefix = f"catalog_{b'sessions'.hex()}_"
+    tables = ("about", "session", "tag", "message", "said", "block", "calibration")
+    connection = apsw.Connection(str(file))
+    for table in tables:
+        connection.execute(f"CREATE TABLE {prefix}{table} (text)")
+    connection.execute(f"CREATE VIRTUAL TABLE {prefix}words USING fts5 (parts, content = '')")
+    trigger = "CREATE TRIGGER {0}purged AFTER INSERT ON purge BEGIN DELETE FROM {0}session; END"
+    for statement in ("INSERT INTO {0}words (rowid, parts) VALUES (1, 'walrus')", trigger, *more):
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(statement.format(prefix))
+    connection.execute("PRAGMA user_version = 5")
+    connection.close()
+
+
+def _old_names(file: Path) -> list[str]:
+    connection = apsw.Connection(str(file))
+    try:
+        return [
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_schema")
+            if name.startswith("catalog_")
+        ]
+    finally:
+        connection.close()
+
+
+def test_p13_the_catalog_inside_an_older_database_is_dropped(where: str, tmp_path: Path) -> None:
+    with open_store(where) as store:
+        fill(store)
+    _with_old_catalog(tmp_path / "s.db")
+    with open_store(where) as store, open_catalog(store) as catalog:
+        assert _old_names(tmp_path / "s.db") == []
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert store.purge("cli:default").not_reached == ()
+
+
+def test_p4_an_earlier_version_cannot_purge_beside_a_catalog_that_is_half_dropped(
+    where: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.db"
+    with open_store(where) as store:
+        fill(store)
+    _with_old_catalog(file)
+    connection = apsw.Connection(str(file))
+    statements = [text for (text,) in connection.execute(schema.migrations()[5])]
+    connection.execute(statements[0])
+    names = _old_names(file)
+    assert any(name.endswith("_purged") for name in names)
+    connection.close()
+    open_store(where).close()
+    assert _old_names(file) == []
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "DROP TABLE {0}words_config",
+        "DROP TABLE {0}words_data",
+        "",
+    ],
+)
+def test_p3_a_damaged_old_catalog_does_not_keep_the_store_closed(
+    where: str, tmp_path: Path, harm: str
+) -> None:
+    with open_store(where) as store:
+        fill(store)
+    file = tmp_path / "s.db"
+    _with_old_catalog(file, *filter(None, [harm]))
+    if not harm:
+        connection = apsw.Connection(str(file))
+        root = "SELECT rootpage FROM sqlite_schema WHERE name GLOB 'catalog_*_said'"
+        [(page,)] = connection.execute(root)
+        size = connection.pragma("page_size")
+        connection.close()
+        with file.open("r+b") as opened:
+            opened.seek((page - 1) * size)
+            opened.write(b"\xff" * size)
+    with open_store(where) as store, open_catalog(store) as catalog:
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        store.add_message("cli:default", "user", "allmessages more")
+    assert not any(name.endswith("_purged") for name in _old_names(tmp_path / "s.db"))
+
+
+def test_an_older_database_that_is_only_read_gets_no_catalog_file(
+    where: str, tmp_path: Path
+) -> None:
+    with open_store(where) as store:
+        fill(store)
+    _with_old_catalog(tmp_path / "s.db")
+    with open_store(where, read_only=True) as store, open_catalog(store, keep=True) as catalog:
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+    assert _catalogs(tmp_path) == []
+    assert _old_names(tmp_path / "s.db")

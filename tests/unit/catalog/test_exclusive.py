@@ -1,0 +1,87 @@
+"""Threads use a connection in the order in which they asked for it."""
+
+import threading
+import time
+
+import pytest
+
+from stenolog.catalog import connections
+from stenolog.catalog.connections import Exclusive, Use
+
+PATIENCE = 120
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread lose its place because the machine is busy."""
+    monkeypatch.setattr(connections, "_STALE", 10 * PATIENCE)
+
+
+def _wait_for_waiters(lock: Exclusive, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while len(lock._waiting) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_thread_that_comes_back_at_once_does_not_overtake_waiting_threads() -> None:
+    lock, order = Exclusive(), list[str]()
+
+    def use(name: str) -> None:
+        use = Use()
+        lock.begin(use, patience=PATIENCE, what="it")
+        order.append(name)
+        lock.end(use)
+
+    first = Use()
+    lock.begin(first, patience=0, what="it")
+    threads = [threading.Thread(target=use, args=[name]) for name in ("second", "third")]
+    for count, thread in enumerate(threads, start=1):
+        thread.start()
+        _wait_for_waiters(lock, count)
+    lock.end(first)
+    use("first again")
+    for thread in threads:
+        thread.join(PATIENCE)
+
+    assert order == ["second", "third", "first again"]
+
+
+def test_the_end_of_a_use_wakes_the_thread_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_CHECK_INTERVAL", PATIENCE)
+    lock, first, second = Exclusive(), Use(), threading.Event()
+
+    def use() -> None:
+        use = Use()
+        lock.begin(use, patience=PATIENCE, what="it")
+        second.set()
+        lock.end(use)
+
+    lock.begin(first, patience=0, what="it")
+    thread = threading.Thread(target=use)
+    thread.start()
+    _wait_for_waiters(lock, 1)
+    lock.end(first)
+
+    assert second.wait(PATIENCE / 2)
+    thread.join(PATIENCE)
+
+
+def test_a_waiting_thread_that_gives_up_lets_the_next_one_begin() -> None:
+    lock, first, next_use, given_up = Exclusive(), Use(), Use(), list[Use]()
+    lock.begin(first, patience=0, what="it")
+
+    def ask() -> None:
+        given_up.append(Use())
+        lock._take(given_up[0])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(PATIENCE)
+    assert len(lock._waiting) == 1
+
+    lock.end(given_up[0])
+    lock.end(first)
+
+    lock.begin(next_use, patience=0, what="it")
+    assert lock.is_current(next_use)

@@ -1,0 +1,233 @@
+"""Ctrl-C at any place leaves the catalog usable: no lock stays held, no call waits for ever."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stenolog import JSONLStore
+from stenolog.catalog import (
+    Catalog,
+    connections,
+    files,
+    open_catalog,
+)
+from stenolog.catalog.connections import Exclusive, Use
+from stenolog.catalog.database import Busy
+from stenolog.catalog.files import FileDatabase, MemoryDatabase
+from stenolog.stores.base import Store
+from stenolog.stores.jsonl import leases
+from striking import Striking
+
+MODULES = (files, connections, contextlib)
+SECONDS = 120
+"""For failures only."""
+
+
+def _in_thread(work: Callable[[], object]) -> list[BaseException]:
+    """Run it in another thread, and return what it raised; fail if it does not end."""
+    raised = list[BaseException]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - it is what the test looks at
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive(), "it hangs"
+    return raised
+
+
+def _be_patient(catalog: Catalog, seconds: float) -> None:
+    database = catalog._current.database
+    if isinstance(database, FileDatabase):
+        database._lock.patience = seconds
+
+
+def _struck(number: int, store: Store, catalog: Catalog) -> KeyboardInterrupt | None:
+    """Strike a refresh with something to write; the exception, or None past the last place."""
+    strike = Striking(number, MODULES)
+    store.add_message("k", "user", f"word{number}")
+    with strike.watching():
+        strike.armed.set()
+        try:
+            catalog.refresh()
+        except KeyboardInterrupt as error:
+            return error
+        finally:
+            strike.armed.clear()
+    assert not strike.where, f"{strike.where}: the interrupt was swallowed"
+    return None
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["file", "memory"])
+@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
+def test_p8_ctrl_c_at_any_place_leaves_the_catalog_usable(
+    tmp_path: Path, kind: str, kept: bool, step: int
+) -> None:
+    number, places = 1, list[str]()
+    with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
+        if kind == "memory":
+            catalog._use(MemoryDatabase())
+        catalog.refresh()
+        while (error := _struck(number, store, catalog)) is not None:
+            where = str(error)
+            places.append(where)
+            traceback = error if kept else None
+            del error
+            # As a notebook does, a caller may keep the traceback, and all that it refers to.
+            assert catalog.search(f"word{number}").count == 1, where
+            assert _in_thread(lambda: catalog.search("word1").count) == [], where
+            assert catalog.problems == (), where
+            del traceback
+            number += step
+        assert catalog.search(f"word{number}").count == 1
+    assert len(places) > 100 // step, places
+
+
+def _open_files(folder: Path) -> list[str]:
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            found.append(str(descriptor.readlink()))
+    return sorted(path for path in found if path.startswith(str(folder)))
+
+
+# Python ignores an exception in a finalizer, where some of the places are.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.full)])
+def test_p8_ctrl_c_at_any_place_leaves_no_file_of_the_catalog_open(
+    tmp_path: Path, step: int
+) -> None:
+    number, where = 1, "first"
+    while where:
+        folder = tmp_path / f"{number}"
+        with JSONLStore(folder) as store, open_catalog(store) as catalog:
+            store.add_message("k", "user", "hello")
+            store.lease("k", ttl=60).release()
+            strike = Striking(number, (files, leases))
+            strike.armed.set()
+            with contextlib.suppress(KeyboardInterrupt), strike.watching():
+                catalog.refresh()
+                catalog.list()
+            where = strike.where
+        if _open_files(folder):
+            gc.collect()
+        if "__del__" not in where:
+            assert _open_files(folder) == [], where
+        number += step
+    assert number > 100
+
+
+def test_p8_another_thread_waits_no_longer_than_its_patience(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
+        store.add_message("k", "user", "hello")
+        catalog.refresh()
+        database = catalog._current.database
+        _be_patient(catalog, 0.1)
+        with database.read():
+            [error] = _in_thread(lambda: database.read().__enter__())
+            assert isinstance(error, Busy)
+        assert _in_thread(catalog.list) == []
+
+
+def test_a_use_that_nothing_refers_to_is_over() -> None:
+    turns, first, second = Exclusive(), Use(), Use()
+    second.thread = first.thread + 1
+    turns.begin(first, patience=0, what="it")
+    with pytest.raises(Busy):
+        turns.begin(second, patience=0, what="it")
+    del first
+    turns.begin(second, patience=0, what="it")
+    assert turns.is_current(second)
+
+
+def test_a_use_that_was_taken_over_does_not_clean_up() -> None:
+    turns, first, second = Exclusive(), Use(), Use()
+    turns.begin(first, patience=0, what="it")
+    turns.begin(second, patience=0, what="it")
+    assert not turns.is_current(first)
+    assert turns.is_current(second)
+
+
+def test_p8_two_threads_that_fork_at_once_leave_the_catalog_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_FORK_PATIENCE", 0.05)
+    with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
+        store.add_message("k", "user", "hello")
+        catalog.refresh()
+        database = catalog._current.database
+        assert isinstance(database, FileDatabase)
+        # The first fork is under way while the second begins and ends.
+        database.before_fork()
+
+        def fork() -> None:
+            database.before_fork()
+            database.after_fork_in_parent()
+
+        assert _in_thread(fork) == []
+        database.after_fork_in_parent()
+        assert _in_thread(catalog.list) == []
+        assert catalog.problems == ()
+
+
+_CHILD = """
+import os, sys, threading
+from importlib.machinery import PathFinder
+from stenolog import JSONLStore
+from stenolog.catalog import open_catalog
+
+importing, go_on = threading.Event(), threading.Event()
+
+class Slow:
+    '''Stops the import of one module, as a busy machine may at any moment.'''
+    def find_spec(self, name, path=None, target=None):
+        if name == "stenolog.catalog.search":
+            importing.set()
+            go_on.wait()
+        return None
+
+sys.meta_path.insert(0, Slow())
+store = JSONLStore(sys.argv[1])
+store.add_message("k", "user", "hello")
+catalog = open_catalog(store)
+thread = threading.Thread(target=lambda: catalog.search("hello"))
+thread.start()
+importing.wait()
+threading.Timer(0.2, go_on.set).start()
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if catalog.search("hello").count == 1 else 1)
+go_on.set()
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_p8_a_child_forked_during_an_import_can_use_the_catalog(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert output == "0\n"

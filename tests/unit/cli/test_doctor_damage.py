@@ -1,0 +1,187 @@
+"""`steno doctor` on damaged records of every engine: the advice that it prints works."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import psycopg
+import pytest
+
+import stenolog
+from unit.cli.conftest import Steno
+
+Damage = Callable[[str], None]
+"""Damages the state, the newest change, the trash entry or message 2 of the only session."""
+
+
+class Place:
+    """A workspace with one session, and a way to damage its records."""
+
+    def __init__(self, where: str, damage: Damage) -> None:
+        self.where = where
+        self.damage = damage
+
+
+def _in_file(file: Path) -> Damage:
+    def damage(record: str) -> None:
+        statement = {
+            "state": "UPDATE state SET body = x'7b22ff'",
+            "trash": "DELETE FROM state",
+            "change": "DELETE FROM change WHERE number = (SELECT max(number) FROM change)",
+            "message": "UPDATE message SET body = x'7b22ff' WHERE seq = 2",
+        }[record]
+        connection = apsw.Connection(str(file))
+        connection.execute(statement)
+        connection.close()
+
+    return damage
+
+
+def _on_server(url: str) -> Damage:
+    def damage(record: str) -> None:
+        newest = "(SELECT max(number) FROM stenolog.change)"
+        statement = {
+            "state": "UPDATE stenolog.session SET state = '{'",
+            "trash": "UPDATE stenolog.session SET state = ''",
+            "change": f"UPDATE stenolog.change SET body = '{{' WHERE number = {newest}",  # noqa: S608
+            "message": "UPDATE stenolog.message SET body = '{' WHERE seq = 2",
+        }[record]
+        with psycopg.connect(url, autocommit=True) as server:
+            assert server.execute(statement.encode()).rowcount == 1
+
+    return damage
+
+
+def _in_folder(folder: Path) -> Damage:
+    def damage(record: str) -> None:
+        [file] = (folder / "sessions").rglob("*.jsonl")
+        lines = file.read_bytes().splitlines(keepends=True)
+        kind = b"state" if record in ("state", "trash") else record.encode()
+        chosen = [at for at, line in enumerate(lines) if b'"kind":"%b"' % kind in line]
+        for at in {"change": chosen[-1:], "message": chosen[1:2]}.get(record, chosen):
+            lines[at] = lines[at].replace(b'"at":', b'"xx"#')
+        file.write_bytes(b"".join(lines))
+
+    return damage
+
+
+def _made(where: str, damage: Damage) -> Place:
+    """A session "a b" with five messages: 2 and 3 are hidden, and undo needs the last change."""
+    with stenolog.open_store(where) as store:
+        for number in range(1, 6):
+            store.add_message("a b", "user", f"word {number}")
+        store.set_summary("a b", "long " * 2_000)
+        store.hide("a b", 2, 3)
+        store.set_summary("a b", "so far")
+    return Place(where, damage)
+
+
+def _advised_commands(stdout: str) -> list[list[str]]:
+    return [shlex.split(found) for found in re.findall(r"`steno ([^`]*)`", stdout)]
+
+
+class DamagedPlace:
+    """Tests for every engine; a subclass gives the fixture `place`."""
+
+    @pytest.mark.parametrize("record", ["state", "change", "message"])
+    def test_p3_damaged_session_can_be_exported_as_doctor_advises(
+        self, place: Place, steno: Steno, record: str
+    ) -> None:
+        place.damage(record)
+        examined = steno("doctor", place.where)
+        assert examined.exit_code == 1
+        assert "damaged" in examined.stdout
+        assert "a b" in examined.stdout
+        commands = [command for command in _advised_commands(examined.stdout) if command[1:]]
+        exported = steno(*(commands or [["export", "a b"]])[0], "-w", place.where)
+        assert exported.exit_code == 0
+        lines = [json.loads(line) for line in exported.stdout.splitlines()]
+        told = [one["content"] for one in lines if str(one.get("content", "")).startswith("word")]
+        assert told == [f"word {number}" for number in (1, 4, 5)]
+
+    @pytest.mark.parametrize("record", ["state", "change", "message"])
+    @pytest.mark.parametrize("command", ["delete", "purge"])
+    def test_damaged_session_can_be_deleted_and_purged(
+        self, place: Place, steno: Steno, record: str, command: str
+    ) -> None:
+        place.damage(record)
+        ended = steno(command, "a b", "-w", place.where, "--yes")
+        assert ended.exit_code == 0, ended.stderr
+        with stenolog.open_store(place.where) as store:
+            assert store.list_sessions() == []
+            assert [trashed.key for trashed in store.list_trash()] == ["a b"] * (
+                command == "delete"
+            )
+
+
+class DamagedDatabase(DamagedPlace):
+    """In a log damaged lines stay, and the next write adds a new state; a row is repaired."""
+
+    @pytest.mark.parametrize("record", ["state", "change", "trash"])
+    def test_p3_doctor_repairs_a_damaged_state_and_damaged_changes(
+        self, place: Place, steno: Steno, record: str
+    ) -> None:
+        if record == "trash":
+            with stenolog.open_store(place.where) as store:
+                store.delete("a b")
+        place.damage(record)
+        examined = steno("doctor", place.where)
+        assert examined.exit_code == 1
+        assert "--repair" in examined.stdout
+        repaired = steno("doctor", place.where, "--repair")
+        assert (repaired.exit_code, repaired.stdout) == (0, "")
+        assert "settled" in repaired.stderr
+        with stenolog.open_store(place.where) as store:
+            if record == "trash":
+                store.restore("a b")
+            assert [message.seq for message in store.get_history("a b")] == [1, 4, 5]
+            assert store.get_summary("a b") == "so far"
+            if record == "change":
+                with pytest.raises(stenolog.NothingToUndo):
+                    store.undo("a b")
+            store.hide("a b", 1, 1)
+            store.undo("a b")
+        assert steno("doctor", place.where).exit_code == 0
+
+
+class TestFolder(DamagedPlace):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        tmp_path.chmod(0o700)
+        return _made(str(tmp_path / "workspace"), _in_folder(tmp_path / "workspace"))
+
+
+class TestSQLite(DamagedDatabase):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        tmp_path.chmod(0o700)
+        file = tmp_path / "steno.db"
+        return _made(f"sqlite:{file}", _in_file(file))
+
+
+class TestPostgreSQL(DamagedDatabase):
+    @pytest.fixture
+    def place(self, postgres_url: str) -> Place:
+        return _made(postgres_url, _on_server(postgres_url))
+
+
+def test_damaged_file_in_the_trash_can_be_recovered_as_doctor_advises(
+    tmp_path: Path, steno: Steno
+) -> None:
+    tmp_path.chmod(0o700)
+    workspace = tmp_path / "workspace"
+    with stenolog.open_store(workspace) as store:
+        store.add_message("a", "user", "word")
+        store.delete("a")
+    _in_folder(workspace)("trash")
+    examined = steno("doctor", str(workspace))
+    assert examined.exit_code == 1
+    assert "move the file out of the trash" in examined.stdout
+    [file] = (workspace / "sessions" / "trash").iterdir()
+    assert str(file) in examined.stdout
+    file.rename(workspace / "sessions" / "a.jsonl")
+    exported = steno("export", "a", "-w", str(workspace))
+    assert (exported.exit_code, json.loads(exported.stdout)["content"]) == (0, "word")

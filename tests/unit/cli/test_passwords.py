@@ -1,0 +1,44 @@
+"""No command prints the password of a place, however the place is written."""
+
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+Steno = Callable[..., Result]
+
+SECRET = "hunter2hunter"
+PLACES = (
+    f"postgresql://u:{SECRET}/x@127.0.0.1:1/db",
+    f"postgresql://u:x/{SECRET}@127.0.0.1:1/db",
+    f"postgresql://u:12345/{SECRET}@127.0.0.1:1/db",
+    f"postgresql://u:{SECRET}/x@/db",
+    f"postgresql://u:{SECRET}@x@127.0.0.1:1/db",
+    f"postgresql://u:{SECRET}#x@127.0.0.1:1/db?busy_timeout=0",
+    f"postgresql://u:{SECRET}%x@127.0.0.1:1/db",
+    f"postgresql://127.0.0.1:1/db?password={SECRET}&busy_timeout=0",
+    f"host=127.0.0.1 port=1 password={SECRET}",
+    f"password = '{SECRET}' host=h:1",
+    f"postgresql:host=127.0.0.1 password={SECRET}",
+)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    "command", [("list",), ("show", "a"), ("doctor",), ("stats",)], ids=lambda words: words[0]
+)
+def test_p11_no_command_prints_a_password(
+    steno: Steno, command: tuple[str, ...], where: str
+) -> None:
+    arguments = [*command, where] if command[0] == "doctor" else [*command, "-w", where]
+    result = steno(*arguments)
+    assert result.exit_code != 0
+    assert SECRET not in result.output
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_p11_a_copy_does_not_print_a_password(steno: Steno, where: str) -> None:
+    for places in ((where, "new"), ("new", where)):
+        result = steno("copy", *places)
+        assert result.exit_code != 0
+        assert SECRET not in result.output

@@ -1,0 +1,122 @@
+"""Copies of sessions from another store: swapped in one step, whatever fails meanwhile."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from stenolog import JSONLStore, Message, StenologError, StoreBusy
+from stenolog.sessions.transfer import copy_lives
+from unit.sessions.carried import digests, mark_of
+
+CALLS: Final = ("rename", "link", "unlink", "fdatasync", "fsync", "write")
+
+
+class Faults:
+    """Lets the n-th system call that changes something fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.left = number
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name)))
+
+    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def failing(*args: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(errno.EIO, "it fails")
+            return call(*args, **options)
+
+        return failing
+
+
+def _begin(store: JSONLStore) -> None:
+    for key in "abcd":
+        for text in ("one", "two", "three"):
+            store.add_message(key, "user", f"{text} of {key}")
+    store.truncate_history("d", 1)
+    store.compact("d")
+    store.delete("c")
+
+
+def _go_on(store: JSONLStore) -> None:
+    store.add_message("a", "user", "in place")
+    store.delete("b")
+    store.restore("b", as_key="another key")
+    store.restore("c")
+    store.purge("d", before=2)
+    store.delete("d")
+
+
+def test_p2_a_system_call_of_a_copy_that_fails_costs_no_session(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(fast_path / "source") as source:
+        _begin(source)
+        with JSONLStore(fast_path / "before") as target:
+            copy_lives(source, target)
+        _go_on(source)
+        wanted = digests(source)
+        number = 0
+        while True:
+            number += 1
+            shutil.copytree(fast_path / "before", fast_path / "target")
+            with JSONLStore(fast_path / "target") as target:
+                before = {mark.uid for mark in target.lives()}
+                with monkeypatch.context() as patch:
+                    faults = Faults(patch, number)
+                    with suppress(StenologError):
+                        copy_lives(source, target)
+                assert {mark.uid for mark in target.lives()} >= before, f"call {number} failed"
+                assert copy_lives(source, target).problems == (), f"call {number} failed"
+                assert digests(target) == wanted, f"call {number} failed"
+                assert [*(fast_path / "target/sessions").glob(".*.copy")] == []
+            shutil.rmtree(fast_path / "target")
+            if faults.left > 0:
+                break
+    assert number > 30, "so many calls there are at the least"
+
+
+def _append(store: JSONLStore) -> None:
+    store.add_message("a", "user", "by itself")
+
+
+def _delete(store: JSONLStore) -> None:
+    store.delete("a")
+
+
+@pytest.mark.parametrize("meanwhile", [_append, _delete])
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_copy_that_changes_while_its_replacement_is_written_is_not_replaced(
+    fast_path: Path, meanwhile: Callable[[JSONLStore], None], moved: bool
+) -> None:
+    with JSONLStore(fast_path / "source") as source, JSONLStore(fast_path / "target") as target:
+        source.add_message("a", "user", "one")
+        copy_lives(source, target)
+        outdated = mark_of(target, "a")
+        if moved:
+            source.delete("a")
+            source.restore("a", as_key="b")
+        source.add_message("b" if moved else "a", "user", "two")
+        [mark] = source.lives()
+
+        def messages(found: Iterator[Message]) -> Iterator[Message]:
+            yield from found
+            meanwhile(target)
+
+        with (
+            source.read_life(mark) as reading,
+            target.writing_lives() as writer,
+            pytest.raises(StoreBusy),
+        ):
+            writer.write(reading.life, messages(reading.messages), instead_of=outdated.stamp)
+        [left] = target.lives()
+        assert (left.key, left.uid) == ("a", mark.uid)
+        with target.read_life(left) as reading:
+            said = [message.content for message in reading.messages]
+        assert said == (["one", "by itself"] if meanwhile is _append else ["one"])

@@ -1,0 +1,39 @@
+"""Views beside another process that is in the middle of a write."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stenolog import JSONLStore, Store
+from stenolog.testing.contract.opened import say, user
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "batch": lambda store: store.add_messages("a", [user("3"), user("4"), user("5")]),
+    "replace": lambda store: store.set_history("a", [user("1"), user("other"), user("more")]),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_view_taken_during_a_write_is_refreshed_when_the_write_is_complete(
+    name: str, tmp_path: Path
+) -> None:
+    with JSONLStore(tmp_path) as writer:
+        say(writer, "a", "1", "2")
+        [log] = tmp_path.rglob("*.jsonl")
+        before = log.read_bytes()
+        WRITES[name](writer)
+        written = log.read_bytes()[len(before) :]
+        expected = writer.view("a")
+    lines = written.splitlines(keepends=True)
+    assert len(lines) > 2
+    for count in range(1, len(lines)):
+        log.write_bytes(before + b"".join(lines[:count]))
+        with JSONLStore(tmp_path, read_only=True) as reader:
+            view = reader.view("a")
+            assert [message.content for message in view.messages] == ["1", "2"]
+            with log.open("ab") as file:
+                file.write(b"".join(lines[count:]))
+            newer = view.merged(reader.refresh(view))
+            assert newer.messages == expected.messages, f"{count} lines were there"
+            assert (newer.change, newer.upto) == (expected.change, expected.upto)

@@ -1,0 +1,145 @@
+"""A session that is deleted, and maybe created again, at any call that a follower makes."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.spec import AgentSpec
+from stenolog.errors import SessionDeleted
+from stenolog.gateway.state import Following
+from stenolog.providers.scripted import ScriptedModel
+from stenolog.records import Message, SessionInfo
+from stenolog.stores import async_store, following
+from stenolog.stores.async_store import AsyncStore
+from stenolog.stores.following import follow_changes
+from stenolog.stores.in_memory import InMemoryStore
+
+OLD = ["old 1", "old 2"]
+NEW = ["new 1", "new 2", "new 3", "new 4"]
+
+
+class Striking(InMemoryStore):
+    """A store whose session is deleted right before the call of this number.
+
+    A call is `info`, `follow`, or a step of a follower.
+    """
+
+    def __init__(self, number: int, *, created_again: bool) -> None:
+        super().__init__()
+        self.calls = 0
+        self._number = number
+        self._created_again = created_again
+        for text in OLD:
+            self.add_message("a", "user", text)
+
+    @property
+    def struck(self) -> bool:
+        return self.calls >= self._number
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls == self._number:
+            self.delete("a")
+            for text in NEW if self._created_again else []:
+                self.add_message("a", "user", text)
+
+    def info(self, key: str) -> SessionInfo:
+        self._count()
+        return super().info(key)
+
+    def follow(self, key: str, **options: Any) -> Iterator[Message]:
+        self._count()
+        arrivals = super().follow(key, **options)
+        while True:
+            self._count()
+            message = next(arrivals, None)
+            if message is None:
+                return
+            yield message
+
+
+Listen = Callable[[InMemoryStore], list[Any]]
+
+
+def _changes(store: InMemoryStore) -> list[Any]:
+    heard: list[Any] = []
+    try:
+        for one in follow_changes(store, "a", timeout=0.03):
+            if isinstance(one, Message):
+                heard.append(one.content)
+    except SessionDeleted:
+        heard.append("deleted")
+    return heard
+
+
+def _asynchronously(store: InMemoryStore) -> list[Any]:
+    heard: list[Any] = []
+
+    async def main() -> None:
+        async with AsyncStore(store) as mine, aclosing(mine.follow("a", timeout=0.03)) as messages:
+            try:
+                async for message in messages:
+                    heard.append(message.content)
+            except SessionDeleted:
+                heard.append("deleted")
+
+    asyncio.run(main())
+    return heard
+
+
+@pytest.mark.parametrize("listen", [_changes, _asynchronously])
+@pytest.mark.parametrize("created_again", [False, True])
+def test_two_sessions_of_a_key_are_never_mixed(
+    monkeypatch: pytest.MonkeyPatch, listen: Listen, created_again: bool
+) -> None:
+    """In rounds of 10 ms, so that a strike falls into each of the steps between two rounds."""
+    monkeypatch.setattr(async_store, "LOOK_UP_SECONDS", 0.01)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    first_session_seen = 0
+    for number in range(1, 40):
+        store = Striking(number, created_again=created_again)
+        heard = listen(store)
+        if not store.struck:
+            break
+        ended = heard[-1:] == ["deleted"]
+        told = heard[:-1] if ended else heard
+        # Either the first session up to some message and its end, or the second from its start.
+        if told[:1] == OLD[:1] or ended:
+            first_session_seen += 1
+            assert told == OLD[: len(told)], number
+            # The last call may be one after which nothing is read any more.
+            assert ended or told == OLD, number
+        else:
+            assert told == (NEW if created_again else []), number
+    assert first_session_seen > 2
+
+
+def test_listeners_of_the_gateway_are_told_of_a_recreated_session() -> None:
+    async def main() -> None:
+        agent = AgentInstance.open(
+            AgentSpec(sessions="memory:", memory=False), model=ScriptedModel([])
+        )
+        loop = AgentLoop(AgentRegistry([agent]))
+        store = agent.store
+        assert store is not None
+        for text in OLD:
+            store.add_message("a", "user", text)
+        uid = store.info("a").uid
+        store.delete("a")
+        for text in NEW:
+            store.add_message("a", "user", text)
+
+        following = Following(loop)
+        with pytest.raises(SessionDeleted):
+            async with aclosing(following.messages(store, "a", after=2, uid=uid)) as messages:
+                await anext(messages)
+        assert following.count == 0
+        await loop.close()
+
+    asyncio.run(main())

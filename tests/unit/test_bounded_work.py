@@ -1,0 +1,214 @@
+"""No input makes the process slow or large: work grows linearly with the input.
+
+The limits of CPU time are many times what linear work needs, and a fraction of what quadratic work
+would.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from limits import MB, run_limited
+from stenolog import InMemoryStore
+from stenolog.catalog import query, snippets, texts, tokenizer
+from stenolog.cli.markdown import Stream
+from stenolog.cli.showing import painter
+from stenolog.cli.text import printable
+from stenolog.gateway.failures import without_secrets
+from stenolog.gateway.viewer.markdown import LONGEST, to_html
+from stenolog.gateway.viewer.messages import one_line, pretty, shown
+from stenolog.memory.facts import Fact, is_backed
+from stenolog.memory.quotes import follows, shares_enough
+from stenolog.memory.redaction import redact
+from stenolog.memory.specifics import unsaid
+from stenolog.providers.failures import words_of
+from stenolog.sessions.exporting.markdown import as_markdown
+from stenolog.sessions.exporting.page import as_page
+from stenolog.sessions.exporting.reading import Conversation, Part, Said
+from stenolog.settings.secrets import without_password
+from stenolog.tokens import estimate
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 2_000_000,
+        "a.b-" * 500_000,
+        "http://h/?" + "a" * 2_000_000,
+        "http://h/?" + "pass" * 500_000,
+        "x://" * 500_000,
+        "a:b@" * 500_000,
+        "pg://u:p@h/?" + "key" * 300_000 + "=" * 300_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_cleaning_an_error_takes_linear_time(text: str) -> None:
+    run_limited(lambda: (without_secrets(text, None), without_password(text)), cpu=30)
+
+
+@pytest.mark.parametrize("tag", ["<script", "<style>", "<", "<script></", "<script><style>", "<!-"])
+def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
+    run_limited(lambda: words_of(tag * 300_000), cpu=30)
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("<h1>Bad gateway</h1><p>try later</p>", "Bad gateway try later"),
+        ("<SCRIPT>var a = '<b>';</SCRIPT>said<style>b { }</style>", "said"),
+        ("<script>never closed <b>said</b>", "never closed said"),
+        # "İ" is one character and its lower case form has two.
+        ("İİİİ<script>a</script>said<b>!</b>", "İİİİ said !"),
+        ("İİİİ<style>a</STYLE >b</Style>said", "İİİİ said"),
+        ("<\u017fcript>said</script>", "said"),
+        ("a < b", "a < b"),
+        ("a <b", "a <b"),
+    ],
+)
+def test_the_words_of_an_error_page_are_kept(page: str, words: str) -> None:
+    assert words_of(page) == words
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "a.", "A-", "1", "1,", "a@", "a:", "/", "a/", "://", "+", "_", "é", "A'"],
+    ids=repr,
+)
+def test_checking_a_note_takes_linear_time(unit: str) -> None:
+    text = (unit * 200_000)[:200_000]
+
+    def check() -> None:
+        unsaid(text, ["said"])
+        unsaid("Likes 5 teas", [text])
+        is_backed(Fact(text="The bank is near Oslo", quote="my bank"), [f"my bank {text}"])
+
+    run_limited(check, cpu=20)
+
+
+def test_comparing_many_words_of_a_note_takes_linear_time() -> None:
+    heard = " ".join(f"{number:x}" for number in range(40_000))
+    fact = " ".join(f"g{number:x}" for number in range(40_000))
+    run_limited(lambda: (shares_enough(fact, [heard]), follows(fact, heard)), cpu=20)
+
+
+def _conversation(text: str) -> Conversation:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    part = Part(kind="text", text=text)
+    said = Said(seq=1, at=now, role="user", hidden=False, parts=(part,))
+    return Conversation(
+        key="k", title="t", summary="", created=now, updated=now, said=(said,), hidden=0
+    )
+
+
+@pytest.mark.parametrize("unit", ["`", "``a", "`a``b```c", "[", "**", "\\", "![", "<", "https://"])
+@pytest.mark.parametrize("form", [as_page, as_markdown])
+def test_an_export_takes_linear_time(form: Callable[[Conversation], Any], unit: str) -> None:
+    conversation = _conversation((unit * 4_000_000)[:4_000_000])
+    run_limited(lambda: sum(map(len, form(conversation))), cpu=30)
+
+
+NESTED = {
+    "one deep list": "[" * 270_000 + "]" * 270_000,
+    "many deep lists": "[" + ",".join(["[" * 190 + "]" * 190] * 1_200) + "]",
+    "many deep objects": "[" + ",".join(['{"a":' * 150 + "1" + "}" * 150] * 400) + "]",
+    "one long text": '{"a":"' + "\\u0000" * 100_000 + '"}',
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_tool_result_is_cut_before_it_is_laid_out(name: str) -> None:
+    run_limited(lambda: pretty(NESTED[name]), cpu=30, memory=150 * MB)
+
+
+def test_arguments_of_a_tool_are_cut_before_they_are_laid_out() -> None:
+    deep: Any = 1
+    for _ in range(180):
+        deep = [deep]
+    value = {"a": [deep] * 2_000}
+
+    def show() -> None:
+        assert len(pretty(value)) < 2 * LONGEST
+
+    run_limited(show, cpu=30, memory=150 * MB)
+
+
+def test_a_cut_result_says_so() -> None:
+    assert pretty([1] * LONGEST).endswith("… cut")
+    assert pretty("x" * (LONGEST + 1)).endswith("… cut")
+    assert "cut" not in pretty([1, 2])
+
+
+# --- doubled inputs --------------------------------------------------------------------------
+
+
+def _calls(work: Callable[[], object]) -> int:
+    """Count the calls of Python and C functions that the work makes."""
+    count = 0
+
+    def counted(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def _show_in_terminal(text: str) -> None:
+    with InMemoryStore() as store:
+        store.add_message("k", "assistant", text)
+        for message in store.get_history("k"):
+            list(painter(color=True).message(message))
+
+
+def _show_in_viewer(text: str) -> None:
+    with InMemoryStore() as store:
+        store.add_message("k", "assistant", text)
+        shown(store.get_history("k"))
+
+
+def _stream(text: str) -> None:
+    stream = Stream()
+    stream.add(text)
+    stream.end()
+
+
+def _snippet(text: str) -> None:
+    snippets.snippet(text, query.parse("needle a*"))
+
+
+READERS: Mapping[str, Callable[[str], object]] = {
+    "viewer": _show_in_viewer,
+    "html": to_html,
+    "terminal": _show_in_terminal,
+    "stream": _stream,
+    "snippet": _snippet,
+    "title": lambda text: texts.title_from({"title": text}, text),
+    "text": lambda text: texts.text_of({"role": "tool", "content": text}),
+    "words": tokenizer.lines,
+    "line": one_line,
+    "printable": printable,
+    "redact": redact,
+    "tokens": estimate,
+}
+UNITS = (
+    *("a", "a ", "\n", "- a\n\n1. b\n\n", "> ", "* ", "`", "```\n", "[", "[a](", "*a_", "|a|\n"),
+    *("|a|\n|-|\n", "<a", "\\", "&amp;", "\x1b[", "needle ", "東", "# a\n", "1. ", "~~", "!["),
+)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("unit", UNITS, ids=repr)
+def test_twice_the_text_takes_about_twice_the_calls(reader: str, unit: str) -> None:
+    read = READERS[reader]
+    read("warm up *this* and `that`")
+    small, large = ((unit * size)[:size] for size in (1_500, 3_000))
+    first = _calls(lambda: read(small))
+    assert _calls(lambda: read(large)) <= 2.5 * first + 3_000

@@ -1,0 +1,140 @@
+"""Code is coloured only by lexers that no input makes slow, in the viewer and in the terminal."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from pygments.lexers import get_lexer_by_name
+from rich.console import Console
+
+from limits import run_limited
+from stenolog import InMemoryStore
+from stenolog.cli.markdown import Block, Stream, painted
+from stenolog.cli.showing import painter
+from stenolog.gateway.viewer.markdown import coloured, to_html
+from stenolog.sessions.exporting.fences import (
+    LANGUAGES,
+    MAX_COLOURED,
+    MAX_COLOURED_IN_MESSAGE,
+    ColourBudget,
+    colour_language,
+)
+
+_STARTS = (
+    *("", "a", "0", "'", '"', '"""', "'''", "/*", "//", "<", "</", "<a ", "<!--", "{", "${", "$("),
+    *("`", "#", "@", "(", "[", "class ", "def ", "f'", "import ", "from ", "a = ", "a:", "- "),
+    *("|\n ", "<<A\n", "func ", "fn ", "let ", "select ", 'r#"', "<script>", "<style>", "@media "),
+    *("%", "\\", "0x", "1e", "a<", "&", "+++ ", "@@ ", "[a]\n", "--- "),
+)
+_REPEATED = (
+    *("a", "A", "0", "_", " ", "\t", "\n", '"', "'", "`", "/", "*", "\\", "<", "(", "[", "{", ":"),
+    *("=", "#", "$", "@", "-", "\t\n", " \n", "a ", "a.", ".A", "'\\", '"\\', "\\'", "<:", "/*"),
+    *("/@", "{}", "()", "[[", "${", "a=", "a:", ": ", "- ", "*@", "+%", "\\\n", "a\n", "é", "\r"),
+)
+
+
+def _hostile() -> Iterator[str]:
+    """Inputs on which the slowest lexers of Pygments need minutes at 2,000 characters."""
+    for start in _STARTS:
+        for repeated in _REPEATED:
+            yield (start + repeated * MAX_COLOURED)[:MAX_COLOURED]
+
+
+@pytest.mark.parametrize("lexer", sorted(set(LANGUAGES.values())))
+def test_no_input_makes_an_allowed_lexer_slow(lexer: str) -> None:
+    get_lexer_by_name(lexer)  # imported before the fork
+    inputs = list(_hostile())
+
+    def attack() -> None:
+        for text in inputs[::17]:
+            assert coloured(text, lexer)
+
+    # About one second for the slowest; the lexers that are not allowed need minutes or hours.
+    run_limited(attack, cpu=60)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lexer", sorted(set(LANGUAGES.values())))
+def test_none_of_all_inputs_makes_an_allowed_lexer_slow(lexer: str) -> None:
+    get_lexer_by_name(lexer)
+
+    def attack() -> None:
+        for text in _hostile():
+            assert coloured(text, lexer)
+
+    run_limited(attack, cpu=300)
+
+
+@pytest.mark.parametrize("language", ["easytrieve", "csharp", "autoit", "nit", "gherkin", "adl"])
+def test_languages_outside_the_list_are_shown_without_colours(language: str) -> None:
+    text = f"```{language}\n{'	' * 2_500}x\n```"
+
+    def show() -> None:
+        assert "<span" not in to_html(text)
+        assert "x" in "".join(_in_terminal(text))
+
+    run_limited(show, cpu=20)
+    assert colour_language(language, "x") == ""
+
+
+def test_long_code_is_shown_without_colours() -> None:
+    assert "<span" in coloured("x = 1\n", "python")
+    assert "<span" not in coloured("x = 1\n" * 400, "python")
+    short, long = (_in_terminal(f"```python\n{'x = 1;' * count}\n```") for count in (3, 400))
+    assert any("\x1b[" in line for line in short)
+    assert not any("\x1b[" in line for line in long)
+
+
+def test_code_in_one_message_is_coloured_up_to_a_total_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    block = f"```python\n{'x = 1;' * 300}\n```\n\n"
+    coloured_blocks = MAX_COLOURED_IN_MESSAGE // len("x = 1;" * 300 + "\n")
+    text = block * 40
+
+    pieces = to_html(text).split("</pre>")[:-1]
+    assert sum("<span" in piece for piece in pieces) == coloured_blocks
+    assert len(pieces) == 40
+    assert "<span" in to_html(block)
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    page = painter(color=True)
+    with InMemoryStore() as store:
+        store.add_message("k", "assistant", text)
+        [said] = store.get_history("k")
+    lines = [line for line in page.message(said) if "=" in line]
+    assert lines[0] != lines[-1]
+    assert lines[0] == lines[len(lines) * (coloured_blocks - 1) // 40]
+
+
+def test_an_answer_in_the_chat_is_coloured_up_to_a_total_length() -> None:
+    console = Console(width=80, force_terminal=True, color_system="standard")
+    budget = ColourBudget()
+    block = Block(source=f"```python\n{'x = 1;' * 300}\n```")
+    shown = [painted(block, console, budget=budget) for _ in range(40)]
+    plain = painted(block, console, budget=ColourBudget(0))
+    assert shown[0] != plain
+    assert shown[-1] == plain
+
+
+@pytest.mark.parametrize("name", sorted(LANGUAGES))
+def test_every_allowed_name_is_coloured_in_viewer_and_terminal(name: str) -> None:
+    # In each of the languages one of these has a colour.
+    code = '<a b="c">1</a>\n{"a": [1, true]}\n+ select 1 # "x"\nkey = 1\nlet x: y = "z"\n'
+    assert "<span" in coloured(code, name)
+    assert "<span" in coloured(code, name.upper())
+    assert any("\x1b[" in line for line in _in_terminal(f"```{name} title=x\n{code}```"))
+
+
+def test_the_first_word_after_the_fence_names_the_language() -> None:
+    assert colour_language(' Python title="a b"', "x") == "python"
+    assert colour_language("", "x") == colour_language("   ", "x") == ""
+    assert colour_language("pythonx", "x") == ""
+
+
+def _in_terminal(text: str) -> list[str]:
+    console = Console(width=80, force_terminal=True, color_system="standard")
+    stream = Stream()
+    blocks = [*stream.add(text), *stream.end()]
+    lines = [line for block in blocks for line in painted(block, console)]
+    return [re.sub(r"\x1b\[(?:0|40|49)?m", "", line) for line in lines]
