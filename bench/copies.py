@@ -17,7 +17,7 @@ from measure import Figure, NotRun, Place
 from messages import payload, sample
 from postgres import driver, server
 from stenolog.sessions.transfer import copy_lives
-from stenolog.stores.whole import WholeStore
+from stenolog.stores.snapshots import WholeStore
 
 SESSIONS = 200
 EACH = 250

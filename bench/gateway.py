@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from gateway_server import TOKEN
 from measure import Figure, NotRun, Place, percentiles
+from stenolog.stores.jsonl.store import CACHE_BYTES
 
 MODEL_SECONDS = 0.05
 _AGAIN = 0.1
@@ -20,11 +22,40 @@ _AGAIN = 0.1
 
 
 @contextmanager
-def gateway(workspace: Path, *, max_turns: int = 256) -> Iterator[tuple[str, int]]:
-    """The address and the number of a process that serves, until this is left."""
-    program = Path(__file__).with_name("gateway_server.py")
-    command = [sys.executable, str(program), str(workspace), str(MODEL_SECONDS), str(max_turns)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def gateway(
+    workspace: Path,
+    *,
+    max_turns: int = 256,
+    cache_bytes: int = CACHE_BYTES,
+    plain_malloc: bool = False,
+    memory: bool = True,
+) -> Iterator[tuple[str, int]]:
+    """Yield the address and the pid of a process that serves the workspace.
+
+    `plain_malloc`: without the caches that glibc keeps for each thread, so that the memory of the
+    process shows what it uses.
+    """
+    options = (str(MODEL_SECONDS), str(max_turns), str(cache_bytes), str(int(memory)))
+    with _serving("gateway_server.py", workspace, *options, plain_malloc=plain_malloc) as (
+        url,
+        pid,
+    ):
+        yield url, pid
+
+
+@contextmanager
+def _serving(
+    program: str, folder: Path, *options: str, plain_malloc: bool = False
+) -> Iterator[tuple[str, int]]:
+    """Yield the address and the pid of a server."""
+    command = [sys.executable, str(Path(__file__).with_name(program)), str(folder), *options]
+    environment = dict(os.environ)
+    if plain_malloc:
+        environment["MALLOC_ARENA_MAX"] = "1"
+        environment["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -98,24 +129,43 @@ def talking(url: str, users: int, seconds: float) -> list[User]:
     return asyncio.run(all_of_them())
 
 
-def added(place: Place, *, users: int) -> Figure:
-    """The milliseconds that a turn takes beyond the model's own time."""
-    with gateway(place.folder / f"gateway-{users}") as (url, _):
-        talking(url, users, 1.0)
-        found = talking(url, users, place.seconds(9))
+def added(place: Place, *, users: int, memory: bool = False) -> Figure:
+    """How much longer a turn takes beyond the model's time than in a bare handler (the floor).
+
+    The two servers are measured in turns, so that both meet the same load of the machine.
+    """
+    ours: list[float] = []
+    floor: list[float] = []
+    name = f"{users}-{'on' if memory else 'off'}"
+    with (
+        gateway(place.folder / f"gateway-{name}", memory=memory) as (url, _),
+        _serving("floor_server.py", place.folder / f"floor-{name}", str(MODEL_SECONDS)) as (
+            bare,
+            _,
+        ),
+    ):
+        for address in (url, bare):
+            talking(address, users, 1.0)
+        for _round in range(3):
+            ours += _added(url, users, place.seconds(4))
+            floor += _added(bare, users, place.seconds(2))
+    found, least = percentiles(ours), percentiles(floor)
+    return Figure(
+        measured=found["p50_us"] / least["p50_us"],
+        ours=found,
+        raw=least,
+        others={
+            "p99_ms": found["p99_us"] / 1000,
+            "turns_per_second": round(len(ours) / (3 * place.seconds(4)), 1),
+        },
+    )
+
+
+def _added(url: str, users: int, seconds: float) -> list[float]:
+    found = talking(url, users, seconds)
     others = sum(
         count for user in found for status, count in user.statuses.items() if status != 200
     )
     if others:
         raise NotRun(f"{others} requests were not answered")
-    seconds = [one - MODEL_SECONDS for user in found for one in user.seconds]
-    ours = percentiles(seconds)
-    return Figure(
-        measured=ours["p50_us"] / 1000,
-        ours=ours,
-        raw=percentiles([MODEL_SECONDS]),
-        others={
-            "p99_ms": ours["p99_us"] / 1000,
-            "turns_per_second": round(len(seconds) / place.seconds(9), 1),
-        },
-    )
+    return [one - MODEL_SECONDS for user in found for one in user.seconds]

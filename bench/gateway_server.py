@@ -1,8 +1,8 @@
-"""A gateway as a process, with a scripted model that takes so many seconds: for bench and soak.
+"""A gateway process with a model that takes so many seconds: for bench and soak.
 
-    python gateway_server.py WORKSPACE SECONDS MAX_TURNS
+    python gateway_server.py WORKSPACE SECONDS MAX_TURNS CACHE_BYTES MEMORY
 
-It writes its address as one line, and ends with its stdin.
+It prints its address as one line, and ends when its stdin is closed.
 """
 
 import asyncio
@@ -19,7 +19,11 @@ from stenolog.gateway.daemon import Daemon, listen
 from stenolog.gateway.state import Gateway
 from stenolog.gateway.token import Token
 from stenolog.providers.base import Delta, Usage
+from stenolog.sessions.folders import NOTES
+from stenolog.sessions.session_store import JSONLBackend
 from stenolog.settings.values import GatewaySettings, MemorySettings, Settings
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.opening import open_store
 
 TOKEN = "b" * 43
 
@@ -50,13 +54,18 @@ class Slow:
         """Nothing is held."""
 
 
-async def _serve(workspace: str, seconds: float, max_turns: int) -> None:
+async def _serve(
+    workspace: str, seconds: float, max_turns: int, cache_bytes: int, *, memory: bool
+) -> None:
     settings = Settings(
         gateway=GatewaySettings(port=0, max_turns=max_turns),
         memory=MemorySettings(consolidation=False),
     )
-    spec = AgentSpec(sessions=workspace, consolidation=False)
-    loop = AgentLoop(AgentRegistry([AgentInstance.open(spec, model=Slow(seconds))]))
+    spec = AgentSpec(sessions=workspace, consolidation=False, memory=memory)
+    sessions = JSONLBackend(JSONLStore(workspace, cache_bytes=cache_bytes))
+    notes = open_store(workspace, namespace=NOTES) if memory else None
+    agent = AgentInstance(spec, model=Slow(seconds), sessions=sessions, notes=notes)
+    loop = AgentLoop(AgentRegistry([agent]))
     channels = Channels(loop, settings)
     daemon = Daemon(
         Gateway(loop, settings), Token(TOKEN.encode()), listen("127.0.0.1", 0), channels
@@ -68,4 +77,7 @@ async def _serve(workspace: str, seconds: float, max_turns: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))
+    _, place, model_seconds, turns, cache, with_memory = sys.argv
+    asyncio.run(
+        _serve(place, float(model_seconds), int(turns), int(cache), memory=with_memory == "1")
+    )

@@ -281,15 +281,16 @@ def rows(peer_python: Path) -> list[Row]:
         ),
         *(
             Row(
-                name=f"gateway-{users}",
+                name=name,
                 what=f"gateway: what it adds to a model of 50 ms, {words}, p50",
-                target=Target(sense="≤", number=reach, unit="ms"),
-                beside="the model alone",
-                run=partial(added, users=users),
+                target=Target(sense="≤", number=reach, unit="×"),
+                beside="a bare handler with six thread hops and two synced appends",
+                run=partial(added, users=users, memory=memory),
             )
-            for users, words, reach in (
-                (1, "one session", 10),
-                (200, "200 sessions that all wait for it", 1_000),
+            for name, users, memory, words, reach in (
+                ("gateway-1", 1, False, "one session, memory off", 2),
+                ("gateway-1-memory", 1, True, "one session, memory on", 4),
+                ("gateway-200", 200, False, "200 sessions that all wait for it", 5),
             )
         ),
         *(

@@ -128,8 +128,10 @@ def _conditions(results: dict[str, Any]) -> str:
         length = "a quick run, once, with a quarter of the calls and sessions"
     busy = ""
     if before > machine["cpus"] / 2:
-        # Beside other work each sync also waits for its turn on a CPU, and ratios lose their sense.
-        busy = " **The machine was busy with other work: run it again.**"
+        # Beside other work each sync also waits for a CPU, which changes the ratios.
+        busy = (
+            " Other programs were running, so the figures are less exact than on an idle machine."
+        )
     return (
         f"Commit {results['commit']}; {results['when']}; {length}, {results['seconds']:.0f} s. "
         f"Python {machine['python']}, msgspec {machine['msgspec']}, {database}"
