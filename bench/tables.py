@@ -1,6 +1,6 @@
-"""The numbers of bench/results/latest.json as tables, in the terminal and in docs/benchmarks.md.
+"""Tables of the numbers in bench/results/latest.json, for the terminal and docs/benchmarks.md.
 
-`--check` changes nothing and says whether the text between the markers of that page is out of date.
+`--check` changes nothing and fails if the text between the markers of that page is out of date.
 """
 
 import argparse
@@ -21,7 +21,7 @@ _END = "<!-- end {} -->"
 
 
 def main() -> None:
-    """Renew the page, or look whether it needs it."""
+    """Update the page, or check whether it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
     parser.add_argument("--results", type=Path, default=LATEST)
@@ -40,8 +40,9 @@ def main() -> None:
 
 
 def renew(page: str, results: dict[str, Any]) -> str:
-    """The page with the text between its markers made anew."""
+    """Return the page with new text between its markers."""
     parts = {
+        "summary": _markdown(_SUMMARY_HEAD, _summary_lines(results)),
         "conditions": _conditions(results),
         "rows": _markdown(_HEAD, _lines(results)),
         "percentiles": _markdown(_PERCENTILE_HEAD, _percentile_lines(results)),
@@ -56,7 +57,7 @@ def renew(page: str, results: dict[str, Any]) -> str:
 
 
 def text_table(results: dict[str, Any]) -> str:
-    """The rows for a terminal, with the conditions below."""
+    """Return the rows for a terminal, followed by the conditions."""
     lines = [_HEAD, *_lines(results)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
     shown = [
@@ -66,8 +67,57 @@ def text_table(results: dict[str, Any]) -> str:
     return "\n".join([shown[0], "-" * sum(widths), *shown[1:], "", _conditions(results)])
 
 
-_HEAD = ("row", "what", "to reach", "measured", "spread", "reached", "ours", "beside it")
+_SUMMARY_HEAD = ("what", "ours", "peer", "ratio")
+_SUMMARY = {
+    "append-1000": "Store a message, compared with the fastest possible program",
+    "AddMessage-jsonl": "Store a message",
+    "AddMessage-sqlite": "Store a message, SQLite",
+    "pg-langgraph-1": "Store a message, PostgreSQL",
+    "pg-agents-1": "Store a message, PostgreSQL",
+    "pg-langgraph-32": "Messages stored by 32 clients, PostgreSQL",
+    "pg-agents-32": "Messages stored by 32 clients, PostgreSQL",
+    "GetHistory-1000-jsonl": "Read 1,000 messages",
+    "GetHistory-1000-sqlite": "Read 1,000 messages, SQLite",
+    "read-1000": "Open a store and read 1,000 messages",
+    "list-warm": "List 50 of 10,000 sessions",
+    "search-everywhere": "Search 1,000,000 messages for a common word",
+    "recall-one-session": "Recall from 100,000 messages and 5,200 notes",
+}
+"""Rows of the table for users, with their descriptions there."""
+_FASTER = ": times faster"
+"""End of the description of rows whose number says how many times faster ours is."""
+
+_HEAD = ("row", "what", "target", "measured", "spread", "reached", "ours", "compared with")
 _PERCENTILE_HEAD = ("row", "side", "p50", "p90", "p99", "worst", "calls")
+
+
+def _summary_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    measured = {row["name"]: row for row in results["rows"]}
+    lines: list[tuple[str, ...]] = []
+    for name, what in _SUMMARY.items():
+        row = measured.get(name)
+        if row is None:
+            lines.append((what, "", "", "NOT RUN"))
+            continue
+        beside = row["beside"]
+        if beside.startswith("the peer"):
+            beside = results["peer"].get("name", beside)
+        if "not_run" in row:
+            lines.append((what, "", beside, "NOT RUN"))
+            continue
+        figure = _middle(row)
+        ours = _side(figure["ours"])
+        if row["target"]["unit"] == "×":
+            peer = f"{beside}: {_side(figure['raw'])}"
+            lines.append((what, ours, peer, _ratio(row)))
+        else:
+            lines.append((what, ours, "–", "–"))
+    return lines
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    times = row["measured"] if row["what"].endswith(_FASTER) else 1 / row["measured"]
+    return f"{_short(times)} × faster" if times >= 1 else f"{_short(1 / times)} × slower"
 
 
 def _lines(results: dict[str, Any]) -> list[tuple[str, ...]]:

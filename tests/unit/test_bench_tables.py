@@ -1,6 +1,7 @@
 """The page of numbers says what the last full run found, and one can tell when it does not."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,25 @@ def test_other_numbers_make_the_page_out_of_date_until_it_is_renewed(
     assert "77.7" in page.read_text()
     assert "**no**" in page.read_text()
     assert _tables("--check", "--results", other, "--page", page).returncode == 0
+
+
+def test_the_table_for_users_follows_the_results(page: Path, tmp_path: Path) -> None:
+    results: dict[str, Any] = json.loads(_LATEST.read_text())
+    by_name = {row["name"]: row for row in results["rows"]}
+    by_name["AddMessage-jsonl"]["measured"] = 5.55
+    by_name["AddMessage-sqlite"]["measured"] = 0.5
+    del by_name["pg-agents-1"]["repetitions"]
+    by_name["pg-agents-1"]["not_run"] = "pip could not install it"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(results))
+
+    assert _tables("--results", other, "--page", page).returncode == 0
+    summary = page.read_text().partition("<!-- end summary -->")[0]
+    [jsonl] = re.findall(r"^\| Store a message \|.*\|$", summary, re.MULTILINE)
+    [sqlite] = re.findall(r"^\| Store a message, SQLite \|.*\|$", summary, re.MULTILINE)
+    assert jsonl.endswith("| 5.55 × faster |")
+    assert sqlite.endswith("| 2 × slower |")
+    assert re.search(r"OpenAI Agents' SQLAlchemySession \| NOT RUN \|$", summary, re.MULTILINE)
 
 
 def test_a_row_that_could_not_run_is_shown_with_its_reason(page: Path, tmp_path: Path) -> None:
