@@ -1,8 +1,8 @@
-"""Bytes ↔ values, without loss: the caller's object and its payload, a record and its line.
+"""Lossless encoding of messages as JSON, and of records as lines of a log.
 
-The fast codec (msgspec) bends several things silently: NaN becomes null, bytes become text, a
-number as key becomes text, two keys become one. So what was encoded is decoded again and
-compared; only where the two differ is the object walked to name the field that cannot be kept.
+The fast codec (msgspec) changes some values silently: NaN becomes null, bytes become text, numeric
+keys become text, equal keys are merged. So the encoded payload is decoded again and compared with
+the input. Only if they differ is the object searched for the field that cannot be stored.
 """
 
 import math
@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def encode_message(message: Message | Mapping[str, Any]) -> bytes:
-    """The payload of a message: compact JSON in one line. Raises RefusedMessage."""
+    """Return a message as compact JSON in one line. Raises RefusedMessage."""
     if type(message) is dict:
         return encode_object(message)
     if isinstance(message, Message):
@@ -63,7 +63,7 @@ def _kind_of(message: object) -> str:
 
 
 def encode_object(fields: dict[str, Any]) -> bytes:
-    """A JSON object as bytes that decode to the same object. Raises RefusedMessage."""
+    """Return bytes that decode to the same object. Raises RefusedMessage."""
     try:
         payload = _encode(fields)
         same = _is_all_text(fields) or _decode(payload) == fields  # guard: nan-refused
@@ -77,14 +77,14 @@ def encode_object(fields: dict[str, Any]) -> bytes:
     size = len(payload)
     if size > MAX_MESSAGE_BYTES:
         raise RefusedMessage("", f"{size:,} bytes as JSON; the limit is {MAX_MESSAGE_BYTES:,}")
-    # Counting brackets is an upper bound for the depth, and nearly always enough.
+    # The number of brackets is an upper bound of the depth, and nearly always low enough.
     if size > 2 * MAX_DEPTH and payload.count(b"{") + payload.count(b"[") > MAX_DEPTH:
         _check(fields, "", 1)
     return payload
 
 
 def _is_all_text(fields: dict[str, Any]) -> bool:
-    """Whether nothing is in it that the fast codec could bend: it refuses text it cannot keep."""
+    """Whether all keys and values are text, which the fast codec never changes silently."""
     for name, value in fields.items():
         if type(name) is not str or type(value) is not str:
             return False
@@ -92,12 +92,12 @@ def _is_all_text(fields: dict[str, Any]) -> bool:
 
 
 def _encode_slowly(fields: dict[str, Any]) -> bytes:
-    """For what the fast codec refuses or bends: either it can be kept after all, or say why."""
+    """Encode what the fast codec rejects or changes. Raises RefusedMessage."""
     _check(fields, "", 1)
     try:
         payload = _encode(fields)
     except (TypeError, ValueError):
-        # Lone surrogates, which UTF-8 cannot hold, and subclasses of str, int and float.
+        # Lone surrogates, which UTF-8 cannot represent, and subclasses of str, int and float.
         payload = _dumps(fields, separators=(",", ":"), allow_nan=False).encode()
     if decode_object(payload) != _plain(fields):
         raise RefusedMessage("", "it does not come back from JSON as it was given")
@@ -105,14 +105,14 @@ def _encode_slowly(fields: dict[str, Any]) -> bytes:
 
 
 def _dumps(value: Any, **options: Any) -> str:
-    """What the slower encoder says, which is imported when it is needed."""
+    """Encode with the standard library, imported on first use."""
     import json
 
     return json.dumps(value, **options)
 
 
 def _check(value: Any, field: str, depth: int) -> None:
-    """Raise RefusedMessage for the first part that JSON cannot hold."""
+    """Raise RefusedMessage for the first part that JSON cannot represent."""
     if isinstance(value, Mapping | list | tuple) and depth > MAX_DEPTH:
         raise RefusedMessage(_shortened(field), f"nested more than {MAX_DEPTH} deep, or in a cycle")
     match value:
@@ -155,13 +155,13 @@ def _check_text(text: str, field: str) -> None:
 
 def _check_digits(number: int, field: str) -> None:
     limit = sys.int_info.default_max_str_digits
-    # 3.32 bits a digit: a cheap bound first, the exact power only near it.
+    # 3.32 bits per digit: compute the power only near the limit.
     if number.bit_length() > limit * 3.32 and abs(number) >= 10**limit:
         raise RefusedMessage(field, f"an integer of more than {limit:,} digits")
 
 
 def _plain(value: Any) -> Any:
-    """The same value with lists for tuples, as JSON gives it back."""
+    """Return the value with tuples replaced by lists, as JSON decodes it."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -174,8 +174,8 @@ def _shortened(field: str) -> str:
 
 
 def digest(payloads: Sequence[bytes]) -> str:
-    """Tells the content of a token's messages apart from any other."""
-    # Only who uses tokens waits for it.
+    """Return a digest of the messages of an idempotency key."""
+    # Imported only when an idempotency key is used.
     from hashlib import blake2b
 
     state = blake2b(digest_size=8)
@@ -186,7 +186,7 @@ def digest(payloads: Sequence[bytes]) -> str:
 
 
 def check_key(key: str) -> None:
-    """Raise InvalidKey unless this is a key."""
+    """Raise InvalidKey unless `key` is a valid session key."""
     if not isinstance(key, str):
         raise InvalidKey(f"a key is text, not {type(key).__name__}")
     if not key:
@@ -200,7 +200,7 @@ def check_key(key: str) -> None:
 
 
 def check_once(token: str | None) -> None:
-    """Raise UsageError unless this is a token, or none."""
+    """Raise UsageError unless `token` is None or a valid idempotency key."""
     if token is None:
         return
     if not isinstance(token, str) or not token:
@@ -211,14 +211,14 @@ def check_once(token: str | None) -> None:
 
 
 def check_times(at: Sequence[datetime], count: int) -> list[str]:
-    """The times of so many messages, as they are written. Raises UsageError."""
+    """Return the times of `count` messages in stored form. Raises UsageError."""
     if not isinstance(at, Sequence) or len(at) != count:
         raise UsageError(f"at: one time for each of {count:,} messages is wanted")
     for moment in at:
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise UsageError(f"at: {moment!r} is no datetime that knows its offset from UTC")
     try:
-        # strftime leaves the zeros of an early year out.
+        # strftime omits the leading zeros of early years.
         moments = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
     except OverflowError as error:
         raise UsageError(f"at: {error}") from error
@@ -236,12 +236,15 @@ _CRC_TAIL: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 
 _decode_record = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode
 decode_lines = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord).decode_lines
-"""All records of a buffer whose lines were found intact. Raises what msgspec raises where one
-line is of an unknown kind or holds a lone surrogate: then take them one by one."""
+"""Return all records of a buffer of intact lines.
+
+Raises an error of msgspec if a line has an unknown kind or a lone surrogate; parse the lines one by
+one then.
+"""
 
 
 def plain_line(seq: int, at: str, payload: bytes) -> bytes:
-    """The line of a message with nothing special about it, newline included."""
+    """Return the line of a message without optional fields, including the newline."""
     line = b'{"kind":"message","seq":%d,"at":"%b","body":%b' % (seq, at.encode(), payload)
     return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
 
@@ -255,7 +258,7 @@ def message_line(
     part: Span | None = None,
     once: str | None = None,
 ) -> bytes:
-    """The line of a message, newline included."""
+    """Return the line of a message, including the newline."""
     extra = b""
     if joined:
         extra = b',"joined":true'
@@ -276,11 +279,11 @@ def control_line(
     joined: bool = False,
     part: Span | None = None,
 ) -> bytes:
-    """The line of a record of ours, newline included."""
+    """Return the line of a state, change or void record, including the newline."""
     try:
         payload = _encode(body)
     except (UnicodeEncodeError, TypeError):
-        # Lone surrogates, and subclasses of text.
+        # Lone surrogates, and subclasses of str.
         payload = _dumps(msgspec.to_builtins(body), separators=(",", ":")).encode()
     extra = b',"joined":true' if joined else b""
     if part is not None:
@@ -296,12 +299,12 @@ def control_line(
 
 
 def intact(line: bytes) -> bool:
-    """Whether a line (without its newline) is exactly what was written."""
+    """Whether the checksum of a line (without its newline) is correct."""
     return line[-_TAIL:] == _TAIL_FORMAT % crc32(line[:-_TAIL])  # guard: record-crc
 
 
 def count_intact(buffer: bytes) -> int | None:
-    """How many lines these are, if each is whole and exactly what was written; else None."""
+    """Return the number of lines, or None unless every line is complete with a correct checksum."""
     find = buffer.find
     crcs, tails = [], []
     start = 0
@@ -309,14 +312,14 @@ def count_intact(buffer: bytes) -> int | None:
         crcs.append(crc32(buffer[start : end - _TAIL]))
         tails.append(buffer[end - _TAIL : end])
         start = end + 1
-    # One comparison of all tails costs less than one for each line.
+    # One comparison of all tails is faster than one per line.
     if start < len(buffer) or b"".join(tails) != (_TAIL_FORMAT * len(tails)) % tuple(crcs):
         return None
     return len(tails)
 
 
 def parse_line(line: bytes) -> Record | None:
-    """The record in a line (without its newline); None where it is damaged or not ours."""
+    """Return the record in a line (without its newline), or None if it is not an intact record."""
     if not line.startswith(LINE_START) or not intact(line):
         return None
     try:
@@ -329,10 +332,10 @@ def parse_line(line: bytes) -> Record | None:
 
 
 def salvage(line: bytes) -> list[Record]:
-    """Intact records inside a damaged line: where a newline was lost, two stand in one.
+    """Return the intact records inside a damaged line, for example two records without a newline.
 
-    What a caller stored is never taken for a record: inside a text its quotes are escaped, and an
-    object inside another follows a colon, a comma or a bracket.
+    Stored messages are never mistaken for records: quotes inside text are escaped, and an object
+    inside another one follows a colon, a comma or a bracket.
     """
     found: list[Record] = []
     end = tried = 0
@@ -341,7 +344,7 @@ def salvage(line: bytes) -> list[Record]:
             continue
         tried += 1
         if tried > _MOST_STARTS + 2 * len(found):
-            break  # junk that looks like us
+            break  # garbage that looks like records
         crc, begun = 0, start
         for tail in _CRC_TAIL.finditer(line, start):
             crc, begun = crc32(line[begun : tail.start()], crc), tail.start()
@@ -363,7 +366,7 @@ def _starts(line: bytes) -> Iterator[int]:
 
 
 def re_sign(line: bytes) -> bytes | None:
-    """The line with a crc that fits, where it is otherwise a whole record; else None."""
+    """Return the line with a correct checksum if it is otherwise a complete record; else None."""
     text = line[:-_TAIL] if line[-_TAIL:-10] == b',"crc":"' else None
     if text is None:
         return None
@@ -379,7 +382,7 @@ def re_sign(line: bytes) -> bytes | None:
 
 
 def plain_message(line: bytes) -> bytes | None:
-    """Return the payload of a message that was added to a log as plain JSON; None if it is none."""
+    """Return the payload of a message that was added to a log as plain JSON, or None."""
     try:
         fields = _decode(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
@@ -390,9 +393,9 @@ def plain_message(line: bytes) -> bytes | None:
 
 
 def _parse_escaped(line: bytes) -> Record | None:
-    """A line that holds a lone surrogate, which the fast decoder does not take.
+    """Parse a line with a lone surrogate, which the fast decoder rejects.
 
-    Its payload is cut out by position; the envelope around it is decoded slowly.
+    The payload is located by position; the envelope is decoded by the standard library.
     """
     envelope = _envelope(line)
     kind = envelope.get("kind")
@@ -409,7 +412,7 @@ def _parse_escaped(line: bytes) -> Record | None:
 
 
 def _unknown(line: bytes) -> UnknownRecord | None:
-    """An intact line of a kind, or of a format, that came after this code."""
+    """Return the record of an intact line whose kind or format is newer than this code."""
     envelope = _envelope(line)
     if envelope.get("kind") == "state":
         body = envelope.get("body")

@@ -1,30 +1,30 @@
-"""Everything that stenolog raises, sorted by who must act.
+"""All exceptions of stenolog, grouped by the party that can fix the cause.
 
 StenologError
-├── UsageError            the caller: the call itself is wrong, nothing was written
+├── UsageError            the caller: the call is wrong, nothing was written
 │   ├── InvalidKey
-│   ├── RefusedMessage        it cannot be kept losslessly; names the field
+│   ├── RefusedMessage        cannot be stored without loss; names the field
 │   ├── NoSuchSession
-│   │   └── SessionDeleted        it is in the trash, or was deleted while it was followed
-│   ├── SessionExists         the key is taken; name another
+│   │   └── SessionDeleted        in the trash, or deleted while it was followed
+│   ├── SessionExists         the key is in use
 │   ├── NoSuchNote
 │   ├── NothingToUndo
-│   ├── OnceConflict          same token, other content
-│   ├── StaleCheckpoint       the floor is not where the caller saw it
+│   ├── OnceConflict          same idempotency key, other content
+│   ├── StaleCheckpoint       the floor moved since the caller read it
 │   ├── StaleHistory          the session has messages that the caller has not seen
-│   ├── LeaseLost             somebody else has the turn now
-│   ├── ContextTooSmall       what must be sent does not fit; names the number to change
-│   ├── ModelRefused          the model's server will not take this request: key, name, content
-│   ├── WrongSettings         file, environment or flags: each Problem by place and field
+│   ├── LeaseLost             another process has the lease now
+│   ├── ContextTooSmall       the request does not fit; names the setting to change
+│   ├── ModelRefused          the model's server rejects the request: key, name, content
+│   ├── WrongSettings         file, environment or flags; lists every Problem
 │   ├── ReadOnly
 │   └── StoreClosed
 ├── StoreUnavailable      time or the operator: disk, permissions, another process
-│   ├── StoreBusy             waited for a lock as long as allowed
-│   ├── NotStored             surely absent: try again when the cause is gone
-│   └── MaybeStored           unknown: retry with the same `once` token
+│   ├── StoreBusy             the lock was not free within the time limit
+│   ├── NotStored             not stored: retry when the cause is gone
+│   └── MaybeStored           unknown: retry with the same `once`
 ├── ModelUnavailable      time or the operator: the model's server does not answer
 └── DamagedStore          a person: the files are not what they should be
-    ├── ForeignLog            not ours; `steno import` takes it in
+    ├── ForeignLog            another program's file; `steno import` reads it
     └── NewerFormat           written by a newer stenolog
 """
 
@@ -34,32 +34,32 @@ from msgspec import Struct
 
 
 class StenologError(Exception):
-    """The root: catch this to catch all of them."""
+    """Base class of all exceptions of stenolog."""
 
 
-# --- the caller must act ---------------------------------------------------------------------
+# --- fixed by the caller ---------------------------------------------------------------------
 
 
 class UsageError(StenologError):
-    """The call cannot be carried out as it was made; nothing was written."""
+    """The call is wrong; nothing was written."""
 
 
 class InvalidKey(UsageError):
-    """A key is non-empty text of at most 1,024 bytes of UTF-8."""
+    """The key is not a non-empty string of at most 1,024 bytes of UTF-8."""
 
 
 class RefusedMessage(UsageError):
-    """The message cannot be kept exactly as given; nothing was written."""
+    """The message cannot be stored exactly as given; nothing was written."""
 
     def __init__(self, field: str, reason: str) -> None:
         self.field = field
-        """Where in the message, as a path: `content[2].score`; empty for the message itself."""
+        """Path of the field, such as `content[2].score`; empty for the message itself."""
         self.reason = reason
         super().__init__(f"{field or 'message'}: {reason}")
 
 
 class NoSuchSession(UsageError):
-    """There is no session of that key."""
+    """No session has this key."""
 
     def __init__(self, key: str, reason: str = "there is no such session") -> None:
         self.key = key
@@ -79,7 +79,7 @@ class SessionDeleted(NoSuchSession):
 
 
 class SessionExists(UsageError):
-    """The key is taken; nothing was written."""
+    """A session with this key exists; nothing was written."""
 
     def __init__(self, key: str, reason: str = "there is such a session already") -> None:
         self.key = key
@@ -87,7 +87,7 @@ class SessionExists(UsageError):
 
 
 class NoSuchNote(UsageError):
-    """There is no note of that id in that scope."""
+    """The scope has no note with this id."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -95,17 +95,17 @@ class NoSuchNote(UsageError):
 
 
 class NothingToUndo(UsageError):
-    """No operation is left that could be taken back."""
+    """No operation is left to undo."""
 
 
 class OnceConflict(UsageError):
-    """The session already has this token, with other content."""
+    """The idempotency key was used in this session with other content."""
 
     def __init__(self, key: str, token: str, seq: int) -> None:
         self.key = key
         self.token = token
         self.seq = seq
-        """Where the first message with this token stands."""
+        """Seq of the first message with this idempotency key."""
         super().__init__(
             f"{key!r}: token {token!r} was used at seq {seq} for other content; "
             "use a new token for a new message"
@@ -113,7 +113,7 @@ class OnceConflict(UsageError):
 
 
 class StaleCheckpoint(UsageError):
-    """The floor moved since the caller looked; read again and decide again."""
+    """The floor moved since the caller read it. Read the session again."""
 
     def __init__(self, key: str, expected: int, found: int) -> None:
         self.key = key
@@ -123,7 +123,7 @@ class StaleCheckpoint(UsageError):
 
 
 class StaleHistory(UsageError):
-    """A message was appended since the caller looked; read again and decide again."""
+    """A message was appended since the caller read the session. Read it again."""
 
     def __init__(self, key: str, expected: int, found: int) -> None:
         self.key = key
@@ -133,39 +133,39 @@ class StaleHistory(UsageError):
 
 
 class LeaseLost(UsageError):
-    """Somebody else has the turn by now; what was to be written through the lease was not."""
+    """Another process has the lease now; nothing was written."""
 
     def __init__(
         self, key: str, epoch: int, *, reason: str = "has run out and another one was given"
     ) -> None:
         self.key = key
         self.epoch = epoch
-        """Which lease it was that ran out."""
+        """Number of the lost lease."""
         super().__init__(f"{key!r}: lease {epoch} {reason}")
 
 
 class ContextTooSmall(UsageError):
-    """What must be sent does not fit the context; the message says which number to change."""
+    """The smallest request exceeds the context window. The text names the setting to change."""
 
     def __init__(self, reason: str, *, needed: int, limit: int) -> None:
         self.needed = needed
-        """How many tokens must fit."""
+        """Number of tokens of the smallest request."""
         self.limit = limit
-        """How many may."""
+        """Maximum number of tokens."""
         super().__init__(reason)
 
 
 class ModelRefused(UsageError):
-    """The model's server will not answer this request, now or later; its words say why."""
+    """The model's server rejects the request; the text has its reason. A retry does not help."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with the settings."""
+    """One wrong setting."""
 
     source: str
-    """Where it was said: `FILE:LINE`, a file, a variable, or `the command line`."""
+    """Origin of the setting: `FILE:LINE`, a file, a variable, or `the command line`."""
     field: str = ""
-    """Which field, with dots: `agent.max_context_tokens`; empty for the file as a whole."""
+    """Dotted name, such as `agent.max_context_tokens`; empty for the whole file."""
     reason: str
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class WrongSettings(UsageError):
-    """The settings cannot be used; nothing was started. All that is wrong is told at once."""
+    """The settings cannot be used; nothing was started. Lists all problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -181,46 +181,46 @@ class WrongSettings(UsageError):
 
 
 class ReadOnly(UsageError):
-    """The store, or the session, may not be written by this process."""
+    """The store or session is read-only for this process."""
 
 
 class StoreClosed(UsageError):
     """The store was closed before this call."""
 
 
-# --- time or the operator must act -----------------------------------------------------------
+# --- fixed by time or by the operator --------------------------------------------------------
 
 
 class StoreUnavailable(StenologError):
-    """The place where sessions live cannot be used right now."""
+    """The store cannot be used at the moment."""
 
 
 class StoreBusy(StoreUnavailable):
-    """Another writer held the lock for as long as this call was allowed to wait."""
+    """Another writer held the lock for longer than `busy_timeout`."""
 
 
 class NotStored(StoreUnavailable):
-    """Nothing of this call is in the store; it can be made again when the cause is gone."""
+    """Nothing was stored. Retry when the cause is gone."""
 
 
 class MaybeStored(StoreUnavailable):
-    """Whether this call is in the store is unknown; make it again with the same `once` token."""
+    """It is unknown whether the call was stored. Retry with the same `once` idempotency key."""
 
 
 class ModelUnavailable(StenologError):
-    """The model's server cannot be reached, is busy, or broke off; the same call may do later."""
+    """The model's server is unreachable, busy, or closed the connection. A later retry may work."""
 
 
-# --- a person must act -----------------------------------------------------------------------
+# --- fixed by a person -----------------------------------------------------------------------
 
 
 class DamagedStore(StenologError):
-    """The files are not what they should be; `steno doctor` says what and where."""
+    """Stored data is damaged; `steno doctor` reports what and where."""
 
 
 class ForeignLog(DamagedStore):
-    """The file was written by another program; it is left untouched."""
+    """Another program wrote the file. It is not changed."""
 
 
 class NewerFormat(DamagedStore):
-    """The file was written by a newer stenolog; upgrade this one."""
+    """A newer version of stenolog wrote the file. Upgrade to read it."""

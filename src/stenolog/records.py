@@ -1,8 +1,8 @@
-"""The values everything else speaks of: the message, and the records of ours in a log.
+"""Shared values: messages, log records, and the results of store calls.
 
-`Message` is at once the public value and the decoded envelope of its line, so that reading a
-thousand of them makes a thousand objects and not two thousand; the envelope's own fields have
-private names, because the caller's object may use any name.
+`Message` is both the public value and the decoded envelope of a log line: reading a thousand
+messages creates a thousand objects, not two thousand. The fields of the envelope have private
+names, because the stored object may use any field name.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from msgspec import UNSET, Raw, Struct
 _decode = msgspec.json.Decoder().decode
 
 FORMAT: Final = 1
-"""The version of the log that this code writes."""
+"""Version of the log format that this code writes."""
 
 Span = tuple[int, int]
-"""A run of seqs, both ends included."""
+"""First and last seq of a range, both included."""
 
 
 class _Role(Struct, gc=False):
@@ -29,7 +29,7 @@ class _Content(Struct, gc=False):
     content: Any = UNSET
 
 
-# The decoder skips all other fields, which takes a fraction of the time of decoding them.
+# Skipping the other fields is several times faster than decoding them.
 _decode_role = msgspec.json.Decoder(_Role).decode
 _decode_content = msgspec.json.Decoder(_Content).decode
 
@@ -51,10 +51,10 @@ class Message(
         "hidden": "-hidden",
     },
 ):
-    """One message as a store returns it: immutable, with its place in the session.
+    """An immutable message, as returned by a store.
 
-    Fields of the caller's object are attributes (`role`, `content`, …); `to_dict()` is a fresh
-    copy of exactly what was given.
+    The fields of the stored object are attributes (`role`, `content`, …); `to_dict()` returns a
+    copy of the stored object.
     """
 
     seq: int
@@ -65,16 +65,16 @@ class Message(
     _part: Span | None = None
     _once: str | None = None
     hidden: bool = False
-    """Whether it was out of sight, as of the read that returned it."""
+    """Whether the message was hidden when it was read."""
 
     @property
     def at(self) -> datetime:
-        """When it was stored (UTC, to the microsecond)."""
+        """Time at which the message was stored, in UTC."""
         return datetime.fromisoformat(self._at)
 
     @property
     def role(self) -> str:
-        """The caller's `role`."""
+        """The field `role` of the stored object."""
         try:
             role: Any = _decode_role(self._body).role
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -84,7 +84,7 @@ class Message(
 
     @property
     def content(self) -> Any:
-        """The caller's `content`."""
+        """The field `content` of the stored object."""
         try:
             content = _decode_content(self._body).content
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -92,7 +92,7 @@ class Message(
         return self._field("content") if content is UNSET else content
 
     def to_dict(self) -> dict[str, Any]:
-        """The caller's object, as a fresh copy."""
+        """Return a copy of the stored object."""
         try:
             found: dict[str, Any] = _decode(self._body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -100,7 +100,7 @@ class Message(
         return found
 
     def to_json(self) -> bytes:
-        """The caller's object as it stands in the store: compact JSON."""
+        """Return the stored object as compact JSON, byte for byte as stored."""
         return bytes(self._body)
 
     def __getattr__(self, name: str) -> Any:
@@ -109,7 +109,7 @@ class Message(
         return self._field(name)
 
     def _field(self, name: str) -> Any:
-        # Decoded for each access: what the caller does with a list must not reach the next reader.
+        # Decoded for each access: a caller that changes a list must not affect other readers.
         try:
             return self.to_dict()[name]
         except KeyError:
@@ -130,22 +130,22 @@ class Message(
 
 
 class Undo(Struct, frozen=True, omit_defaults=True):
-    """What taking back one operation needs."""
+    """The data needed to undo one operation."""
 
     number: int
     op: str
     newly: list[Span] = []
-    """The seqs that the operation hid and that were in sight before."""
+    """Seqs that were visible before the operation hid them."""
     added: Span | None = None
-    """The seqs that a replace appended."""
+    """Seqs that a replace appended."""
     was: str | None = None
-    """The summary before, where the operation changed it."""
+    """The previous summary, if the operation changed it."""
     elsewhere: bool = False
-    """The rest is too long to be carried in each state: the change of this number has it."""
+    """Whether the other fields are only in the change record, to keep states short."""
 
 
 class Change(Struct, frozen=True, omit_defaults=True):
-    """One operation on what is in sight, numbered, with the state that results from it."""
+    """A numbered operation on visibility, summary or meta, with the resulting state."""
 
     op: str
     number: int
@@ -160,7 +160,7 @@ class Change(Struct, frozen=True, omit_defaults=True):
 
 
 class Archive(Struct, frozen=True):
-    """Where the start of a log went; the first line of that file names the one before it."""
+    """An archive file with the start of a log. Its first line names the previous archive."""
 
     name: str
     first: int
@@ -168,7 +168,7 @@ class Archive(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True, array_like=True):
-    """A remembered `once` token: which messages it stands for, and a digest of their bytes."""
+    """A remembered idempotency key (`once`): seqs of its messages and a digest of their bytes."""
 
     token: str
     first: int
@@ -177,15 +177,15 @@ class Token(Struct, frozen=True, array_like=True):
 
 
 class DeletedAs(Struct, frozen=True):
-    """The key that a session has in the trash, which is not the one it will have outside."""
+    """Key and file name of a session in the trash, while it is restored under another key."""
 
     key: str
     name: str
-    """Of its file there: under any other name this means nothing."""
+    """Name of the file in the trash. In a file of any other name this record has no effect."""
 
 
 class State(Struct, omit_defaults=True):
-    """A session as of one point of its log: opening starts from the last one."""
+    """The state of a session at one point of its log. Opening a log starts from the last state."""
 
     format: int
     key: str
@@ -195,35 +195,35 @@ class State(Struct, omit_defaults=True):
     floor: int = 0
     hidden: list[Span] = []
     number: int = 0
-    """The number of the newest change."""
+    """Number of the newest change."""
     summary: str = ""
     meta: dict[str, Any] = {}
     undo: list[Undo] = []
     lost: list[Span] = []
-    """Seqs whose message is damaged."""
+    """Seqs of damaged messages."""
     void: list[Span] = []
-    """Seqs that stood in a write that was never finished, nor acknowledged."""
+    """Seqs of interrupted writes that were never acknowledged."""
     void_bytes: int = 0
     purged: list[Span] = []
-    """Seqs that are not here and are no damage: purged, or left out of a fork."""
+    """Seqs that are missing without damage: purged, or not copied to a fork."""
     archive: Archive | None = None
     forked_from: str | None = None
     tokens: list[Token] = []
     deleted_as: DeletedAs | None = None
-    """Only while it is restored under another key."""
+    """Set only while the session is restored under another key."""
 
 
 class Void(Struct, frozen=True, omit_defaults=True):
-    """Says which bytes and records before it do not count."""
+    """Marks preceding bytes and records as invalid."""
 
     bytes: int
-    """How many bytes directly before this line are not a record."""
+    """Number of bytes directly before this line that are not a record."""
     seqs: list[Span] = []
-    """Seqs of an unfinished write: they were never acknowledged."""
+    """Seqs of an interrupted write, never acknowledged."""
     lost: list[Span] = []
-    """Seqs that may have been acknowledged and cannot be read any more."""
+    """Seqs that may have been acknowledged and are no longer readable."""
     changes: list[int] = []
-    """Numbers of changes in such a write."""
+    """Numbers of the changes in an interrupted write."""
 
 
 class _Control(Struct, frozen=True, gc=False, kw_only=True, tag_field="kind"):
@@ -234,25 +234,25 @@ class _Control(Struct, frozen=True, gc=False, kw_only=True, tag_field="kind"):
 
 
 class StateRecord(_Control, frozen=True, gc=False, kw_only=True, tag="state"):
-    """A line that carries a State."""
+    """A log line with a State."""
 
     body: State
 
 
 class ChangeRecord(_Control, frozen=True, gc=False, kw_only=True, tag="change"):
-    """A line that carries a Change."""
+    """A log line with a Change."""
 
     body: Change
 
 
 class VoidRecord(_Control, frozen=True, gc=False, kw_only=True, tag="void"):
-    """A line that carries a Void."""
+    """A log line with a Void."""
 
     body: Void
 
 
 class UnknownRecord(Struct, frozen=True):
-    """An intact line of a kind that this version does not know."""
+    """An intact log line of a kind that this version does not know."""
 
     kind: str
     seq: int
@@ -262,7 +262,7 @@ class UnknownRecord(Struct, frozen=True):
 
     @property
     def optional(self) -> bool:
-        """Whether a reader that does not know the kind may pass over it."""
+        """Whether a reader that does not know the kind may skip the record."""
         return self.kind.startswith("x-")
 
 
@@ -270,12 +270,12 @@ Record = Message | StateRecord | ChangeRecord | VoidRecord | UnknownRecord
 
 
 def decode_object(payload: bytes | Raw) -> dict[str, Any]:
-    """The JSON object in a payload that was checked when it was written."""
+    """Return the JSON object in a stored payload."""
     try:
         found: dict[str, Any] = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # A lone surrogate is written as an escape, which only the slower decoder takes; almost
-        # nobody meets one, so nobody else waits for its import.
+        # Lone surrogates are stored as escapes, which only the standard library decodes. They are
+        # rare, so `json` is imported here and not at start-up.
         from json import loads
 
         found = loads(bytes(payload))
@@ -283,43 +283,43 @@ def decode_object(payload: bytes | Raw) -> dict[str, Any]:
 
 
 def timestamp(moment: datetime) -> str:
-    """The one way a time is written: UTC, microseconds, `Z`."""
+    """Return a time in stored form: UTC with microseconds and `Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class SessionInfo(Struct, frozen=True, kw_only=True):
-    """What is known of a session without reading all of it."""
+    """Facts about a session that do not require reading all of it."""
 
     key: str
     uid: str
-    """Which life of the key this is: deleted and created again, it has another."""
+    """Identifies the session. A session created again under the same key has another uid."""
     created: datetime
     updated: datetime
     last_seq: int
-    """The newest seq given out; 0 where there is no message yet."""
+    """Seq of the newest message; 0 if there is none."""
     floor: int
     visible: int
-    """How many messages are in sight."""
+    """Number of visible messages."""
     count: int
-    """How many messages there are, hidden and archived ones included."""
+    """Number of all messages, including hidden and archived ones."""
     lost: int
-    """How many messages damage has taken, as far as it was met."""
+    """Number of messages lost to damage, as far as found."""
     damaged: int
-    """How many damaged lines were met in what was read so far."""
+    """Number of damaged lines found so far."""
     void_bytes: int
-    """How many bytes of interrupted writes stand in the log; none of them was acknowledged."""
+    """Number of bytes of interrupted writes in the log, none of them acknowledged."""
     archived: int
-    """The last seq that lies in an archive; 0 where there is none."""
+    """Last archived seq; 0 if there is none."""
     generation: int
     bytes: int
-    """The size of the live log."""
+    """Size of the live log."""
     undoable: int
-    """How many operations `undo` could take back now."""
+    """Number of operations that `undo` can take back."""
     summary: str
     meta: Mapping[str, Any]
     forked_from: str | None
     in_sight: tuple[Span, ...] = ()
-    """The runs of seqs that `visible` counts, by seq: first and last of each."""
+    """Ranges of the visible seqs, in order."""
     change: int = 0
     """Number of the newest change to visibility, summary or meta; appends do not count.
 
@@ -328,55 +328,55 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
 
 
 class Undone(Struct, frozen=True, kw_only=True):
-    """What `undo` took back."""
+    """Result of `undo`."""
 
     op: str
     """truncate, clear, hide, replace, checkpoint or summary."""
     shown: int
-    """How many messages came back into sight."""
+    """Number of messages that became visible."""
     hid: int
-    """How many messages that a replace had added went out of sight."""
+    """Number of messages, added by a replace, that became hidden."""
     summary_restored: bool
 
 
 class Compacted(Struct, frozen=True, kw_only=True):
-    """What `compact` moved out of the live log."""
+    """Result of `compact`."""
 
     archived: int
-    """How many messages went into the archive; 0 where there was nothing to do."""
+    """Number of messages moved into the archive."""
     bytes_before: int
     bytes_after: int
 
 
 class Trashed(Struct, frozen=True, kw_only=True):
-    """A deleted session: `restore` brings it back, `purge` does not."""
+    """A deleted session in the trash, until it is restored or purged."""
 
     key: str
     uid: str
-    """Which life of the key it was."""
+    """Identifies the session among all that had this key."""
     deleted: datetime
     count: int
-    """How many messages there are, hidden and archived ones included."""
+    """Number of all messages, including hidden and archived ones."""
 
 
 class Purged(Struct, frozen=True, kw_only=True):
-    """What `purge` deleted for good."""
+    """Result of `purge`."""
 
     messages: int
-    """How many messages are gone; 0 where there was nothing to do."""
+    """Number of purged messages."""
     first: int
-    """The lowest seq that is gone; 0 where there is none."""
+    """Lowest purged seq; 0 if there is none."""
     last: int
-    """The highest seq that is gone; 0 where there is none."""
+    """Highest purged seq; 0 if there is none."""
     not_reached: tuple[str, ...]
-    """What may still tell of it, each as a sentence: forks, the summary, copies."""
+    """What may still contain the text, one sentence each: forks, the summary, copies."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Whether a store can be relied on right now."""
+    """Health of a store."""
 
     ok: bool
     free_bytes: int | None
-    """Room left where the store lives; None where that has no meaning."""
+    """Free space on the disk of the store; None if that is unknown."""
     problems: tuple[str, ...]
-    """What is wrong or soon will be, each with what to do."""
+    """Problems, each with what to do."""

@@ -1,10 +1,10 @@
-"""How many tokens a text, a message or a list of tools takes, without a tokenizer.
+"""Token estimates for texts, messages and tools, without a tokenizer.
 
-A text is cut into pieces nearly as tokenizers cut it before they merge bytes: a word with the
-character before it, up to three digits, a run of signs, a run of spaces. Each piece has a price
-by its script, length and shape; runs that are neither words nor paths (keys, hashes, base64)
-are priced as noise. The prices are fitted to o200k, and a `Calibration` bends them to the model
-in use. Time is linear in the length of the text, whatever is in it.
+A text is split into pieces much as tokenizers do before they merge bytes: a word with the
+character before it, up to three digits, a run of punctuation, a run of spaces. The price of a
+piece depends on its script, length and shape; runs that are neither words nor paths (keys, hashes,
+base64) are priced as noise. The prices are fitted to o200k; a `Calibration` adjusts them to the
+model in use. The time is linear in the length of the text.
 """
 
 import json
@@ -20,26 +20,26 @@ from msgspec import Struct
 from stenolog.records import Message
 
 MESSAGE: Final = 4
-"""What a message takes besides its text: where it begins, its role, where it ends."""
+"""Tokens of a message besides its text: start, role, end."""
 CALL: Final = 6
-"""What one call of a tool takes besides its name, its arguments and its id."""
+"""Tokens of a tool call besides its name, arguments and id."""
 TOOLS: Final = 12
-"""What a request takes for having tools at all."""
+"""Tokens of a request with at least one tool."""
 TOOL: Final = 4
-"""What one tool takes besides its definition."""
+"""Tokens of a tool besides its definition."""
 IMAGE: Final = 1_445
-"""An image: the most that one takes where images are counted by tiles of 512 pixels."""
+"""Maximum tokens of an image, counted in tiles of 512 pixels."""
 IMAGE_LOW: Final = 85
-"""An image sent with `detail: low`."""
+"""Tokens of an image with `detail: low`."""
 AUDIO: Final = 1_000
-"""So many characters of encoded sound make one token."""
+"""Characters of encoded audio per token."""
 FILE: Final = 40
-"""So many characters of an encoded file (a PDF) make one token."""
+"""Characters of an encoded file (PDF) per token."""
 
 
 def estimate(text: str) -> int:
-    """About how many tokens a text takes; 0 only for the empty text."""
-    # By hash, so that the memory of it holds no text; two texts of one hash would cost accuracy.
+    """Return the estimated tokens of a text; 0 only for the empty text."""
+    # Keyed by hash, so that the cache holds no texts. A collision only costs accuracy.
     known = (hash(text), len(text))
     found = _known.get(known)
     if found is None:
@@ -53,10 +53,10 @@ def estimate(text: str) -> int:
 def message_tokens(
     message: Message | Mapping[str, Any], *, count: Callable[[str], int] = estimate
 ) -> int:
-    """About how many tokens a message takes in a request; any JSON object will do.
+    """Return the estimated tokens of a message in a request.
 
-    All of it is counted, a field that we do not know as its JSON. What will not be sent is to be
-    taken out before, as `arrange` does.
+    All fields count; unknown fields count as JSON. Remove fields that are not sent first, as
+    `arrange` does.
     """
     fields = message.to_dict() if isinstance(message, Message) else message
     known = [_field(name, fields[name], count) for name in _KNOWN & fields.keys()]
@@ -66,28 +66,28 @@ def message_tokens(
 def tools_tokens(
     tools: Sequence[Mapping[str, Any]], *, count: Callable[[str], int] = estimate
 ) -> int:
-    """About how many tokens the definitions of tools take; none where there are no tools."""
+    """Return the estimated tokens of tool definitions; 0 without tools."""
     return TOOLS + sum(TOOL + count(_json(tool)) for tool in tools) if tools else 0
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
-    """What a model's reports say of our estimates: a moving average of reported / estimated."""
+    """Moving average of reported / estimated tokens of a model."""
 
     ratio: float = 1.0
-    """What an estimate is to be multiplied by."""
+    """Factor for estimates."""
     weight: float = 0.0
-    """How many reports stand behind the ratio; it remembers about eight."""
+    """Number of reports in the average, at most eight."""
 
     def after(self, *, estimated: int, reported: int) -> "Calibration":
-        """The calibration after one more report, of a request estimated at ratio 1.
+        """Return the calibration after one more report, for a request estimated at ratio 1.
 
-        A report without tokens says nothing. One that is far from the ratio so far counts as
-        twice or half of it: a wrong report moves the ratio little, and a model that really is
-        that different is reached in a few reports.
+        A report without tokens is ignored. An outlier counts as at most twice, or at least half,
+        the current ratio: one wrong report changes little, and a model that really differs is
+        reached after a few reports.
         """
         if estimated <= 0 or reported <= 0:
             return self
-        # Cut before the division: the quotient of two integers may be too large for a float.
+        # Limited before the division: the quotient of two integers may exceed a float.
         seen = min(reported, _HIGHEST * estimated) / estimated
         ratio = min(max(self.ratio, _LOWEST), _HIGHEST)
         seen = min(max(seen, ratio / 2, _LOWEST), ratio * 2)
@@ -96,21 +96,21 @@ class Calibration(Struct, frozen=True, kw_only=True):
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
-    """A counter of tokens: the estimate or an exact counter, times the ratio of a calibration."""
+    """A token counter: the estimate or an exact counter, times the ratio of a calibration."""
 
     count: Callable[[str], int] = estimate
     ratio: float = 1.0
 
     def text(self, text: str) -> int:
-        """Tokens of a text."""
+        """Return the tokens of a text."""
         return round(self.count(text) * self.ratio)
 
     def message(self, message: Message | Mapping[str, Any]) -> int:
-        """Tokens of a message in a request."""
+        """Return the tokens of a message in a request."""
         return round(message_tokens(message, count=self.count) * self.ratio)
 
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> int:
-        """Tokens of the definitions of tools."""
+        """Return the tokens of tool definitions."""
         return round(tools_tokens(tools, count=self.count) * self.ratio)
 
 
@@ -128,10 +128,10 @@ _SPACED: Final = (
     "\u0370-\u1dff\u2c00-\u2dff\u3130-\u318f\ua000-\ud7ff\ufb00-\ufdff\ufe70-\ufeff"
     "\U00010000-\U0001efff"
 )
-"""Scripts that are written with spaces, or nearly so: Greek, Cyrillic, Arabic, hangul …"""
+"""Scripts that mostly separate words by spaces: Greek, Cyrillic, Arabic, Hangul …"""
 _LETTERS: Final = f"A-Za-z{_ACCENTED}{_HAN}{_HAN_RARE}{_KANA}{_SPACED}"
 
-# Every repeat is bounded: no text makes a piece long, or the search for one slow.
+# Every repetition is bounded, so that no text makes a piece long or matching slow.
 _OPAQUE: Final = "[A-Za-z0-9+/=_-]{20,72}"
 _PIECES: Final = "|".join(
     (
@@ -152,7 +152,7 @@ _PART: Final = re.compile(
 )
 """The pieces of an opaque run."""
 _IS_OPAQUE: Final = re.compile(f" ?{_OPAQUE}")
-# Names and paths have few of these; keys, hashes and base64 have one in every four characters.
+# Rare in names and paths; about every fourth character in keys, hashes and base64.
 _ODD: Final = re.compile("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
 _SIGN: Final = re.compile(f"[^0-9{_LETTERS}]")
 _ACCENT: Final = re.compile(f"[{_ACCENTED}]")
@@ -161,7 +161,7 @@ _LONGER_WORD: Final = re.compile("[A-Za-z]{5,24}")
 
 @cache
 def _pieces() -> re.Pattern[str]:
-    """Compiled when the first text is counted: it takes longer than the import of all the rest."""
+    """Compile the pattern on first use: it takes longer than importing everything else."""
     return re.compile(f" ?{_OPAQUE}|{_PIECES}")
 
 
@@ -177,7 +177,7 @@ def _counted(text: str) -> int:
 
 
 def _foreign(text: str) -> float:
-    """What longer words take more where accents say that the language is not English."""
+    """Return the extra tokens of long words in a text whose accents show that it is not English."""
     words = len(_LONGER_WORD.findall(text))
     return 0.35 * words if len(_ACCENT.findall(text)) * 8 > words else 0.0
 
@@ -191,7 +191,7 @@ def _price(piece: str) -> float:
 
 
 def _plain(piece: str) -> float:
-    """One word, number, run of signs or of spaces."""
+    """Price a word, a number, or a run of punctuation or spaces."""
     last = piece[-1]
     if piece.isspace() or "0" <= last <= "9":
         return 1.0
@@ -207,7 +207,7 @@ def _letters(piece: str) -> int:
 
 
 def _word(piece: str) -> float:
-    """Most words are one token; long ones are more, as are capitals and what stands at a sign."""
+    """Price a word: one token, more if it is long, in capitals, or next to punctuation."""
     letters = _letters(piece)
     price = 1.0 + 0.03 * max(0, letters - 3) + 0.15 * max(0, letters - 12)
     if letters > 4 and piece.isupper():
@@ -218,7 +218,7 @@ def _word(piece: str) -> float:
 
 
 def _signs(signs: str) -> float:
-    """Signs mostly go together by threes; those outside of ASCII are priced one by one."""
+    """Price punctuation: about three ASCII characters per token, others one by one."""
     if len(signs) > 3 and signs.count(signs[0]) == len(signs) and signs[0] < "\u2600":
         return 1.0 + len(signs) / (64 if signs.isascii() else 16)
     if signs.isascii():
@@ -232,13 +232,13 @@ def _sign(sign: str) -> float:
     if sign in "\u200d\ufe0f":
         return 0.5
     if "\u3000" <= sign < "\u3040" or sign >= "\uff00":
-        # Often one token with the Han character behind it.
+        # Often one token together with the next Han character.
         return 0.8
     return 0.3 if sign < "\x80" else 1.6 if "\u2600" <= sign < "\u2c00" else 1.0
 
 
 def _noise(part: str) -> float:
-    """A part of a key, a hash or base64: letters in no order that a tokenizer has learnt."""
+    """Price a part of a key, a hash or base64, which tokenizers split into short pieces."""
     return 1.0 if len(part) <= 2 or part.isdigit() else 0.6 * len(part)
 
 
@@ -267,12 +267,12 @@ _SCRIPTS: Final = (
     ("\ud800", 0.34, 0.745),
     ("\U00010000", 0.0, 2.2),
 )
-"""From which character on a word takes how much: once, and for each letter."""
+"""First character of a script, price per word, price per letter."""
 _STARTS: Final = [start for start, _, _ in _SCRIPTS]
 
 
 def _other(piece: str) -> float:
-    """A word or a run of a script that is not Latin, or signs outside of ASCII."""
+    """Price a word of a script that is not Latin, or punctuation outside of ASCII."""
     _, once, each = _SCRIPTS[bisect_right(_STARTS, piece[-1]) - 1]
     return max(1.0, once + each * _letters(piece))
 
@@ -280,7 +280,7 @@ def _other(piece: str) -> float:
 # --- the parts of a message ------------------------------------------------------------------
 
 _FREE: Final = frozenset({"role", "type", "signature", "cache_control"})
-"""Counted with the overhead, or not the model's to read."""
+"""Fields that are part of the overhead, or not shown to the model."""
 _KNOWN: Final = _FREE | {
     "content",
     "name",
@@ -296,7 +296,7 @@ _KNOWN: Final = _FREE | {
     "thinking",
 }
 _TEXTS: Final = ("text", "thinking", "refusal", "reasoning")
-"""Where a part of a content has its text."""
+"""Fields of a content part that may have its text."""
 _OF_CALL: Final = _FREE | {"id", "name", "arguments", "input", "function"}
 _OF_RESULT: Final = _FREE | {"tool_use_id", "content"}
 _IMAGES: Final = ("image_url", "input_image", "image")
@@ -318,7 +318,7 @@ def _field(name: str, value: Any, count: Callable[[str], int]) -> int:
 
 
 def _further(fields: Mapping[str, Any], known: Set[str], count: Callable[[str], int]) -> int:
-    """The fields besides those that were counted."""
+    """Return the tokens of fields that are not in `known`."""
     return sum([count(_json({name: fields[name]})) for name in fields.keys() - known])
 
 
@@ -329,7 +329,7 @@ def _plain_value(value: Any, count: Callable[[str], int]) -> int:
 
 
 def _call(call: Any, count: Callable[[str], int]) -> int:
-    """A call of a tool, in the shape of any provider: name, arguments and id."""
+    """Return the tokens of a tool call in any provider's format: name, arguments and id."""
     if not isinstance(call, Mapping):
         return CALL + _plain_value(call, count)
     inner = call.get("function")
@@ -363,7 +363,7 @@ def _part(part: Any, count: Callable[[str], int], *, depth: int) -> int:
     for name in _TEXTS:
         if isinstance(text := part.get(name), str):
             return count(text) + _further(part, _FREE | {name}, count)
-    # Thoughts that only the provider can read are many for their length, and no file.
+    # Encrypted thinking counts as text, not as an attached file.
     attached = 0 if kind == "redacted_thinking" else _attached(part)
     return attached or count(_json(part))
 
@@ -375,7 +375,7 @@ def _image(part: Mapping[str, Any]) -> int:
 
 
 def _attached(part: Mapping[str, Any]) -> int:
-    """Sound or a file inside of a part, by the size of what is encoded; 0 where there is none."""
+    """Return the tokens of audio or a file in a part, by its encoded size; 0 if there is none."""
     for inner in (part, *(value for value in part.values() if isinstance(value, Mapping))):
         kind = str(inner.get("media_type") or inner.get("mime_type") or inner.get("mimeType"))
         for name in ("data", "file_data"):
@@ -389,9 +389,9 @@ def _attached(part: Mapping[str, Any]) -> int:
 
 
 _ENCODED: Final = 1_000
-"""What is shorter is counted as it stands, like any text."""
+"""Minimum length of encoded data; shorter data counts as text."""
 _TOO_DEEP: Final = 1_000
-"""What is nested deeper than JSON can be written counts like so many brackets."""
+"""Number of bracket pairs counted for a value that is nested too deeply to be encoded."""
 
 
 def _json(value: Any) -> str:
@@ -399,7 +399,7 @@ def _json(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         pass
-    # The fast codec takes no lone surrogates and no integers beyond 64 bits.
+    # The fast codec rejects lone surrogates and integers beyond 64 bits.
     try:
         return json.dumps(value, ensure_ascii=False, default=repr)
     except RecursionError:
