@@ -60,6 +60,16 @@ class Exclusive:
         self._current: weakref.ref[Use] | None = None
         self._waiting: deque[weakref.ref[Use]] = deque()
 
+    @contextmanager
+    def use(self, *, patience: float, what: str) -> Iterator[Use]:
+        """One use from its beginning to its end. Raises Busy after `patience` seconds."""
+        use = Use()
+        try:
+            self.begin(use, patience=patience, what=what)
+            yield use
+        finally:
+            self.end(use)
+
     def begin(self, use: Use, *, patience: float, what: str) -> None:
         """Wait until no other use is under way. Raises Busy after `patience` seconds."""
         deadline = time.monotonic() + patience

@@ -174,6 +174,7 @@ class FileDatabase:
         self._connections: dict[str, _Opened] = {}
         """One to read ("ro"), one to write ("rw"), as far as they are made."""
         self._broken: Identity | None = None
+        self._closed = False
         _databases.add(self)
 
     @property
@@ -187,48 +188,34 @@ class FileDatabase:
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """A look at the tables as they are at one moment."""
-        use = Use()
-        try:
-            self._begin(use)
+        with self._use() as use:
             opened = self._begin_to_read()
             with self._sorted(opened, use):
                 yield opened.connection
-        finally:
-            self._exclusive.end(use)
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction of one's own: committed at the end, undone by any error."""
-        use = Use()
-        try:
-            self._begin(use)
-            with self._held() as lock:
-                use.lock = lock
-                opened = self._ready_to_write()
-                try:
-                    with self._sorted(opened, use), room_to_write(opened.connection):
-                        opened.connection.execute("BEGIN IMMEDIATE")
-                        set_mark(lock, WRITING)
-                        yield opened.connection
-                        opened.connection.execute("COMMIT")
-                finally:
-                    if self._exclusive.is_current(use) and identity(self._path) == opened.identity:
-                        set_mark(lock, left(self._path))
-                if identity(self._path) != opened.identity:
-                    raise Broken(f"{self._path} was removed meanwhile")
-        finally:
-            self._exclusive.end(use)
+        with self._use() as use, self._held() as lock:
+            use.lock = lock
+            opened = self._ready_to_write()
+            try:
+                with self._sorted(opened, use), room_to_write(opened.connection):
+                    opened.connection.execute("BEGIN IMMEDIATE")
+                    set_mark(lock, WRITING)
+                    yield opened.connection
+                    opened.connection.execute("COMMIT")
+            finally:
+                if self._exclusive.is_current(use) and identity(self._path) == opened.identity:
+                    set_mark(lock, left(self._path))
+            if identity(self._path) != opened.identity:
+                raise Broken(f"{self._path} was removed meanwhile")
 
     def renew(self) -> None:
         """Throw away what is broken, and make empty tables."""
-        use = Use()
-        try:
-            self._begin(use)
-            with self._held() as lock:
-                use.lock = lock
-                self._renew(lock)
-        finally:
-            self._exclusive.end(use)
+        with self._use() as use, self._held() as lock:
+            use.lock = lock
+            self._renew(lock)
 
     def _renew(self, lock: Descriptor) -> None:
         if self._broken is None or identity(self._path) != self._broken:
@@ -288,21 +275,22 @@ class FileDatabase:
             source.backup(target)
 
     def close(self) -> None:
-        """Let go of the file."""
-        use = Use()
-        try:
-            self._begin(use)
+        """Let go of the file for good: a thread that still wants it gets Unusable."""
+        with self._exclusive.use(patience=self._lock.patience, what=str(self._path)):
+            self._closed = True
             self._disconnect()
             _databases.discard(self)
-        finally:
-            self._exclusive.end(use)
 
-    def _begin(self, use: Use) -> None:
-        """Wait for other threads. Raises Busy."""
-        self._exclusive.begin(use, patience=self._lock.patience, what=str(self._path))
-        for opened in self._connections.values():
-            # A use that Ctrl-C interrupted may have left its transaction open.
-            roll_back(opened.connection)
+    @contextmanager
+    def _use(self) -> Iterator[Use]:
+        """Keep other threads out. Raises Busy, and Unusable after `close`."""
+        with self._exclusive.use(patience=self._lock.patience, what=str(self._path)) as use:
+            if self._closed:
+                raise Unusable(f"{self._path} is closed")
+            for opened in self._connections.values():
+                # A use that Ctrl-C interrupted may have left its transaction open.
+                roll_back(opened.connection)
+            yield use
 
     # --- connections -------------------------------------------------------------------------
 
@@ -474,6 +462,7 @@ class MemoryDatabase:
         """Begin with what a file has, as far as that is of use, else with empty tables."""
         self.sql = statements()
         self._exclusive = Exclusive()
+        self._closed = False
         self._connection = in_memory()
         if isinstance(source, FileDatabase):
             with suppress(Broken, Unusable):
@@ -492,53 +481,43 @@ class MemoryDatabase:
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """A look at the tables."""
-        use = Use()
-        try:
-            self._begin(use)
+        with self._use():
             yield self._connection
-        except sqlite3.Error as error:
-            raise sorted_out(error, "the index in memory") from error
-        finally:
-            self._exclusive.end(use)
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction: committed at the end, undone by any error."""
-        use = Use()
-        try:
-            self._begin(use)
-            self._connection.execute("BEGIN")
-            yield self._connection
-            self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise sorted_out(error, "the index in memory") from error
-        finally:
-            if self._exclusive.is_current(use):
-                roll_back(self._connection)
-            self._exclusive.end(use)
+        with self._use() as use:
+            try:
+                self._connection.execute("BEGIN")
+                yield self._connection
+                self._connection.execute("COMMIT")
+            finally:
+                if self._exclusive.is_current(use):
+                    roll_back(self._connection)
 
     def renew(self) -> None:
         """Begin with empty tables."""
-        use = Use()
-        try:
-            self._begin(use)
+        with self._use():
             self._connection.close()
             self._connection = in_memory()
             make_tables(self._connection)
-        finally:
-            self._exclusive.end(use)
 
     def close(self) -> None:
-        """Let go of the memory."""
-        use = Use()
-        try:
-            self._begin(use)
+        """Let go of the memory for good: a thread that still wants it gets Unusable."""
+        with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory"):
+            self._closed = True
             self._connection.close()
-        finally:
-            self._exclusive.end(use)
 
-    def _begin(self, use: Use) -> None:
-        """Wait for other threads. Raises Busy."""
-        self._exclusive.begin(use, patience=_MEMORY_PATIENCE, what="the index in memory")
-        # A use that Ctrl-C interrupted may have left its transaction open.
-        roll_back(self._connection)
+    @contextmanager
+    def _use(self) -> Iterator[Use]:
+        """Keep other threads out. Raises Busy, and Unusable after `close`."""
+        with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory") as use:
+            if self._closed:
+                raise Unusable("the index in memory is closed")
+            try:
+                # A use that Ctrl-C interrupted may have left its transaction open.
+                roll_back(self._connection)
+                yield use
+            except sqlite3.Error as error:
+                raise sorted_out(error, "the index in memory") from error

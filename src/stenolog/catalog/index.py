@@ -292,6 +292,7 @@ class Catalog:
             current = self._current
             try:
                 made = current.refresher.refresh(progress)
+                self._check_open()
                 with current.database.read() as transaction:
                     if current.refresher.is_in(transaction, made):
                         return look(transaction, current.database)
@@ -330,6 +331,7 @@ class Catalog:
     def _fall_back(self, failed: "_Current", reason: Exception) -> None:
         """Go on in memory. Raises StoreUnavailable where that is what failed."""
         with self._mutex:
+            self._check_open()
             if self._current is not failed:
                 return  # another thread did so
             if isinstance(reason, Away):

@@ -183,15 +183,15 @@ def _wrong_name(key: str, path: str) -> Finding:
 
 
 def _nameless(path: str) -> Finding:
+    uid = path.rpartition("/")[2].partition(".")[0]
     return Finding(
         kind=Kind.DAMAGED_LINE,
         key=None,
         path=path,
         where="every state",
-        meaning="The key of this deleted session cannot be read, so it is neither listed nor "
-        "restored. Its messages can be read.",
-        advice="If you know the key, move the file out of the trash, to the folder above, as "
-        "KEY.jsonl (`steno doctor` says if another name is needed). Else delete it.",
+        meaning="The key of this deleted session cannot be read, so it is listed under its uid. "
+        "Its messages can be read.",
+        advice=f"`steno restore {uid} --as KEY` brings it back, `steno purge {uid}` deletes it.",
     )
 
 

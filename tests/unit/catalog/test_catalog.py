@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -429,6 +431,36 @@ def test_a_closed_catalog_says_so_and_the_store_goes_on(store: Store) -> None:
     with pytest.raises(UsageError, match="closed"):
         catalog.list()
     store.add_message("k", "user", "x")
+
+
+def test_a_catalog_that_is_closed_during_a_refresh_opens_nothing_again(store: Store) -> None:
+    fill(store)
+    catalog = open_catalog(store)
+    catalog.refresh()
+    store.add_message("k", "user", "more")
+    inside, closed = threading.Event(), threading.Event()
+
+    def wait(_done: int, _total: int) -> None:
+        inside.set()
+        assert closed.wait(120)
+
+    with ThreadPoolExecutor(1) as thread:
+        refreshing = thread.submit(catalog.refresh, wait)
+        assert inside.wait(120)
+        catalog.close()
+        closed.set()
+        with pytest.raises(UsageError, match="the catalog is closed"):
+            refreshing.result()
+    assert catalog.problems == ()
+    opened = [link for link in map(_target, Path("/proc/self/fd").iterdir()) if "catalog" in link]
+    assert opened == []
+
+
+def _target(link: Path) -> str:
+    try:
+        return link.readlink().name
+    except FileNotFoundError:  # the descriptor of the listing itself
+        return ""
 
 
 def test_a_closed_store_is_told_as_such(store: Store, catalog: Catalog) -> None:

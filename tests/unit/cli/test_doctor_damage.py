@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,20 +169,25 @@ class TestPostgreSQL(DamagedDatabase):
         return _made(postgres_url, _on_server(postgres_url))
 
 
-def test_damaged_file_in_the_trash_can_be_recovered_as_doctor_advises(
+def test_damaged_file_in_the_trash_can_be_recovered_or_purged_as_doctor_advises(
     tmp_path: Path, steno: Steno
 ) -> None:
     tmp_path.chmod(0o700)
     workspace = tmp_path / "workspace"
     with stenolog.open_store(workspace) as store:
         store.add_message("a", "user", "word")
-        store.delete("a")
+        uid = store.delete("a").uid
     _in_folder(workspace)("trash")
     examined = steno("doctor", str(workspace))
     assert examined.exit_code == 1
-    assert "move the file out of the trash" in examined.stdout
     [file] = (workspace / "sessions" / "trash").iterdir()
     assert str(file) in examined.stdout
-    file.rename(workspace / "sessions" / "a.jsonl")
+    assert f"`steno restore {uid} --as KEY`" in examined.stdout
+    assert f"`steno purge {uid}`" in examined.stdout
+    copied = tmp_path / "copied"
+    shutil.copytree(workspace, copied)
+    assert steno("restore", uid, "--as", "a", "-w", str(workspace)).exit_code == 0
     exported = steno("export", "a", "-w", str(workspace))
     assert (exported.exit_code, json.loads(exported.stdout)["content"]) == (0, "word")
+    assert steno("purge", uid, "--yes", "-w", str(copied)).exit_code == 0
+    assert [one for one in copied.rglob("*") if one.is_file() and b"word" in one.read_bytes()] == []

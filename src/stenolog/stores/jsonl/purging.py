@@ -309,7 +309,7 @@ class Purging:
         for entry in trash.nameless(self._directory):
             yield (
                 f"{trash.FOLDER}/{entry.name} may have been a session of {key!r}: it is too "
-                "damaged to tell whose it is; look into it, and remove it"
+                f"damaged to tell whose it is; look into it, and purge {entry.uid} or remove it"
             )
 
     # --- waiting -----------------------------------------------------------------------------

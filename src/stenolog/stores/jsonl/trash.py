@@ -198,19 +198,22 @@ def keys(directory: Directory, *, purged: bool = False) -> Iterator[tuple[Entry,
 
 
 def key_at(directory: Directory, entry: Entry) -> str | None:
-    """Return the key of a deleted session, or None if no state in its file is intact.
+    """Return the key of a deleted session, or its uid if no state in its file is intact.
 
-    Raises StoreUnavailable.
+    None if the file is gone or cannot be read. Raises StoreUnavailable.
     """
-    with suppress(DamagedStore), opened_folder(directory, FOLDER) as folder:
-        state = head_at(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
+    with suppress(DamagedStore):
+        with opened_folder(directory, FOLDER) as folder:
+            state = head_at(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
         if state is not None:
             return _deleted_key(state, entry)
+        with opened(directory, entry) as log:
+            return None if log is None else log.key
     return None
 
 
 def nameless(directory: Directory) -> Iterator[Entry]:
-    """Files of which nobody can tell whose they are: no state in them is intact.
+    """Files of which nobody can tell what key they had: no state in them is intact.
 
     Raises StoreUnavailable.
     """
@@ -298,13 +301,6 @@ def head_state(descriptor: int) -> State | None:
     return None
 
 
-def _intact_head(descriptor: int, path: str) -> State:
-    head = head_state(descriptor)
-    if head is None:
-        raise DamagedStore(f"{path}: no state in it is intact")
-    return head
-
-
 def head_at(directory: Directory, folder: int | None, name: str, path: str) -> State | None:
     """The same of a file in a folder; None also where it is not there.
 
@@ -383,16 +379,24 @@ def _is_at(folder: int | None, name: str, descriptor: int) -> bool:
 
 
 def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
-    """The log behind a descriptor, which is its own from now on."""
+    """The log behind a descriptor, which is its own from now on.
+
+    If no state in it is intact, the name of the file has the uid, and that stands for the key.
+    """
     name = f"{FOLDER}/{entry.name}"
-    log = Log(directory, name, "", descriptor)
+    log = Log(directory, name, entry.uid, descriptor)
     try:
-        head = _intact_head(descriptor, os.fspath(directory.path / name))
-        log.key = head.key
+        head = head_state(descriptor)
+        if head is not None:
+            log.key = head.key
         with log.mutex:
             log.load(log.file_size())
-            same = log.known_state().uid == entry.uid
-        log.key = _deleted_key(head, entry)
+            state = log.known_state()
+            if head is None:
+                state.uid = entry.uid
+            same = state.uid == entry.uid
+        if head is not None:
+            log.key = _deleted_key(head, entry)
     except OSError as error:
         log.close()
         raise explained(error, f"reading {directory.path / name}") from error

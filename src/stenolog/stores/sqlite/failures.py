@@ -17,6 +17,7 @@ from stenolog.errors import (
 from stenolog.stores.disk import READ_ONLY_DISK
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL: Final = "the disk is full; free some space, then try again"
 _RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
 
 
@@ -62,14 +63,22 @@ def commit_failure(error: Exception, doing: str, *, number: int = 0) -> Stenolog
     return MaybeStored(f"{doing}: {_reason(error)}. {_RETRY}")
 
 
+def is_no_room_for_index(error: apsw.Error) -> bool:
+    """Return whether the index of the log, the file `-shm`, could not be made for want of room."""
+    code = getattr(error, "extendedresult", 0)
+    return code in (apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMOPEN)
+
+
 def _reason(error: Exception) -> str:
     match error:
         case apsw.FullError():
-            return "the disk is full; free some space, then try again"
+            return _FULL
         case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
             return f"{error}; check the permissions of the file and its folder"
         case apsw.CantOpenError():
             return "the file cannot be opened; check that it is there, and the permissions"
+        case apsw.IOError() if is_no_room_for_index(error):
+            return f"{_FULL} ({_code(error)})"
         case apsw.IOError():
             return f"{error} ({_code(error)}); look at the disk and the system's log"
         case OSError():

@@ -1,7 +1,7 @@
 """The few connections that read: taken, given back, and made anew where they see an old state.
 
-Where no log can be made beside the file, as on a disk that is mounted to read only, SQLite reads
-the file as it stands and does not look whether it changes. So that is looked at here.
+Where no log can be made beside the file, as on a disk that is full or mounted to read only, SQLite
+reads the file as it stands and does not look whether it changes. So that is looked at here.
 """
 
 import os
@@ -24,6 +24,7 @@ from stenolog.stores.sqlite.connections import (
     connected,
     keep_for_ever,
 )
+from stenolog.stores.sqlite.failures import is_no_room_for_index
 from stenolog.stores.sqlite.place import Place
 from stenolog.stores.sqlite.transactions import Transaction
 
@@ -55,6 +56,9 @@ class Reader:
         stood = _stand(self._file)
         try:
             return connected(self._file, settings, apsw.SQLITE_OPEN_READONLY)
+        except apsw.IOError as error:
+            if not is_no_room_for_index(error) or _has_log(self._file):
+                raise
         except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
             if _has_log(self._file):
                 raise StoreUnavailable(

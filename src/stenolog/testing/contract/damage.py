@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo
+from stenolog.records import Trashed
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import WholeStore
 from stenolog.testing.contract.opened import Opened, everything, hidden, say, shown
@@ -155,29 +156,38 @@ class DamageContract(Opened):
 
     # --- trash -------------------------------------------------------------------------------
 
-    def test_p3_damaged_trash_entry_is_listed_or_reported_and_hides_no_other(
-        self, store: Store, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def _damaged_entry(self, damaged: Store) -> Trashed:
+        """Listed by its key, or by its uid if only the damaged record has the key."""
+        [entry] = [trashed for trashed in damaged.list_trash() if trashed.key != "b"]
+        assert entry.key in ("a", entry.uid)
+        assert entry.count == 5
+        return entry
+
+    def test_p3_damaged_trash_entry_is_listed_and_can_be_restored(self, store: Store) -> None:
         with self._damaged(store, "trash") as damaged:
-            listed = {trashed.key: trashed for trashed in damaged.list_trash()}
-            assert listed["b"].count == 1
-            if "a" in listed:
-                assert listed["a"].count == 5
-                damaged.restore("a", uid=listed["a"].uid)
-                assert (shown(damaged, "a"), hidden(damaged, "a")) == ([*"145"], [2, 3])
-            else:
-                assert "deleted session" in caplog.text
-                assert "steno doctor" in caplog.text
+            entry = self._damaged_entry(damaged)
+            damaged.restore(entry.key, uid=entry.uid, as_key="a")
+            assert (shown(damaged, "a"), hidden(damaged, "a")) == ([*"145"], [2, 3])
+            assert damaged.info("a").uid == entry.uid
+            assert [trashed.key for trashed in damaged.list_trash()] == ["b"]
             damaged.restore("b")
             assert shown(damaged, "b") == ["other"]
 
-    def test_p8_damaged_trash_entry_does_not_stop_a_purge(self, store: Store) -> None:
+    def test_p8_damaged_trash_entry_can_be_purged(self, store: Store) -> None:
         with self._damaged(store, "trash") as damaged:
-            listed = [trashed.key for trashed in damaged.list_trash()]
-            if "a" in listed:
-                assert damaged.purge("a").messages == 5
+            assert damaged.purge(self._damaged_entry(damaged).key).messages == 5
+            assert [trashed.key for trashed in damaged.list_trash()] == ["b"]
             assert damaged.purge("b").messages == 1
-            assert "b" not in [trashed.key for trashed in damaged.list_trash()]
+            assert damaged.list_trash() == []
+
+    def test_damaged_trash_entry_can_be_copied(self, store: Store) -> None:
+        with self._damaged(store, "trash") as damaged:
+            if not isinstance(damaged, WholeStore):
+                pytest.skip("the store cannot be copied from")
+            entry = self._damaged_entry(damaged)
+            [mark] = [mark for mark in damaged.lives() if mark.uid == entry.uid]
+            with damaged.read_life(mark) as reading:
+                assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
 
     # --- messages ----------------------------------------------------------------------------
 

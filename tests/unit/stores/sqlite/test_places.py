@@ -459,21 +459,65 @@ def test_p8_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(tmp_path: 
 
 
 def test_a_store_on_a_full_disk_can_be_opened_to_read(tmp_path: Path) -> None:
+    needs.root()
     needs.kernel("mount")
     with tiny_tmpfs(tmp_path, "2m") as mounted:
         where = f"sqlite:{mounted}/sessions.db"
         with SQLiteStore(mounted / "sessions.db") as store:
             stored = _fill(store)
-            with (mounted / "rest").open("wb", 0) as rest, suppress(OSError):
-                while True:
-                    rest.write(b"x" * 512)
-            assert os.statvfs(mounted).f_bavail == 0
+            _fill_up(mounted)
             with open_store(where, read_only=True) as reader:
                 assert len(reader.get_history(KEY)) == stored
         with open_store(where, read_only=True) as reader:
             assert len(reader.get_history(KEY)) == stored
         with pytest.raises(StoreUnavailable, match="the disk is full; free some space"):
             open_store(where)
+
+
+def test_a_closed_store_on_a_full_disk_can_be_opened_to_read(tmp_path: Path) -> None:
+    needs.root()
+    needs.kernel("mount")
+    with tiny_tmpfs(tmp_path, "2m") as mounted:
+        where = f"sqlite:{mounted}/sessions.db"
+        with open_store(where) as store:
+            store.add_message(KEY, "user", "hello")
+        _fill_up(mounted)
+        with open_store(where, read_only=True) as reader:
+            assert [message.content for message in reader.get_history(KEY)] == ["hello"]
+            with pytest.raises(StoreUnavailable, match="the disk is full; free some space"):
+                open_store(where)
+            (mounted / "rest").unlink()
+            with open_store(where) as store:
+                store.add_message(KEY, "user", "again")
+                assert len(reader.get_history(KEY)) == 2
+            assert len(reader.get_history(KEY)) == 2
+
+
+def test_p8_a_log_that_has_no_room_for_its_index_is_not_passed_over(tmp_path: Path) -> None:
+    needs.root()
+    needs.kernel("mount")
+    code = (
+        "import os, sys, stenolog; store = stenolog.SQLiteStore(sys.argv[1]);"
+        "store.add_message('a', 'user', 'in the log'); os._exit(0)"
+    )
+    with tiny_tmpfs(tmp_path, "2m") as mounted:
+        file = mounted / "sessions.db"
+        subprocess.run([sys.executable, "-c", code, file], check=True)
+        file.with_name(f"{file.name}-shm").unlink()
+        _fill_up(mounted)
+        with pytest.raises(StoreUnavailable, match="the disk is full; free some space"):
+            SQLiteStore(file, read_only=True)
+        (mounted / "rest").unlink()
+        with SQLiteStore(file, read_only=True) as reader:
+            assert _texts(reader) == ["in the log"]
+
+
+def _fill_up(folder: Path) -> None:
+    """Take all the room that is left."""
+    with (folder / "rest").open("wb", 0) as rest, suppress(OSError):
+        while True:
+            rest.write(b"x" * 512)
+    assert os.statvfs(folder).f_bavail == 0
 
 
 # --- locks, and the end ----------------------------------------------------------------------
