@@ -16,7 +16,7 @@ import msgspec
 from stenolog.cli.text import error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
-from stenolog.sessions.circumstances import Note, low_disk, not_indexed, notes_of
+from stenolog.sessions.circumstances import Note, low_disk, not_indexed, notes_of, purged_text
 from stenolog.sessions.damage import Finding
 from stenolog.sessions.folders import NAMESPACE
 from stenolog.sessions.repair import Settled, accept, repair
@@ -70,7 +70,8 @@ def doctor_command(
         if repairing:
             settled += repair(place)
         report = examine(place)
-        report = replace(report, findings=(*report.findings, *not_indexed(place), *low_disk(place)))
+        more = (*not_indexed(place), *purged_text(place), *low_disk(place))
+        report = replace(report, findings=(*report.findings, *more))
         told = verbose or (sys.stderr.isatty() and not as_json)
         notes = [*notes_of(place), *_mixed_notes(place)] if told else []
     except (StenologError, OSError) as error:

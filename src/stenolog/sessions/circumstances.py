@@ -21,7 +21,8 @@ from stenolog.catalog.index import database_of
 from stenolog.catalog.intake import NotIndexable, Reading, SessionReader
 from stenolog.errors import StenologError
 from stenolog.sessions.damage import Finding
-from stenolog.sessions.folders import Place, find_place, others_in
+from stenolog.sessions.fallback import purged_since
+from stenolog.sessions.folders import NAMESPACE, Place, find_place, others_in
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.filesystems import kind_at, network_kind
@@ -90,6 +91,30 @@ def not_indexed(workspace: str) -> list[Finding]:
     with suppress(StenologError):  # the examination says why something cannot be read
         for agent in (None, *others_in(workspace).agents):
             findings += _not_indexed_of(workspace, agent)
+    return findings
+
+
+def purged_text(workspace: str) -> list[Finding]:
+    """Return a finding for each session that was purged, and that the fallback still has."""
+    findings: list[Finding] = []
+    with suppress(StenologError):  # the examination says why something cannot be read
+        for agent in (None, *others_in(workspace).agents):
+            place = find_place(workspace, agent)
+            if place.fallback is None or not place.fallback.is_dir():
+                continue
+            with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+                findings += [
+                    Finding(
+                        kind="purged text",
+                        key=key,
+                        path=str(place.fallback.absolute() / NAMESPACE),
+                        where="",
+                        meaning="The session was purged, but the fallback folder still has its "
+                        "messages.",
+                        advice=f"Run `steno purge {quote(key)} -w {quote(str(place.fallback))}`.",
+                    )
+                    for key in purged_since(place, store)
+                ]
     return findings
 
 
