@@ -6,21 +6,21 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from typing import TextIO
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from stenolog.cli.text import error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
-from stenolog.sessions.circumstances import Note, low_disk, not_indexed, notes_of
-from stenolog.sessions.damage import Finding
+from stenolog.sessions.circumstances import Note, low_disk, not_indexed, notes_of, purged_text
 from stenolog.sessions.folders import NAMESPACE
-from stenolog.sessions.repair import Settled, accept, repair
-from stenolog.sessions.verify import Report, examine
+from stenolog.sessions.repair import accept, repair
+from stenolog.sessions.verify import examine
+from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.opening import address
 
 
@@ -62,7 +62,7 @@ def doctor_command(
     After --repair and --accept: 0 if nothing is left.
     """
     place = chosen(ctx, directory, workspace)
-    settled: list[Settled] = []
+    settled: list[RepairResult] = []
     try:
         check_there(place)
         if accepting:
@@ -70,14 +70,15 @@ def doctor_command(
         if repairing:
             settled += repair(place)
         report = examine(place)
-        report = replace(report, findings=(*report.findings, *not_indexed(place), *low_disk(place)))
+        more = (*not_indexed(place), *purged_text(place), *low_disk(place))
+        report = replace(report, findings=(*report.findings, *more))
         told = verbose or (sys.stderr.isatty() and not as_json)
         notes = [*notes_of(place), *_mixed_notes(place)] if told else []
     except (StenologError, OSError) as error:
         raise NotExamined(error_sentence(error)) from error
 
     if as_json:
-        whole = {**asdict(report), "settled": [asdict(one) for one in settled]}
+        whole = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(settled)}
         whole |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
         click.echo(json_text(whole, indent=2))
     else:
@@ -113,7 +114,7 @@ def _mixed_notes(place: str) -> list[Note]:
     ]
 
 
-def _print_settled(one: Settled) -> None:
+def _print_settled(one: RepairResult) -> None:
     done = "settled" if one.done else "not settled"
     name, path = one.finding.key or one.finding.path, one.finding.path
     # The same key may be a session of several agents.
@@ -154,7 +155,7 @@ def _laid_out(line: str, stream: TextIO) -> str:
     )
 
 
-def _in_words(report: Report, settled: Sequence[Settled]) -> str:
+def _in_words(report: Report, settled: Sequence[RepairResult]) -> str:
     examined = _count(report.sessions, "log")
     if not report.findings:
         if not report.sessions and not settled:

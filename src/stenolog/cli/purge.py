@@ -18,6 +18,7 @@ from stenolog.cli.changing import (
 from stenolog.cli.completion import complete_key
 from stenolog.cli.copying import count
 from stenolog.cli.purge_traces import (
+    copies_of,
     deleted_lives,
     forget_logged,
     forget_typed,
@@ -37,7 +38,7 @@ from stenolog.memory.progress import mark_uid
 from stenolog.memory.scopes import Scope, scope_of_key
 from stenolog.records import Trashed
 from stenolog.sessions.aliases import Aliases
-from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES
+from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, others_in
 from stenolog.sessions.keys import person_in
 from stenolog.sessions.places import namespaces_of, opened, opened_to_read
 from stenolog.sessions.retention_runs import in_log, place_in_log
@@ -493,6 +494,13 @@ def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterat
                     f"{count(notes, 'note')} of {one_line(key)}; `steno purge --scope` deletes "
                     "them too"
                 )
+    agents = (None, *others_in(where.workspace).agents) if who is not None else (where.agent,)
+    for agent in agents if where.namespace in (None, NAMESPACE) else ():
+        yield from copies_of(
+            where.workspace,
+            agent,
+            lambda key: key in purged if who is None else _is_of(key, who),
+        )
     yield "backups and copies that were made before"
 
 

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 from stenolog.cli.text import one_line
 from stenolog.errors import StenologError
 from stenolog.records import Message
 from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
+from stenolog.sessions.fallback import copies_in_fallback
+from stenolog.sessions.folders import NAMESPACE, find_place
 from stenolog.sessions.retention_runs import forget_in_log
 from stenolog.stores.base import Store
 from stenolog.stores.opening import address
@@ -47,6 +50,19 @@ def deleted_lives(store: Store) -> Iterator[Life]:
         if mark.deleted is not None:
             with suppress(StenologError), store.read_life(mark) as reading:
                 yield reading.life
+
+
+def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]) -> Iterator[str]:
+    """The sessions that a fallback folder still has, each as words for a sentence."""
+    place = find_place(workspace, agent)
+    for namespace, key in sorted(copies_in_fallback(place)):
+        if is_meant(key):
+            other = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
+            command = f"steno purge {quote(key)} -w {quote(str(place.fallback))}{other}"
+            yield one_line(
+                f"what the fallback folder {place.fallback}/{namespace} has of {key}; "
+                f"`{command}` deletes it"
+            )
 
 
 # --- what was typed --------------------------------------------------------------------------

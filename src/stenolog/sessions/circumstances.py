@@ -20,11 +20,12 @@ from stenolog.catalog.files import FileDatabase
 from stenolog.catalog.index import database_of
 from stenolog.catalog.intake import NotIndexable, Reading, SessionReader
 from stenolog.errors import StenologError
-from stenolog.sessions.damage import Finding
-from stenolog.sessions.folders import Place, find_place, others_in
+from stenolog.sessions.fallback import purged_since
+from stenolog.sessions.folders import NAMESPACE, Place, find_place, others_in
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.filesystems import kind_at, network_kind
+from stenolog.stores.findings import Finding
 from stenolog.stores.jsonl.directory import LOW_DISK
 from stenolog.stores.jsonl.names import file_name
 from stenolog.stores.opening import address, open_store
@@ -66,9 +67,7 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
     return [
         Finding(
             kind="low disk space",
-            key=None,
             path=str(folder),
-            where="",
             meaning=f"Only {free:,} bytes are free there. When they are used up, messages are "
             "refused.",
             advice="Make room. `steno archive --all` packs what was compacted.",
@@ -93,6 +92,29 @@ def not_indexed(workspace: str) -> list[Finding]:
     return findings
 
 
+def purged_text(workspace: str) -> list[Finding]:
+    """Return a finding for each session that was purged, and that the fallback still has."""
+    findings: list[Finding] = []
+    with suppress(StenologError):  # the examination says why something cannot be read
+        for agent in (None, *others_in(workspace).agents):
+            place = find_place(workspace, agent)
+            if place.fallback is None or not place.fallback.is_dir():
+                continue
+            with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+                findings += [
+                    Finding(
+                        kind="purged text",
+                        key=key,
+                        path=str(place.fallback.absolute() / NAMESPACE),
+                        meaning="The session was purged, but the fallback folder still has its "
+                        "messages.",
+                        advice=f"Run `steno purge {quote(key)} -w {quote(str(place.fallback))}`.",
+                    )
+                    for key in purged_since(place, store)
+                ]
+    return findings
+
+
 def _not_indexed_of(workspace: str, agent: str | None) -> Iterator[Finding]:
     place = find_place(workspace, agent)
     in_folder = address(place.where).engine == "jsonl"
@@ -105,7 +127,6 @@ def _not_indexed_of(workspace: str, agent: str | None) -> Iterator[Finding]:
                 kind="not indexed",
                 key=key,
                 path=_path_of(workspace, place, key) if in_folder else str(workspace),
-                where="",
                 meaning=f"List and search leave its messages out: {error}.",
                 advice=f"Save it with `steno export {quote(key)}{whose} --all` and report this "
                 "as a defect of stenolog. All other sessions work; deleting this one also ends "

@@ -4,11 +4,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from stenolog.codec import parse_line, plain_message, re_sign, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
 from stenolog.stores import spans
+from stenolog.stores.findings import Finding as Finding
 from stenolog.stores.jsonl import names, scan
 
 ASIDE: Final = "aside"
@@ -38,26 +40,6 @@ class Kind(StrEnum):
     STALLED_LEASE = "stalled lease"
     WIDE_PERMISSIONS = "wide permissions"
     NOT_WRITABLE = "not writable"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is not as it should be."""
-
-    kind: str
-    """A Kind, for a log; a database has kinds of its own."""
-    key: str | None
-    """The session it concerns; None where it is of none, or cannot be told."""
-    path: str
-    """The file, seen from the workspace."""
-    where: str
-    """The place in the file; empty for the file as a whole."""
-    meaning: str
-    advice: str
-    repairable: bool = False
-    """Whether `--repair` settles it."""
-    lost: tuple[Span, ...] = ()
-    """Seqs of messages that cannot be read because of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,21 +97,17 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
 
 
 def _judge_without_records(text: bytes, key: str | None, path: str) -> Judged:
+    find = partial(Finding, key=key, path=path)
     if not text:
-        finding = Finding(
+        finding = find(
             kind=Kind.EMPTY_FILE,
-            key=key,
-            path=path,
-            where="",
             meaning="A session was begun and nothing was ever written. It is no session.",
             advice=f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
     elif scan.looks_torn(text) and b"\n" in text.strip(b"\0\n"):
-        finding = Finding(
+        finding = find(
             kind=Kind.DAMAGED_LINE,
-            key=key,
-            path=path,
             where="every line",
             meaning="Not one of its lines is an intact record; what it held cannot be read.",
             advice="Look at the disk, and put the file back from a backup. "
@@ -137,21 +115,16 @@ def _judge_without_records(text: bytes, key: str | None, path: str) -> Judged:
             repairable=True,
         )
     elif scan.looks_torn(text):
-        finding = Finding(
+        finding = find(
             kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
-            key=key,
-            path=path,
             where=f"bytes 0 to {len(text):,}",
             meaning="The first write was cut off, and never acknowledged. It is no session.",
             advice=f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
     else:
-        finding = Finding(
+        finding = find(
             kind=Kind.FOREIGN_LOG,
-            key=key,
-            path=path,
-            where="",
             meaning="Another program wrote this file; stenolog neither reads nor changes it.",
             advice="Move it elsewhere.",
         )
@@ -163,7 +136,6 @@ def _newer(key: str | None, path: str, what: str) -> Finding:
         kind=Kind.NEWER_FORMAT,
         key=key,
         path=path,
-        where="",
         meaning=f"A newer stenolog wrote it ({what}); this one does not judge it.",
         advice="Upgrade stenolog.",
     )
@@ -174,7 +146,6 @@ def _wrong_name(key: str, path: str) -> Finding:
         kind=Kind.WRONG_NAME,
         key=key,
         path=path,
-        where="",
         meaning="The file holds a session whose key has another file name: it was renamed or "
         "copied by hand, and neither name leads to it.",
         advice=f"Rename it to {names.file_name(key)}, if there is no such file; "
@@ -200,7 +171,6 @@ def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
         kind=Kind.UNKNOWN_KIND,
         key=key,
         path=path,
-        where="",
         meaning=f"It holds a record of the kind {kind!r}, which this version does not know; "
         "the session can be read, not written.",
         advice="Upgrade stenolog.",
@@ -216,8 +186,7 @@ class _Damage:
         first = 1 if state is None or state.archive is None else state.archive.last + 1
         self.scan = scan.examine(text, offset=0, next_seq=first)
         self._text = text
-        self._key = key
-        self._path = path
+        self._finding = partial(Finding, key=key, path=path)
         self._first = "Restore the session. " if deleted else ""
         known = [] if state is None else [*state.void, *state.purged]
         self._lost = spans.minus(self.scan.lost, spans.union(known))
@@ -267,10 +236,8 @@ class _Damage:
         now = "The next message sets it aside by itself; --repair does it now."
         before = self._first or "See to what else is said of this log. "
         later = f"{before}The next message then sets it aside."
-        yield Finding(
+        yield self._finding(
             kind=kind,
-            key=self._key,
-            path=self._path,
             where=f"from byte {start:,} to the end, {end - start:,} bytes" if start < end else "",
             meaning=meaning,
             advice=f"{now if repairable else later} No byte is removed.",
@@ -281,11 +248,8 @@ class _Damage:
     def without_a_trace(self) -> Iterator[Finding]:
         """Messages that are missing where nothing is damaged."""
         if self._lost:
-            yield Finding(
+            yield self._finding(
                 kind=Kind.MISSING_LINE,
-                key=self._key,
-                path=self._path,
-                where="",
                 meaning="Lines were removed by hand, or the file is an incomplete copy. "
                 + lost_in_words(self._lost),
                 advice="Put the file back from a backup, if you need them.",
@@ -293,10 +257,8 @@ class _Damage:
             )
 
     def _hand_edit(self, place: "_Place", lost: Sequence[Span]) -> Finding:
-        return Finding(
+        return self._finding(
             kind=Kind.HAND_EDIT,
-            key=self._key,
-            path=self._path,
             where=place.words(),
             meaning="A whole record whose checksum does not fit: somebody edited it, or a bit "
             f"flipped. It is left out. {lost_in_words(lost)}",
@@ -309,10 +271,8 @@ class _Damage:
         return plain_message(line) is not None
 
     def _added_by_hand(self, place: "_Place") -> Finding:
-        return Finding(
+        return self._finding(
             kind=Kind.HAND_EDIT,
-            key=self._key,
-            path=self._path,
             where=place.words(),
             meaning="A message in plain JSON that somebody added by hand. It is not a record of "
             "the log, so it was never stored. No message is missing.",
@@ -321,10 +281,8 @@ class _Damage:
 
     def _glued(self, places: Sequence["_Place"]) -> Finding:
         others = f", and {len(places) - 1:,} more" if len(places) > 1 else ""
-        return Finding(
+        return self._finding(
             kind=Kind.DAMAGED_LINE,
-            key=self._key,
-            path=self._path,
             where=places[0].words() + others,
             meaning="A line end was lost or changed (CRLF). Every record was found all the same. "
             "No message is missing.",
@@ -333,10 +291,8 @@ class _Damage:
 
     def _damaged(self, place: "_Place", text: bytes, lost: Sequence[Span]) -> Finding:
         nul = b"\0" in text
-        return Finding(
+        return self._finding(
             kind=Kind.NUL_BYTES if nul else Kind.DAMAGED_LINE,
-            key=self._key,
-            path=self._path,
             where=place.words(),
             meaning=("The disk lost this part of the file. " if nul else "It is not a record. ")
             + lost_in_words(lost),

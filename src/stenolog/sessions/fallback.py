@@ -7,7 +7,8 @@ here by their token, or else by the uid of the session and their seq. Then the f
 deletion is repeated in the store at the merge, and so is a purge, which is noted beside the folder.
 
 Each process that uses the fallback holds a shared lock. While there is one, a merge takes what is
-there, and the folder keeps its name.
+there, and the folder keeps its name. A record of each merged session, also beside the folder, keeps
+later merges from adding messages to the store that were purged there since.
 """
 
 import errno
@@ -15,6 +16,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,9 +31,9 @@ from msgspec.structs import replace
 from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
 from stenolog.sessions import merging
-from stenolog.sessions.folders import NAMESPACE, Place
+from stenolog.sessions.folders import NAMESPACE, Place, log_folders
 from stenolog.sessions.importers.old import Found, OldSession, Source
-from stenolog.sessions.migrated import Migrated, report
+from stenolog.sessions.migrated import Migrated, Taken, report
 from stenolog.sessions.migration import merge_from, take_in
 from stenolog.stores import disk, spans, withdrawn
 from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
@@ -39,12 +41,14 @@ from stenolog.stores.json_file import KeptMessage, NotASession, time_of
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.names import SUFFIX
 from stenolog.stores.names import escaped
-from stenolog.stores.snapshots import Life, LifeMark, token_of
+from stenolog.stores.snapshots import Life, LifeMark, WholeStore, token_of
 
 PATIENCE: Final = 60.0
 """Seconds to wait for a process that merges the fallback."""
 LOCK: Final = "fallback.lock"
 PURGES: Final = "purges"
+MERGED: Final = "merged"
+"""Folder of the records of merged sessions."""
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _POLL: Final = 0.05
 _NOT_MERGED: Final = NOT_FORKED | {
@@ -120,13 +124,20 @@ class FallbackStore(JSONLStore):
         The note of a purge that failed stays: the merge finds out whether it was made.
         """
         name = f"{timestamp(purge.at).replace(':', '')}-{os.urandom(4).hex()}.json"
-        _note(self._noted_purges, name, purge)
+        self._note(name, purge)
         try:
             yield
         except NoSuchSession:
             (self._noted_purges / name).unlink(missing_ok=True)
             raise
-        _note(self._noted_purges, name, replace(purge, made=datetime.now(UTC)))
+        self._note(name, replace(purge, made=datetime.now(UTC)))
+
+    def _note(self, name: str, purge: "_Purge") -> None:
+        try:
+            _write(self._noted_purges, name, purge)
+        except OSError as error:
+            words = f"noting a purge in {self._noted_purges}: {error.strerror}"
+            raise StoreUnavailable(words) from error
 
 
 def open_fallback(place: Place, *, because: str) -> FallbackStore:
@@ -203,8 +214,9 @@ def merge_fallback(place: Place, store: Store) -> None:
             return
         with fallback:
             _repeat_purges(workspace, fallback, store, is_alone=is_alone)
-            merged = merge_from(_Lives(fallback), store)
-            _repeat_deletions(fallback, store)
+            lives = _Lives(fallback, store, workspace)
+            merged = merge_from(lives, store, lives.record)
+            _repeat_deletions(workspace, fallback, store)
         report(merged, store)
         if is_alone and not merged.left:
             _move_away(workspace, merged)
@@ -212,17 +224,21 @@ def merge_fallback(place: Place, store: Store) -> None:
         lock.release()
 
 
-def _repeat_deletions(fallback: JSONLStore, store: Store) -> None:
+def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
     """Delete what was deleted in the fallback, unless it was used since, here or there."""
     used = set(fallback.list_sessions())
     for one in fallback.list_trash():
         try:
-            if one.key not in used and store.info(one.key).updated <= one.deleted:
-                store.delete(one.key)
-        except NoSuchSession:
-            continue
-        except StenologError as error:
+            record = _record_of(workspace, one.uid)
+            if record.deleted == one.deleted:  # guard: fallback-deletion-repeated-once
+                continue
+            with suppress(NoSuchSession):
+                if one.key not in used and store.info(one.key).updated <= one.deleted:
+                    store.delete(one.key)
+        except (StenologError, NotASession) as error:
             _logger.warning("the deletion of %r cannot be repeated: %s", one.key, error)
+        else:
+            _record(workspace, one.key, replace(record, deleted=one.deleted))
 
 
 def _move_away(workspace: Path, merged: Migrated) -> None:
@@ -234,17 +250,56 @@ def _move_away(workspace: Path, merged: Migrated) -> None:
     except OSError as error:
         _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
         return
+    shutil.rmtree(workspace / MERGED, ignore_errors=True)
     count = sum(one.added for one in merged.taken)
     _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
+
+
+def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
+    """Yield namespace and key of each session in the fallback, merged or not.
+
+    Sessions that cannot be read are left out. Nothing is written.
+    """
+    workspace = place.fallback
+    if workspace is None or workspace.is_symlink() or not workspace.is_dir():
+        return
+    with suppress(StenologError):
+        for namespace in log_folders(workspace):
+            with (
+                suppress(StenologError),
+                JSONLStore(workspace, namespace=namespace, read_only=True) as fallback,
+            ):
+                yield from ((namespace, key) for key in {mark.key for mark in fallback.lives()})
+
+
+def purged_since(place: Place, store: Store) -> list[str]:
+    """Return the keys of the fallback that were merged, and then purged in the store."""
+    workspace = place.fallback
+    if workspace is None or workspace.is_symlink() or not isinstance(store, WholeStore):
+        return []
+    records = []
+    for path in (workspace / MERGED).glob("[!.]*.json"):
+        with suppress(OSError, ValueError):
+            records.append(convert(json.loads(path.read_bytes()), _Merged))
+    there = {mark.uid for mark in store.lives()} if records else set()
+    gone = {one.uid for one in records if not there.issuperset(one.stored)}
+    if not gone or not (workspace / NAMESPACE).is_dir():
+        return []
+    with JSONLStore(workspace, namespace=NAMESPACE, read_only=True) as fallback:
+        return sorted({mark.key for mark in fallback.lives() if mark.uid in gone})
 
 
 class _Lives:
     """The sessions of the fallback, as old sessions that can be merged."""
 
-    def __init__(self, store: JSONLStore) -> None:
+    def __init__(self, fallback: JSONLStore, store: Store, workspace: Path) -> None:
+        self._fallback = fallback
         self._store = store
+        self._workspace = workspace
         self._keys: dict[str, str] = {}
-        self.path = store.folder
+        self._records: dict[str, _Merged] = {}
+        """The record that each session gets once it is merged."""
+        self.path = fallback.folder
 
     @property
     def name(self) -> str:
@@ -259,19 +314,42 @@ class _Lives:
     def sources(self, *, thorough: bool) -> list[Source]:
         """Every session that is not in the trash."""
         del thorough
-        self._keys = {escaped(key) + SUFFIX: key for key in self._store.list_sessions()}
+        self._keys = {escaped(key) + SUFFIX: key for key in self._fallback.list_sessions()}
         return [Source(name=name, body=None) for name in self._keys]
 
     def read(self, source: Source) -> Found:
-        """One session. Raises NotASession if it cannot be read."""
+        """Return what is not yet merged of a session. Raises NotASession if it cannot be read."""
         try:
-            info = self._store.info(self._keys[source.name])
-            mark = LifeMark(key=info.key, uid=info.uid, stamp="")
-            with self._store.read_life(mark) as reading:
-                messages = list(reading.messages)
-                return _found(reading.life, messages)
+            info = self._fallback.info(self._keys[source.name])
         except StenologError as error:
             raise NotASession(str(error)) from error
+        record = _record_of(self._workspace, info.uid)
+        is_same = bool(record.stored) and record.stored[-1] == _uid(self._store, record.key)
+        # What was merged once is never merged into another session: it was purged or deleted.
+        after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
+        try:
+            mark = LifeMark(key=info.key, uid=info.uid, stamp="")
+            with self._fallback.read_life(mark) as reading:
+                messages = list(reading.messages)
+                found = _found(reading.life, messages, after=after)
+                last = reading.life.last_seq
+        except StenologError as error:
+            raise NotASession(str(error)) from error
+        self._records[source.name] = replace(
+            record, after=after, last_seq=last, digest=found.digest
+        )
+        if found.digest == record.digest:
+            nothing = replace(found.session, messages=(), summary="", problems=())
+            return replace(found, session=nothing)
+        return found
+
+    def record(self, source: Source, taken: Taken) -> None:
+        """Record that a session is merged, and with which session of the store."""
+        record, uid = self._records[source.name], _uid(self._store, taken.key)
+        stored = (*(one for one in record.stored if one != uid), *([uid] if uid else []))
+        record = replace(record, key=taken.key, stored=stored)
+        if record != _record_of(self._workspace, record.uid):
+            _record(self._workspace, self._keys[source.name], record)
 
     def aliases(self, source: Source) -> tuple[str, ...]:
         """Return none: the store got the aliases with the legacy sessions."""
@@ -283,7 +361,8 @@ class _Lives:
         return 0
 
 
-def _found(life: Life, messages: Sequence[Message]) -> Found:
+def _found(life: Life, messages: Sequence[Message], *, after: int) -> Found:
+    """Return a session as an old one: all of it, or only its messages after a seq."""
     receipts = merging.receipts(life.meta)
     hidden = spans.union([(1, life.floor)] if life.floor else [], life.hidden)
     tokens = _tokens(life, messages)
@@ -295,6 +374,7 @@ def _found(life: Life, messages: Sequence[Message]) -> Found:
             any(first <= message.seq <= last for first, last in hidden),
         )
         for message in messages
+        if message.seq > after
     )
     updated = datetime.fromisoformat(life.updated)
     lost = spans.size(life.lost)
@@ -303,8 +383,8 @@ def _found(life: Life, messages: Sequence[Message]) -> Found:
         layout="stenolog-json",
         key=life.key,
         messages=kept,
-        summary=life.summary,
-        meta={name: value for name, value in life.meta.items() if name not in _NOT_MERGED},
+        summary="" if after else life.summary,
+        meta={n: one for n, one in life.meta.items() if n not in _NOT_MERGED and not after},
         created=datetime.fromisoformat(life.created),
         updated=updated,
         problems=(f"{lost} messages of the fallback cannot be read",) if lost else (),
@@ -356,6 +436,64 @@ def _digest(life: Life, session: OldSession) -> str:
     return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
+# --- records of merges -----------------------------------------------------------------------
+
+
+class _Merged(Struct, frozen=True, kw_only=True):
+    """What a merge did with a session of the fallback."""
+
+    uid: str
+    after: int = 0
+    """Messages up to this seq were merged into a session that the store no longer has."""
+    last_seq: int = 0
+    """The last message that was merged."""
+    digest: str = ""
+    """Digest of what was merged."""
+    key: str = ""
+    """The store's session that it was merged into."""
+    stored: tuple[str, ...] = ()
+    """The uid of that session, after those of earlier ones."""
+    deleted: datetime | None = None
+    """The deletion in the fallback that was repeated."""
+
+
+def _record_of(workspace: Path, uid: str) -> _Merged:
+    """Return the record of a session, an empty one if there is none. Raises NotASession."""
+    try:
+        text = (workspace / MERGED / f"{escaped(uid)}.json").read_bytes()
+        return convert(json.loads(text), _Merged)
+    except (FileNotFoundError, NotADirectoryError):
+        return _Merged(uid=uid)
+    except (OSError, ValueError) as error:
+        raise NotASession(f"the record of its merge cannot be read: {error}") from error
+
+
+def _record(workspace: Path, key: str, record: _Merged) -> None:
+    try:
+        _write(workspace / MERGED, f"{escaped(record.uid)}.json", record)
+    except OSError as error:
+        words = "the merge of %r cannot be recorded, so the next start repeats it: %s"
+        _logger.warning(words, key, error.strerror)
+
+
+def _write(folder: Path, name: str, fields: Struct) -> None:
+    """Write a small file durably. Raises OSError."""
+    disk.make_private(folder)
+    descriptor = disk.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        disk.replace_file(descriptor, name, json.dumps(to_builtins(fields)).encode())
+    finally:
+        descriptor.close()
+
+
+def _uid(store: Store, key: str) -> str:
+    """Return the uid of a session, or an empty string. Raises what the store raises."""
+    try:
+        return store.info(key).uid if key else ""
+    except NoSuchSession:
+        return ""
+
+
 # --- purges ----------------------------------------------------------------------------------
 
 
@@ -374,19 +512,6 @@ class _Purge(Struct, frozen=True, kw_only=True):
     """Whether it is a purge of some sessions in the trash, and not of the key."""
     read_in: tuple[tuple[str, int], ...] = ()
     """Digest and last seq of each legacy file that the sessions were read from."""
-
-
-def _note(folder: Path, name: str, purge: _Purge) -> None:
-    """Store a purge durably. Raises StoreUnavailable."""
-    try:
-        disk.make_private(folder)
-        descriptor = disk.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            disk.replace_file(descriptor, name, json.dumps(to_builtins(purge)).encode())
-        finally:
-            descriptor.close()
-    except OSError as error:
-        raise StoreUnavailable(f"noting a purge in {folder}: {error.strerror}") from error
 
 
 def _purges(workspace: Path) -> list[tuple[Path, _Purge]]:
@@ -411,6 +536,8 @@ def _repeat_purges(
                     path.unlink()
                 continue
             left = _repeat(purge, store)
+            for uid in purge.uids if purge.before is None else ():
+                (workspace / MERGED / f"{escaped(uid)}.json").unlink(missing_ok=True)
             if left:
                 _logger.warning("a purge in the fallback is not fully repeated for %r: %s", *left)
                 path.rename(path.with_suffix(".left"))

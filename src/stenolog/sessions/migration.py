@@ -66,6 +66,9 @@ Progress = Callable[[float], None]
 Renamed = Callable[[str], str]
 """The key here, for the key there."""
 
+Done = Callable[[Source, Taken], None]
+"""Called with each session once all of it is in the store."""
+
 _logger = logging.getLogger("stenolog")
 
 
@@ -141,9 +144,10 @@ def take_in(
         return run.all(folder.sources(thorough=thorough))
 
 
-def merge_from(shelf: Shelf, store: Store) -> Migrated:
+def merge_from(shelf: Shelf, store: Store, done: Done) -> Migrated:
     """Merge sessions of our own that are kept elsewhere. Raises what the store raised."""
-    return _Run(store, shelf, None, _How(renaming=False, own=True, aliases=True)).everything()
+    how = _How(renaming=False, own=True, aliases=True, done=done)
+    return _Run(store, shelf, None, how).everything()
 
 
 def _copy(
@@ -179,6 +183,7 @@ class _How(Struct, frozen=True, kw_only=True):
     without: frozenset[str] = frozenset()
     renamed: Renamed | None = None
     progress: Progress | None = None
+    done: Done | None = None
 
 
 class _Job(Struct):
@@ -207,6 +212,7 @@ class _Run:
         self._dry_run = how.dry_run
         self._renamed = how.renamed or (lambda key: key)
         self._progress = how.progress or (lambda _: None)
+        self._done = how.done or (lambda *_: None)
         self._owners: dict[str, str] | None = None
         self._wanted: Counter[str] = Counter()
         self._deleted: dict[str, datetime] | None = None
@@ -307,6 +313,7 @@ class _Run:
         job.key = key
         job.taken = self._merge(job, found)
         job.found = found
+        self._done(job.source, job.taken)
 
     # --- one session -------------------------------------------------------------------------
 

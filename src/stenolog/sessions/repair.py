@@ -7,15 +7,15 @@ settled meanwhile, or may have been a write under way.
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from stenolog.codec import control_line, parse_line, plain_line, plain_message, re_sign
 from stenolog.errors import StenologError
 from stenolog.records import Message, Record, Span, StateRecord, VoidRecord, timestamp
-from stenolog.sessions.damage import ASIDE, Finding, Kind, judge
+from stenolog.sessions.damage import ASIDE, Kind, judge
 from stenolog.sessions.folders import check_workspace, log_folders
 from stenolog.sessions.log_files import (
     BUSY_TIMEOUT,
@@ -25,10 +25,10 @@ from stenolog.sessions.log_files import (
     standing_still,
     trash_of,
 )
-from stenolog.sessions.verify import LEFTOVER, examine, examine_folder, finding_of
-from stenolog.stores import findings as databases
+from stenolog.sessions.verify import LEFTOVER, examine, examine_folder, sqlite_doctor
 from stenolog.stores import spans
 from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.findings import Finding, RepairResult
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
@@ -36,25 +36,15 @@ from stenolog.stores.jsonl.open_logs import Logs
 from stenolog.stores.opening import address, open_store
 from stenolog.stores.state import copy
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """What became of one finding."""
-
-    finding: Finding
-    done: bool
-    words: str
-    """What was done, or why not."""
-
-
 _GONE = "it was settled meanwhile"
 
 
-def repair(workspace: str | os.PathLike[str]) -> list[Settled]:
+def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
     """Examine a workspace or database and repair what can be. Raises as examine."""
     found = address(workspace)
     if found.engine == "sqlite":
-        return _repair_file(Path(found.path))
+        file = Path(found.path)
+        return _at(sqlite_doctor().repair(file), path=file.name)
     if found.engine == "postgresql":
         return _repair_server(workspace)
     return _each(
@@ -62,18 +52,7 @@ def repair(workspace: str | os.PathLike[str]) -> list[Settled]:
     )
 
 
-def _repair_file(file: Path) -> list[Settled]:
-    # The driver is an extra, and takes a while to import.
-    from stenolog.stores.sqlite.store import missing_driver
-
-    try:
-        from stenolog.stores.sqlite import verify
-    except ImportError as error:
-        raise missing_driver(error) from error
-    return [_settled(one, path=file.name) for one in verify.repair(file)]
-
-
-def _repair_server(where: str | os.PathLike[str]) -> list[Settled]:
+def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
     if not any(finding.repairable for finding in examine(where).findings):
         return []
     with open_store(where) as store:
@@ -81,16 +60,14 @@ def _repair_server(where: str | os.PathLike[str]) -> list[Settled]:
         from stenolog.stores.postgres import PostgresStore, verify
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
-        path = store.database.place
-        return [_settled(one, path=path) for one in verify.repair(store.database)]
+        return _at(verify.repair(store.database), path=store.database.place)
 
 
-def _settled(result: databases.RepairResult, *, path: str) -> Settled:
-    finding = finding_of(result.finding, path=path)
-    return Settled(finding=finding, done=result.done, words=result.words)
+def _at(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
+    return [replace(one, finding=replace(one.finding, path=path)) for one in results]
 
 
-def accept(workspace: str | os.PathLike[str]) -> list[Settled]:
+def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
     """Take hand edits in as they stand now; each log as it was is kept aside. Raises as examine.
 
     All edits of a log are taken in together, and told once.
@@ -115,13 +92,13 @@ def _each(
     workspace: str | os.PathLike[str],
     choose: Callable[[Iterable[Finding]], list[Finding]],
     settle: Callable[[_Folder, Finding], str],
-) -> list[Settled]:
+) -> list[RepairResult]:
     found = address(workspace)
     if found.engine != "jsonl":
         return []  # nothing in a database is settled here
     place = Path(found.path)
     check_workspace(place)
-    settled: list[Settled] = []
+    settled: list[RepairResult] = []
     for path in log_folders(place):
         findings = choose(examine_folder(place, path).findings)
         if findings:
@@ -136,14 +113,14 @@ def _each(
 
 def _attempt(
     folder: _Folder, finding: Finding, settle: Callable[[_Folder, Finding], str]
-) -> Settled:
+) -> RepairResult:
     try:
-        return Settled(finding=finding, done=True, words=settle(folder, finding))
+        return RepairResult(finding=finding, done=True, words=settle(folder, finding))
     except StenologError as error:
-        return Settled(finding=finding, done=False, words=str(error))
+        return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
         words = str(explained(error, f"settling {finding.path}"))
-        return Settled(finding=finding, done=False, words=words)
+        return RepairResult(finding=finding, done=False, words=words)
 
 
 # --- repairing -------------------------------------------------------------------------------
@@ -362,14 +339,12 @@ def _without(record: StateRecord | VoidRecord, back: list[Span]) -> bytes | None
         lost = spans.minus(record.body.lost, back)
         if lost == record.body.lost:
             return None
-        body = msgspec.structs.replace(record.body, lost=lost)
+        body = replace(record.body, lost=lost)
     else:
         lost = spans.minus(record.body.lost, back)
         if lost == record.body.lost:
             return None
-        body = msgspec.structs.replace(
-            record.body, lost=lost, changes=record.body.changes if lost else []
-        )
+        body = replace(record.body, lost=lost, changes=record.body.changes if lost else [])
     kind = "state" if isinstance(record, StateRecord) else "void"
     line = control_line(kind, record.seq, record.at, body, joined=record.joined, part=record.part)
     return line.removesuffix(b"\n")

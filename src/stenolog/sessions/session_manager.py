@@ -12,13 +12,12 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, wraps
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from threading import Event
-from types import TracebackType
-from typing import Any, Final, Never, Self, TypeVar
+from typing import Any, Concatenate, Final, Never, ParamSpec, Self, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -37,7 +36,6 @@ from stenolog.records import (
     Health,
     Message,
     Purged,
-    SessionInfo,
     Span,
     Trashed,
     Undone,
@@ -49,14 +47,16 @@ from stenolog.stores.arguments import check_required, check_whole, encoded
 from stenolog.stores.base import SessionView
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
-from stenolog.stores.json_file import Kept, file_name
+from stenolog.stores.json_file import Kept, KeptMessage, file_name
 from stenolog.stores.locks import ThreadLock
+from stenolog.stores.snapshots import Life, token_of
 
 BUSY_TIMEOUT: Final = 5.0
 _POLL: Final = 0.2
 """Seconds between two looks for messages that another process stored."""
 
-_Result = TypeVar("_Result")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FileMark = tuple[int, int, int]
@@ -100,8 +100,41 @@ class SessionManager(JSONLBackend):
         self._files.save(key)
 
 
+def _changing(
+    method: Callable[Concatenate[InMemoryStore, P], T],
+) -> "Callable[Concatenate[JSONFileStore, P], T]":
+    """Return the method that makes this call in memory, and writes the file."""
+
+    @wraps(method)
+    def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._change(_key(*args, **kwargs), lambda memory: method(memory, *args, **kwargs))
+
+    return call
+
+
+def _reading(
+    method: Callable[Concatenate[InMemoryStore, P], T],
+) -> "Callable[Concatenate[JSONFileStore, P], T]":
+    """Return the method that makes this call on what the file holds."""
+
+    @wraps(method)
+    def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._seen(_key(*args, **kwargs)), *args, **kwargs)
+
+    return call
+
+
+def _key(key: Any, *_: object, **__: object) -> str:
+    """Return the first argument of a call."""
+    check_key(key)
+    return str(key)
+
+
 class JSONFileStore:
-    """The Store calls that whole JSON files can serve; the others raise UsageError."""
+    """The Store calls that whole JSON files can serve; the others raise UsageError.
+
+    Each call is made in memory, on what the file holds at that moment.
+    """
 
     def __init__(self, directory: Path, *, because: str | None, old: Path | None) -> None:
         self.directory = directory
@@ -128,16 +161,6 @@ class JSONFileStore:
 
     # --- writing -----------------------------------------------------------------------------
 
-    def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
-        """Append `{"role": role, "content": content}`; its seq."""
-        return self.add_messages(key, [{"role": role, "content": content}], once=once)[0]
-
-    def add_full_message(
-        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
-    ) -> int:
-        """Append one message; its seq."""
-        return self.add_messages(key, [message], once=once)[0]
-
     def add_messages(
         self,
         key: str,
@@ -148,75 +171,41 @@ class JSONFileStore:
     ) -> list[int]:
         """Append a batch, whole or not at all; its seqs."""
         check_once(once)
-        payloads = encoded(messages)
+        given = [Message(seq=1, _at="", _body=Raw(payload)) for payload in encoded(messages)]
         if at is not None:
-            check_times(at, len(payloads))
-        times = at or [datetime.now(UTC)] * len(payloads)
+            check_times(at, len(given))
+        times = at or [datetime.now(UTC)] * len(given)
 
-        def add(session: Kept) -> tuple[Kept, list[int]]:
-            seqs = []
-            for number, (payload, moment) in enumerate(zip(payloads, times, strict=True)):
-                token = f"{once}:{number}" if once is not None and len(payloads) > 1 else once
-                session, seq = json_file.added(session, payload, _said(moment), once=token)
-                seqs.append(seq)
-            return session, seqs
+        def add(memory: InMemoryStore) -> list[int]:
+            # A file has a token for each message, and none for a batch.
+            tokens = [
+                f"{once}:{number}" if once is not None and len(given) > 1 else once
+                for number in range(len(given))
+            ]
+            return [
+                memory.add_messages(key, [message], once=token, at=[moment])[0]
+                for message, token, moment in zip(given, tokens, times, strict=True)
+            ]
 
         return self._change(key, add)
 
-    def set_summary(self, key: str, text: str) -> None:
-        """Replace the summary."""
-        self._apply(key, lambda session: json_file.summarised(session, text))
+    def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
+        """Append `{"role": role, "content": content}`; its seq."""
+        return self.add_messages(key, [{"role": role, "content": content}], once=once)[0]
 
-    def set_history(
-        self,
-        key: str,
-        messages: Sequence[Message | Mapping[str, Any]],
-        *,
-        expect_last: int | None = None,
-    ) -> None:
-        """Make exactly these messages visible."""
-        payloads = encoded(messages)
-        self._apply(key, lambda old: json_file.replaced(old, payloads, _said(), expect_last))
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Append one message; its seq."""
+        return self.add_messages(key, [message], once=once)[0]
 
-    def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last visible ones."""
-        check_required(keep_last=keep_last)
-        self._apply(key, lambda session: json_file.truncated(session, keep_last))
-
-    def checkpoint(
-        self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
-    ) -> None:
-        """Replace the summary and hide everything up to this seq."""
-        check_required(upto=upto)
-        self._apply(key, lambda old: json_file.checkpointed(old, summary, upto, expect_floor))
-
-    def clear(self, key: str, *, upto: int | None = None) -> None:
-        """Hide the messages and empty the summary."""
-        check_whole(upto=upto)
-
-        def cleared(session: Kept) -> Kept:
-            last = len(session.messages)
-            end = last if upto is None else min(upto, last)
-            return json_file.checkpointed(session, "", end, None)
-
-        self._apply(key, cleared)
-
-    def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages with these seqs, both included."""
-        check_required(first=first, last=last)
-
-        def hidden(session: Kept) -> Kept:
-            end = min(last, len(session.messages))
-            return json_file.hiding(session, range(max(first, 1), end + 1))
-
-        self._apply(key, hidden)
-
-    def pop(self, key: str) -> Message | None:
-        """Hide the last visible message and return it."""
-        found = self.get_history(key, last=1)
-        if found:
-            self.hide(key, found[0].seq, found[0].seq)
-        return replace(found[0], hidden=True) if found else None
+    set_summary = _changing(InMemoryStore.set_summary)
+    set_history = _changing(InMemoryStore.set_history)
+    truncate_history = _changing(InMemoryStore.truncate_history)
+    checkpoint = _changing(InMemoryStore.checkpoint)
+    clear = _changing(InMemoryStore.clear)
+    hide = _changing(InMemoryStore.hide)
+    pop = _changing(InMemoryStore.pop)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields for this process; None removes one."""
@@ -236,16 +225,15 @@ class JSONFileStore:
             if session.ours and _file_mark(folder, file_name(key)) is None:
                 self._write(folder, session)
 
-    def _apply(self, key: str, decide: Callable[[Kept], Kept]) -> None:
-        self._change(key, lambda session: (decide(session), None))
-
-    def _change(self, key: str, decide: Callable[[Kept], tuple[Kept, _Result]]) -> _Result:
-        """Decide on what the file holds now, and write the result before anybody sees it."""
+    def _change(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
+        """Make a call on what the file holds now, and write the result before anybody sees it."""
         check_key(key)
         self._check_writable()
         with self._alone() as folder:
             before = self._current(folder, key)
-            after, result = decide(before)
+            memory = self._in_memory(key, before)
+            result = call(memory)
+            after = _kept(before, memory)
             if after != before:
                 self._write(folder, after)
             return result
@@ -330,65 +318,49 @@ class JSONFileStore:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def get_history(
-        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
-    ) -> list[Message]:
-        """The messages by seq."""
-        check_whole(after=after)
-        _check_last(last)
-        found = _messages(self._known(key), after=after, full=full)
-        return found if last is None else found[max(0, len(found) - last) :]
+    get_history = _reading(InMemoryStore.get_history)
+    get_summary = _reading(InMemoryStore.get_summary)
+    info = _reading(InMemoryStore.info)
+    view = _reading(InMemoryStore.view)
 
-    def get_summary(self, key: str) -> str:
-        """The summary."""
-        return self._known(key).summary
-
-    def info(self, key: str) -> SessionInfo:
-        """What the file tells. Raises NoSuchSession."""
-        return self._info(key, *self._known_and_rewrites(key))
-
-    def _info(self, key: str, session: Kept, rewrites: int) -> SessionInfo:
+    def _in_memory(self, key: str, session: Kept) -> InMemoryStore:
+        """Return a store in memory that has only this session."""
+        memory = InMemoryStore()
         meta: Mapping[str, Any] = {}
+        change = self._rewrites.get(key, 0)
         with suppress(NoSuchSession):
             local = self._local.info(key)
-            meta, rewrites = local.meta, rewrites + local.change
+            meta, change = local.meta, change + local.change
         if _is_empty(session) and not meta:
-            raise NoSuchSession(key)
+            return memory
         times = [message.at for message in session.messages if message.at is not None]
-        created = session.created or min(times, default=json_file.NO_TIME)
-        visible = session.visible()
-        return SessionInfo(
+        created = session.created or min(times, default=None)
+        floor = session.floor()
+        hidden = [seq for seq, message in enumerate(session.messages, 1) if message.hidden]
+        life = Life(
             key=key,
             uid=_uid(key),
-            created=created,
-            updated=session.updated or max(times, default=created),
+            created=_written(created),
+            updated=_written(session.updated or max(times, default=created)),
             last_seq=len(session.messages),
-            floor=session.floor(),
-            visible=len(visible),
-            count=len(session.messages),
-            lost=0,
-            damaged=0,
-            void_bytes=0,
-            archived=0,
-            generation=1,
-            bytes=sum(len(message.payload) for message in session.messages),
-            undoable=0,
+            floor=floor,
+            hidden=spans.union((seq, seq) for seq in hidden if seq > floor),
+            number=change,
             summary=session.summary,
-            meta=meta,
-            forked_from=None,
-            in_sight=tuple(spans.union([(seq, seq) for seq in visible])),
-            change=rewrites,
+            meta=dict(meta),
         )
-
-    def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages of one moment."""
-        _check_last(last)
-        session, rewrites = self._known_and_rewrites(key)
-        info = self._info(key, session, rewrites)
-        messages = _messages(session)
-        if last is not None:
-            messages = messages[max(0, len(messages) - last) :]
-        return SessionView(info=info, messages=tuple(messages), upto=info.last_seq, last=last)
+        messages = [
+            Message(
+                seq=seq,
+                _at=_written(message.at or session.created),
+                _body=Raw(message.payload),
+                _once=message.once,
+            )
+            for seq, message in enumerate(session.messages, 1)
+        ]
+        with memory.writing_lives() as writer:
+            writer.write(life, messages)
+        return memory
 
     def refresh(self, view: SessionView) -> SessionView:
         """Return a full view."""
@@ -487,12 +459,7 @@ class JSONFileStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --- the files ---------------------------------------------------------------------------
@@ -542,15 +509,17 @@ class JSONFileStore:
             raise StoreClosed("the store is closed")
 
     def _known(self, key: str) -> Kept:
-        return self._known_and_rewrites(key)[0]
-
-    def _known_and_rewrites(self, key: str) -> tuple[Kept, int]:
         check_key(key)
         with self._mutex:
             self._check_open()
             with suppress(FileNotFoundError), self._opened() as folder:
                 self._current(folder, key)
-            return self._sessions.get(key, Kept(key=key)), self._rewrites.get(key, 0)
+            return self._sessions.get(key, Kept(key=key))
+
+    def _seen(self, key: str) -> InMemoryStore:
+        """Return a session as its file says now, in memory."""
+        with self._mutex:
+            return self._in_memory(key, self._known(key))
 
     def _current(self, folder: int, key: str) -> Kept:
         """The session as its file says, where another process has written it; else as known.
@@ -633,12 +602,7 @@ class ManagerLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -649,23 +613,26 @@ def _refuse(call: str, key: str) -> Never:
     )
 
 
-def _check_last(last: int | None) -> None:
-    check_whole(last=last)
-    if last is not None and last < 0:
-        raise UsageError(f"last={last}: a number of messages is not negative")
-
-
-def _messages(session: Kept, *, after: int | None = None, full: bool = False) -> list[Message]:
-    return [
-        Message(
-            seq=seq,
-            _at=timestamp(message.at or session.created or json_file.NO_TIME),
-            _body=Raw(message.payload),
-            hidden=message.hidden,
-        )
-        for seq, message in enumerate(session.messages, 1)
-        if (full or not message.hidden) and (after is None or seq > after)
+def _kept(before: Kept, memory: InMemoryStore) -> Kept:
+    """Return a session as it is in memory after a call; it was this one before."""
+    key, last = before.key or "", len(before.messages)
+    tokens: dict[int, str] = {}
+    for mark in memory.lives():
+        with memory.read_life(mark, after=last) as reading:
+            tokens = {one.seq: token[0] for one in reading.messages if (token := token_of(one))}
+    history = memory.get_history(key, full=True)
+    old = [
+        was if was.hidden == now.hidden else replace(was, hidden=now.hidden)
+        for was, now in zip(before.messages, history, strict=False)
     ]
+    new = [
+        # By its token the next good start knows whether it has a message.
+        KeptMessage(
+            one.to_json(), one.at, tokens.get(one.seq) or f"json:{os.urandom(10).hex()}", one.hidden
+        )
+        for one in history[last:]
+    ]
+    return replace(before, messages=(*old, *new), summary=memory.get_summary(key))
 
 
 def _only_appends(before: Kept, after: Kept) -> bool:
@@ -674,18 +641,16 @@ def _only_appends(before: Kept, after: Kept) -> bool:
     return before.summary == after.summary and kept == before.messages
 
 
+def _written(moment: datetime | None) -> str:
+    return json_file.NO_TIME.isoformat() if moment is None else timestamp(moment)
+
+
 def _is_empty(session: Kept) -> bool:
     return not session.messages and not session.summary
 
 
 def _uid(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:16]
-
-
-def _said(at: datetime | None = None) -> json_file.Said:
-    return json_file.Said(
-        at=at or datetime.now(UTC), new_token=lambda: f"json:{os.urandom(10).hex()}"
-    )
 
 
 # --- system calls ----------------------------------------------------------------------------

@@ -11,13 +11,16 @@ import shlex
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
+from msgspec.structs import replace
+
 from stenolog.errors import StenologError, UsageError
-from stenolog.sessions.damage import ASIDE, Finding, Kind
+from stenolog.sessions.damage import ASIDE, Kind
 from stenolog.sessions.folders import NAMESPACE, check_is_ours, check_workspace, log_folders
 from stenolog.sessions.log_files import (
     archives_of,
@@ -30,10 +33,10 @@ from stenolog.sessions.log_files import (
     standing_still,
     trash_of,
 )
-from stenolog.stores import findings as databases
 from stenolog.stores.catalog_file import NAME as CATALOG
 from stenolog.stores.catalog_file import journal_of, lock_of
 from stenolog.stores.disk import refusal
+from stenolog.stores.findings import Finding, Report
 from stenolog.stores.jsonl import archive, leases, names, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.opening import address, open_store
@@ -44,16 +47,6 @@ LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 """The name of a file that was still being made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What the doctor found."""
-
-    workspace: str
-    sessions: int
-    """How many logs were examined."""
-    findings: tuple[Finding, ...]
-
-
 def examine(workspace: str | os.PathLike[str]) -> Report:
     """What is wrong with the logs of a workspace, or with a database; nothing is written.
 
@@ -62,7 +55,10 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     """
     found = address(workspace)
     if found.engine == "sqlite":
-        return _examine_database(Path(found.path))
+        doctor, file = sqlite_doctor(), Path(found.path)
+        if not file.exists():
+            raise UsageError(f"there is no database at {file}; is the name right?")
+        return _report(doctor.examine(file), str(file), path=file.name)
     if found.engine == "postgresql":
         return _examine_server(workspace)
     if found.engine != "jsonl":
@@ -92,17 +88,16 @@ def _refusal(folder: Path) -> str | None:
     return None
 
 
-def _examine_database(file: Path) -> Report:
+def sqlite_doctor() -> ModuleType:
+    """Return the module that examines SQLite files. Raises UsageError without the driver."""
     # The driver is an extra, and takes a while to import.
     from stenolog.stores.sqlite.store import missing_driver
 
     try:
-        from stenolog.stores.sqlite import verify as database
+        from stenolog.stores.sqlite import verify
     except ImportError as error:
         raise missing_driver(error) from error
-    if not file.exists():
-        raise UsageError(f"there is no database at {file}; is the name right?")
-    return _report(database.examine(file), str(file), path=file.name)
+    return verify
 
 
 def _examine_server(where: str | os.PathLike[str]) -> Report:
@@ -115,26 +110,9 @@ def _examine_server(where: str | os.PathLike[str]) -> Report:
         return _report(found, store.database.place, path=store.database.place)
 
 
-def _report(found: databases.Report, workspace: str, *, path: str) -> Report:
-    return Report(
-        workspace=workspace,
-        sessions=found.sessions,
-        findings=tuple(finding_of(one, path=path) for one in found.findings),
-    )
-
-
-def finding_of(found: databases.Finding, *, path: str) -> Finding:
-    """Return the finding of a database at this path."""
-    return Finding(
-        kind=found.kind,
-        key=found.key,
-        path=path,
-        where=found.where,
-        meaning=found.meaning,
-        advice=found.advice,
-        repairable=found.repairable,
-        lost=found.lost,
-    )
+def _report(found: Report, workspace: str, *, path: str) -> Report:
+    findings = tuple(replace(one, path=path) for one in found.findings)
+    return replace(found, workspace=workspace, findings=findings)
 
 
 @dataclass(slots=True)
@@ -346,7 +324,6 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
         kind=Kind.NOT_A_FILE,
         key=names.key_of(name),
         path=path,
-        where="",
         meaning=f"Where {place} should be stands {what}.",
         advice="Move it elsewhere, and put back what belongs here.",
     )
@@ -358,7 +335,6 @@ def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
         kind=Kind.UNREADABLE,
         key=key,
         path=path,
-        where="",
         meaning=f"It could not be read: {error}.",
         advice="Run the doctor as the user who owns the file, and look at the disk.",
     )
@@ -385,7 +361,6 @@ def _leftover_file(path: str, key: str | None) -> Finding:
         kind=Kind.LEFTOVER,
         key=key,
         path=path,
-        where="",
         meaning="Something that makes a log or an archive anew was interrupted before this file "
         "counted. Nothing is missing.",
         advice=f"--repair moves it into {ASIDE}/.",
@@ -399,7 +374,6 @@ def _unreferenced_archive(path: str, key: str | None) -> Finding:
         kind=Kind.UNREFERENCED_ARCHIVE,
         key=key,
         path=path,
-        where="",
         meaning="No session leads to this archive: a compaction or a purge was interrupted, or the "
         "log that did was removed by hand.",
         advice="If you were purging, purge again, and it is gone. "
@@ -417,7 +391,6 @@ def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
         kind=Kind.LEFTOVER,
         key=state.key if state is not None else None,
         path=path,
-        where="",
         meaning="A purge was interrupted: the session is gone for good, but not yet from the disk.",
         advice="Purge it again." if state is not None else "Delete the file.",
     )
@@ -429,7 +402,6 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
         kind=Kind.STALLED_LEASE,
         key=names.key_of(name.removesuffix(leases.SUFFIX)),
         path=path,
-        where="",
         meaning=f"{holder.words()}, has the turn in this session and should have ended it by "
         f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),
         advice="Look what that process does; when it ends, the turn is free.",
@@ -440,7 +412,6 @@ def _not_writable(folders: Sequence[str], why: str) -> Finding:
     """Folders that cannot be written. One finding for all: they usually share a disk."""
     return Finding(
         kind=Kind.NOT_WRITABLE,
-        key=None,
         path=folders[0],
         where=f"and {len(folders) - 1:,} more" if len(folders) > 1 else "",
         meaning="What is there can be read, but every message from now on is lost.",
@@ -453,7 +424,6 @@ def _wide_permissions(workspace: str, open_to_others: Sequence[tuple[str, int]])
     (path, mode), *others = open_to_others
     return Finding(
         kind=Kind.WIDE_PERMISSIONS,
-        key=None,
         path=path,
         where=f"mode {mode:04o}" + (f", and {len(others):,} more" if others else ""),
         meaning="Other users of this machine may read these conversations.",

@@ -1,4 +1,4 @@
-"""What the examination of a database tells, whatever the engine."""
+"""What the doctor finds, whatever the engine."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,19 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One thing that is not as it should be."""
 
     kind: str
+    """A Kind, for a log; a database has kinds of its own."""
+    key: str | None = None
+    """The session it concerns; None where it is of none, or cannot be told."""
+    path: str = ""
+    """The file, seen from the workspace, or the database."""
+    where: str = ""
+    """The place in it; empty for all of it."""
     meaning: str
     advice: str
-    key: str | None = None
-    """The session it concerns; None where it is of none."""
-    where: str = ""
-    """The place in the database; empty for the database as a whole."""
-    lost: tuple[Span, ...] = ()
-    """Seqs of messages that cannot be read because of it."""
     repairable: bool = False
     """Whether `steno doctor --repair` repairs it."""
+    lost: tuple[Span, ...] = ()
+    """Seqs of messages that cannot be read because of it."""
 
 
 class RepairResult(Struct, frozen=True, kw_only=True):
@@ -37,6 +40,7 @@ class RepairResult(Struct, frozen=True, kw_only=True):
 class Report(Struct, frozen=True, kw_only=True):
     """What was looked at, and what is wrong with it."""
 
+    workspace: str = ""
     sessions: int
     """How many were examined, deleted ones included."""
     findings: tuple[Finding, ...]

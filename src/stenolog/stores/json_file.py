@@ -1,12 +1,11 @@
-"""A session as one whole JSON file: what stands in it, and what an operation on it means.
+"""A session as one whole JSON file.
 
 The five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`, `updated`) and
 one of ours, `stenolog`, which the reference ignores: the seq of the first message in `messages`, a
-token and a time for each of them, and the messages that are hidden. All of it is pure: the time
-and new tokens are given. sessions/session_manager.py reads and writes the files.
+token and a time for each of them, and the messages that are hidden. All of it is pure:
+sessions/session_manager.py reads and writes the files.
 """
 
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from json import loads
 from typing import Any, Final
@@ -16,7 +15,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from stenolog.codec import check_once, encode_object
-from stenolog.errors import OnceConflict, RefusedMessage, StaleCheckpoint, StaleHistory, UsageError
+from stenolog.errors import RefusedMessage, UsageError
 from stenolog.records import timestamp
 from stenolog.stores.names import escaped
 
@@ -203,92 +202,3 @@ def _text(text: str | None) -> Raw | None:
 
 def _written(moment: datetime | None) -> str | None:
     return None if moment is None else timestamp(moment)
-
-
-# --- what an operation means -----------------------------------------------------------------
-
-
-class Said(Struct, frozen=True, kw_only=True):
-    """What new messages get besides what they say."""
-
-    at: datetime
-    new_token: Callable[[], str]
-    """Gives one that no message has: only so can the next good start tell what is new."""
-
-
-def appended(
-    session: Kept, payloads: Sequence[bytes], said: Said, *, once: str | None = None
-) -> Kept:
-    """The session with these messages at its end."""
-    new = [KeptMessage(payload, said.at, once or said.new_token()) for payload in payloads]
-    return replace(session, messages=(*session.messages, *new))
-
-
-def hiding(session: Kept, seqs: Sequence[int] | range) -> Kept:
-    """The session with these seqs out of sight."""
-    wanted = set(seqs)
-    return replace(
-        session,
-        messages=tuple(
-            replace(message, hidden=True) if seq in wanted else message
-            for seq, message in enumerate(session.messages, 1)
-        ),
-    )
-
-
-def added(session: Kept, payload: bytes, said: Said, *, once: str | None) -> tuple[Kept, int]:
-    """The session with one more message, unless it has the token; and the seq.
-
-    Raises OnceConflict.
-    """
-    if once is not None:
-        for seq, message in enumerate(session.messages, 1):
-            if message.once == once:
-                if message.payload != payload:
-                    raise OnceConflict(session.key or "", once, seq)
-                return session, seq
-    return appended(session, [payload], said, once=once), len(session.messages) + 1
-
-
-def truncated(session: Kept, keep_last: int) -> Kept:
-    """The session with only the last ones in sight."""
-    visible = session.visible()
-    return hiding(session, visible[: max(len(visible) - max(keep_last, 0), 0)])
-
-
-def replaced(session: Kept, payloads: Sequence[bytes], said: Said, expect_last: int | None) -> Kept:
-    """The session with exactly these messages visible; a common prefix stays.
-
-    Raises StaleHistory.
-    """
-    last = len(session.messages)
-    if expect_last is not None and expect_last != last:
-        raise StaleHistory(session.key or "", expect_last, last)
-    visible = session.visible()
-    same = 0
-    for seq, payload in zip(visible, payloads, strict=False):
-        if session.messages[seq - 1].payload != payload:
-            break
-        same += 1
-    return appended(hiding(session, visible[same:]), payloads[same:], said)
-
-
-def checkpointed(session: Kept, summary: str, upto: int, expect_floor: int | None) -> Kept:
-    """The session with another summary and floor. Raises UsageError, StaleCheckpoint."""
-    last = len(session.messages)
-    if upto > last:
-        raise UsageError(f"{session.key!r}: checkpoint up to {upto}, but the last seq is {last}")
-    if expect_floor is not None and expect_floor != session.floor():
-        raise StaleCheckpoint(session.key or "", expect_floor, session.floor())
-    return hiding(summarised(session, summary), range(1, upto + 1))
-
-
-def summarised(session: Kept, text: str) -> Kept:
-    """The session with another summary. Raises UsageError."""
-    if not isinstance(text, str):
-        raise UsageError(f"a summary is text, not {type(text).__name__}")
-    try:
-        encode_object({"summary": text})
-    except RefusedMessage as error:
-        raise UsageError(str(error)) from error
-    return replace(session, summary=text)

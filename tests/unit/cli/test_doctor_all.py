@@ -11,7 +11,10 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.sessions.circumstances import Note, low_disk, notes_of
+from stenolog.sessions.circumstances import Note, low_disk, notes_of, purged_text
+from stenolog.sessions.fallback import open_fallback
+from stenolog.sessions.folders import find_place
+from stenolog.sessions.opening import open_sessions
 from stenolog.stores.opening import open_store
 
 Steno = Callable[..., Result]
@@ -106,6 +109,30 @@ def test_a_disk_that_is_nearly_full_is_a_finding(where: str) -> None:
     assert found.kind == "low disk space"
     assert "bytes are free" in found.meaning
     assert low_disk("memory:", least=1 << 62) == []
+
+
+@pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
+def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> None:
+    place = find_place(where, None)
+    open_store(where).close()
+    with open_fallback(place, because="a test wants it") as fallback:
+        fallback.add_message("purged", "user", "a secret")
+        fallback.add_message("deleted", "user", "hello")
+        with open_sessions(where) as good:
+            assert {"purged", "deleted"} <= set(good.list_sessions())
+            good.store.delete("deleted")
+        assert purged_text(where) == []
+        with open_sessions(where) as good:
+            good.store.purge("purged")
+        for _ in range(2):
+            told = steno("doctor", where)
+            assert told.exit_code == 1
+            assert told.stdout.startswith("purged text · purged\n")
+            assert f"steno purge purged -w {place.fallback}`" in told.stdout
+            assert "deleted" not in told.stdout
+            open_sessions(where).close()
+    assert steno("purge", "purged", "--yes", "-w", str(place.fallback)).exit_code == 0
+    assert steno("doctor", where).exit_code == 0
 
 
 def test_a_database_tells_its_version_and_its_turns(steno: Steno) -> None:

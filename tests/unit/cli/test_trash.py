@@ -21,6 +21,7 @@ from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.progress import Progress
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
+from stenolog.sessions.folders import find_place
 from stenolog.sessions.retention import Rule
 from stenolog.sessions.retention_runs import LOG, keep_to
 from stenolog.stores.jsonl import JSONLStore
@@ -141,6 +142,35 @@ def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
     assert (gone["key"], gone["messages"]) == (KEY, 5)
     assert KEY not in _keys(where)
     assert steno("restore", "--list", "-w", where).stdout == ""
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+@pytest.mark.parametrize("there", ["workspace", "sqlite:some.db"])
+def test_a_purge_names_what_a_fallback_folder_still_has(
+    steno: Steno, there: str, scoped: bool
+) -> None:
+    fallback = find_place(there, None).fallback
+    for namespace in ("sessions", "sessions.merged-1"):
+        with JSONLStore(str(fallback), namespace=namespace) as store:
+            store.add_message(KEY, "user", "a secret")
+            store.add_message("telegram:other", "user", "hello")
+    with open_store(there) as store:
+        store.add_message(KEY, "user", "a secret")
+    done = steno("purge", *(["--scope"] if scoped else []), KEY, "--yes", "-w", there)
+    told = [line for line in done.stderr.splitlines() if "fallback" in line]
+    assert told == [
+        f"Not deleted: what the fallback folder {fallback}/{namespace} has of {KEY}; "
+        f"`steno purge {KEY} -w {fallback}{option}` deletes it."
+        for namespace, option in [
+            ("sessions", ""),
+            ("sessions.merged-1", " --namespace sessions.merged-1"),
+        ]
+    ]
+    for options in ([], ["--namespace", "sessions.merged-1"]):
+        assert steno("purge", KEY, "--yes", "-w", str(fallback), *options).exit_code == 0
+    with open_store(there) as store:
+        store.add_message(KEY, "user", "again")
+    assert "fallback" not in steno("purge", KEY, "--yes", "-w", there).stderr
 
 
 def test_a_purge_of_the_beginning_leaves_the_rest(steno: Steno, where: str) -> None:

@@ -315,6 +315,147 @@ def test_p6_each_store_merges_its_own_fallback_and_no_other(
             assert contents(sessions) == [f"first {where} {agent}", f"to {where} {agent}"]
 
 
+# --- merging a folder that stays -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_legacy", [True, False])
+def test_p7_a_session_that_was_merged_and_then_purged_stays_purged(
+    where: str, workspace: Path, fallback: Fallback, from_legacy: bool
+) -> None:
+    if from_legacy:
+        legacy(workspace)
+    running = fallback()
+    running.add_message(KEY, "user", "a secret")
+    running.store.set_summary(KEY, "about a secret")
+    running.store.set_meta(KEY, title="secret")
+    with open_sessions(where) as good:
+        assert contents(good)[-1:] == ["a secret"]
+        good.store.purge(KEY)
+    for _ in range(2):
+        with open_sessions(where) as good:
+            assert KEY not in good.list_sessions()
+            assert good.store.list_trash() == []
+    # Messages that are added to the fallback afterwards are merged, and only those.
+    for number in range(2):
+        running.add_message(KEY, "user", f"later {number}")
+        with open_sessions(where) as good:
+            assert contents(good, full=True) == [f"later {n}" for n in range(number + 1)]
+            assert good.get_summary(KEY) == ""
+            assert "title" not in good.store.info(KEY).meta
+    running.close()
+    open_sessions(where).close()
+    assert not running.store.folder.exists()  # type: ignore[attr-defined]
+    assert not list(workspace.rglob("merged"))
+
+
+def test_p7_a_deleted_session_gets_no_messages_that_were_merged_before(
+    where: str, fallback: Fallback
+) -> None:
+    with fallback() as running:
+        running.add_message(KEY, "user", "merged")
+        with open_sessions(where) as good:
+            good.store.delete(KEY)
+            good.add_message(KEY, "user", "a new beginning")
+        running.add_message(KEY, "user", "later")
+        with open_sessions(where) as good:
+            assert contents(good, full=True) == ["a new beginning", "later"]
+
+
+def test_a_purge_of_the_trash_brings_no_session_of_the_fallback_back(
+    where: str, workspace: Path, fallback: Fallback
+) -> None:
+    folder = legacy(workspace)
+    text = (folder / "telegram_91001.json").read_bytes()
+    with open_sessions(where) as good:
+        good.store.delete(KEY)
+    (folder / "telegram_91001.json").write_bytes(text)
+    os.utime(folder / "telegram_91001.json", (1_700_000_000, 1_700_000_000))
+    with fallback():
+        with open_sessions(where) as good:
+            assert KEY not in good.list_sessions()
+            good.store.purge(KEY)
+        with open_sessions(where) as good:
+            assert KEY not in good.list_sessions()
+
+
+def test_a_deletion_in_the_fallback_is_repeated_once(where: str, fallback: Fallback) -> None:
+    with open_store(where) as store:
+        store.add_message(KEY, "user", "in the store")
+    with fallback() as running:
+        running.add_message(KEY, "user", "in the fallback")
+        running.store.delete(KEY)
+        with open_sessions(where) as good:
+            assert good.list_sessions() == []
+            good.store.restore(KEY)
+        with open_sessions(where) as good:
+            assert contents(good) == ["in the store"]
+
+
+def test_p2_a_start_that_is_killed_before_it_records_the_merge_merges_once(
+    where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with fallback() as running:
+        running.add_message(KEY, "user", "hello")
+        running.add_message(KEY, "assistant", "hello")
+        with monkeypatch.context() as patched:
+            patched.setattr(fallbacks, "_write", killed)
+            with pytest.raises(KeyboardInterrupt):
+                open_sessions(where)
+        with open_store(where) as store:
+            assert contents(store) == ["hello", "hello"]
+        for _ in range(2):
+            with open_sessions(where) as good:
+                assert contents(good, full=True) == ["hello", "hello"]
+                assert good.list_sessions() == [KEY]
+
+
+def test_a_purge_in_the_fallback_deletes_the_record_of_the_merge(
+    where: str, workspace: Path, fallback: Fallback
+) -> None:
+    with fallback() as running:
+        running.add_message(KEY, "user", "a secret")
+        open_sessions(where).close()
+        assert list(workspace.rglob("merged/*.json"))
+        running.store.purge(KEY)
+        with open_sessions(where) as good:
+            assert good.list_sessions() == []
+        assert not list(workspace.rglob("merged/*.json"))
+
+
+def test_a_record_of_a_merge_that_cannot_be_read_keeps_its_session_out(
+    where: str, workspace: Path, fallback: Fallback, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fallback() as sessions:
+        sessions.add_message(KEY, "user", "a secret")
+        with open_sessions(where) as good:
+            good.store.purge(KEY)
+    (record,) = workspace.rglob("merged/*.json")
+    record.write_text("{")
+    with open_sessions(where) as good:
+        assert good.health().ok
+        assert good.list_sessions() == []
+    assert "the record of its merge cannot be read" in caplog.text
+    assert sessions.store.folder.exists()  # type: ignore[attr-defined]
+
+
+def test_a_record_that_cannot_be_written_does_not_keep_the_store_from_opening(
+    where: str, fallback: Fallback, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fallback() as sessions:
+        sessions.add_message(KEY, "user", "hello")
+        sessions.add_message("deleted", "user", "hello")
+        sessions.store.delete("deleted")
+        folder = sessions.store.folder  # type: ignore[attr-defined]
+        (folder.parent / "merged").write_text("in the way")
+        with open_sessions(where) as good:
+            assert good.health().ok
+            assert contents(good) == ["hello"]
+    assert f"the merge of {KEY!r} cannot be recorded" in caplog.text
+
+
 # --- purges ----------------------------------------------------------------------------------
 
 
