@@ -28,7 +28,7 @@ from stenolog.agent.events import (
 from stenolog.agent.in_hand import InHand, Seen
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import AS_USUAL, Manner
-from stenolog.agent.own_turns import is_own_call
+from stenolog.agent.own_turns import hide_late_message, is_own_call
 from stenolog.agent.threads import Threads
 from stenolog.agent.waiting import settled
 from stenolog.catalog.answers import for_client, made_by
@@ -247,6 +247,9 @@ class Turn:
         self, unsaved: Sequence[Mapping[str, Any]], token: str, *, check: bool
     ) -> "_Request | Standing | Answer":
         self.report_usage()
+        if check and self.view is not None:
+            # A turn that was killed may have left an answer that nobody must see any more.
+            hide_late_message(self._sessions, self.view)
         view = self._read_question(unsaved)
         where = Standing() if view is None else standing(view.messages)
         self._asked_seqs |= frozenset(where.unanswered)
