@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -60,7 +61,7 @@ def _rewrite(store: str, folder: Path, lines: _Lines) -> None:
         written.add_message(KEY, "user", "first")
         written.add_message(KEY, "assistant", "answer")
 
-        def make(history: list[Message]) -> list[Message]:
+        def make(history: Sequence[Message]) -> Sequence[Message]:
             other.add_message(KEY, "user", "late", once="late")
             (folder / "arrived").touch()
             return history[:1]

@@ -147,7 +147,7 @@ def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path
         sessions.add_message(KEY, "user", "first")
         sessions.add_message(KEY, "assistant", "answer")
 
-        def make(history: list[Message]) -> list[Message]:
+        def make(history: Sequence[Message]) -> Sequence[Message]:
             sessions.add_message(KEY, "user", "late")
             return history[:1]
 
