@@ -29,8 +29,10 @@ ENGINES: dict[str, tuple[Any, Any]] = {
 HOURS = 10_000.0
 """Time to live of leases: the gateway looks for unfinished turns in the background once in it."""
 MAX_HOPS = 6
-MAX_CALLS = {"memory off": 8, "memory on": 16}
+MAX_CALLS = {"memory off": 7, "memory on": 15}
 """A turn with memory also brings the search index up to date."""
+MAX_CALLS_OF_A_CHANGED_HISTORY = {"edit": 9, "two messages": 8}
+"""An edit also looks whether another process has hidden something at the same time."""
 MAX_EXCHANGES = 12
 """Exchanges with PostgreSQL until the lease is released."""
 
@@ -71,6 +73,26 @@ def plain_turn(recorder: Recorder, served: Served) -> tuple[list[str], list[list
         chat(served, client, "How are you?")
         recorder.clear()
         chat(served, client, "What is new?")
+        recorder.check()
+        return list(recorder.calls), list(recorder.hops)
+
+
+def changed_history_turn(
+    recorder: Recorder, served: Served, change: str
+) -> tuple[list[str], list[list[str]]]:
+    """Do the same with a client that sends the whole history, and has changed it."""
+    talk = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "to Hello."}]
+    more = [{"role": "user", "content": text} for text in ("How are you?", "What is new?")]
+    with served.client() as client:
+        chat(served, client, "Hello.")
+        if change == "edit":
+            chat(served, client, "How old are you?")
+        recorder.clear()
+        body = {"messages": talk + (more[1:] if change == "edit" else more)}
+        answer = client.post("/v1/chat/completions", json=body, headers={"X-Session-Key": "work"})
+        assert answer.json()["choices"][0]["message"]["content"] == "to What is new?"
+        served.quiet()
+        recorder.check()
         return list(recorder.calls), list(recorder.hops)
 
 
@@ -93,6 +115,27 @@ def test_a_plain_turn_makes_few_store_calls_and_thread_hops(
     assert len(calls) <= MAX_CALLS[memory], hops
     assert len(hops) <= MAX_HOPS, hops
     assert "mark" not in calls or memory == "memory on", "aliases are resolved once per session"
+
+
+@pytest.mark.parametrize("change", MAX_CALLS_OF_A_CHANGED_HISTORY)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_turn_that_changes_the_history_makes_few_store_calls_and_thread_hops(
+    engine: str,
+    change: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = record(monkeypatch, *ENGINES[engine])
+    model = ScriptedModel(lambda messages, _: f"to {messages[-1]['content']}")
+    with (
+        place(engine, tmp_path, request) as where,
+        Served(where, model, spec=spec(memory=False), ttl=HOURS) as served,
+    ):
+        calls, hops = changed_history_turn(recorder, served, change)
+    assert len(calls) <= MAX_CALLS_OF_A_CHANGED_HISTORY[change], hops
+    assert len(hops) <= MAX_HOPS, hops
+    assert "mark" not in calls, "aliases are resolved once per session"
 
 
 def test_a_plain_turn_makes_few_exchanges_with_postgresql(own_url: str) -> None:

@@ -1,12 +1,13 @@
 """Another process changes a session at every point of a turn: nothing stale is sent or stored."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.other_process import OtherProcess, other_process
 from gateway.served import Served
 from gateway.test_turn_cost import ENGINES, HOURS, chat, place
 from gateway.turn_recorder import Recorder, record
@@ -19,65 +20,128 @@ from unit.agent.agents import called
 
 KEY = "work"
 SECRET = "Tomato"
-CALLS = ("view", "add_full_message", "lease", "refresh", "refresh", "add_full_message", "release")
-"""The store calls of a plain turn."""
-TOOL_CALLS = (*CALLS[:-1], *CALLS[4:6], "refresh", *CALLS[4:])
-"""The same of a turn in which the model calls a tool."""
-SENT = 4
-"""The request is sent before this call."""
+OLD = [{"role": "user", "content": SECRET}, {"role": "assistant", "content": f"to {SECRET}"}]
+_PLAIN = ("view", "add_full_message", "lease", "refresh", "refresh", "add_full_message", "release")
+_STORE = ("refresh", "add_full_message")
+_SEARCH = ("mark", "stamps", "info", "get_history", "get_history", "info", "refresh")
+KINDS: dict[str, tuple[str, ...]] = {
+    "plain": _PLAIN,
+    "tool": (*_PLAIN[:4], *_STORE, *_STORE, "refresh", *_STORE, "release"),
+    "memory": (*_PLAIN[:4], *_SEARCH, *_STORE, "release"),
+    "edit": ("view", "lease", "refresh", "set_history", "info", "refresh", *_STORE, "release"),
+}
+"""The store calls of each kind of turn. `edit`: the client sends the whole history, changed."""
+CASES = [(kind, at) for kind, calls in KINDS.items() for at in range(len(calls))]
+each_call = pytest.mark.parametrize(("kind", "at"), CASES)
 
-ACTIONS: dict[str, Callable[[Store], object]] = {
-    "clear": lambda store: store.clear(KEY),
-    "checkpoint": lambda store: store.checkpoint(KEY, summary="About plants.", upto=2),
-    "delete": lambda store: store.delete(KEY),
-    "purge": lambda store: store.purge(KEY),
+ACTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "clear": ("clear", {}),
+    "checkpoint": ("checkpoint", {"summary": "About plants.", "upto": 2}),
+    "delete": ("delete", {}),
+    "purge": ("purge", {}),
 }
 
 
 class Turn:
     """One turn, in which another process does something before a store call."""
 
-    def __init__(self, served: Served, recorder: Recorder, other: Store, sent: list[Any]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        served: Served,
+        recorder: Recorder,
+        other: Store,
+        process: OtherProcess,
+        sent: list[Any],
+    ) -> None:
+        self.calls = KINDS[kind]
+        self._kind = kind
         self._served = served
         self._recorder = recorder
         self.other = other
+        """The same store, to look at afterwards."""
+        self._process = process
         self.requests = sent
         """What was sent to the model since the turn began."""
+
+    @property
+    def asked(self) -> int:
+        """Number of the call that stores the question."""
+        return 3 if self._kind == "edit" else 1
+
+    @property
+    def sent(self) -> int:
+        """The (first) request is sent before this call."""
+        return {"memory": 4 + len(_SEARCH), "edit": 6}.get(self._kind, 4)
+
+    @property
+    def exchange(self) -> list[str]:
+        """What the turn stores if nobody interferes."""
+        return ["And now?", *(["", "seen", "to seen"] if self._kind == "tool" else ["to And now?"])]
 
     def ask(self) -> Any:
         """Run the turn; return the response."""
         self.requests.clear()
+        self._recorder.clear()
         with self._served.client() as client:
-            body = {"messages": [{"role": "user", "content": "And now?"}]}
+            new = [{"role": "user", "content": "And now?"}]
+            body = {"messages": OLD + new if self._kind == "edit" else new}
             headers = {"X-Session-Key": KEY}
             answer = client.post("/v1/chat/completions", json=body, headers=headers)
         self._served.quiet()
+        self._recorder.check()
         return answer
 
-    def run(self, action: str, at: int, calls: tuple[str, ...] = CALLS) -> tuple[int, str]:
-        """Run the turn; return the status of the response and what was sent to the model."""
-        self._recorder.clear()
+    def act(self, action: str) -> None:
+        """Have the other process do something, and wait until it is done."""
+        name, named = ACTIONS[action]
+        self._process.call(name, KEY, **named)
+
+    def run(self, action: str, at: int) -> tuple[int, str]:
+        """Run the turn; return the status of the response and the first request to the model."""
 
         def act(_: str) -> None:
             if len(self._recorder.calls) == at and self._recorder.before_call is act:
                 self._recorder.before_call = lambda _: None
-                ACTIONS[action](self.other)
+                self.act(action)
 
         self._recorder.before_call = act
         answer = self.ask()
         assert self._recorder.before_call is not act, f"made only {self._recorder.calls}"
         made = tuple(self._recorder.calls[: at + 1])
-        assert made == calls[: at + 1], self._recorder.hops
-        return answer.status_code, str(self.requests)
+        assert made == self.calls[: at + 1], self._recorder.hops
+        # No request is sent without the question.
+        assert all("And now?" in str(request) for request in self.requests)
+        return answer.status_code, str(self.requests[:1])
+
+    def visible(self) -> list[Any]:
+        """Return the contents of the visible messages."""
+        return [message.content for message in self.other.get_history(KEY)]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[OtherProcess]:
+    """Another process; it opens a store for each test."""
+    with other_process() as process:
+        yield process
+
+
+@pytest.fixture
+def kind() -> str:
+    """The kind of the turn, for tests that do not name it."""
+    return "plain"
 
 
 @pytest.fixture(params=["jsonl", "sqlite", "postgres"])
 def turn(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    kind: str,
+    process: OtherProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Turn]:
-    """A gateway whose session has one old exchange, and a second store as another process."""
-    engine, _, kind = request.param.partition(" ")
-    recorder = record(monkeypatch, *ENGINES[engine])
+    """A gateway whose session has one old exchange, and another process that uses its store."""
+    recorder = record(monkeypatch, *ENGINES[request.param])
     sent: list[Any] = []
 
     def answer(messages: Any, _: Any) -> Any:
@@ -92,40 +156,35 @@ def turn(
     agent = AgentSpec(memory=kind == "memory", consolidation=False, tools=kind == "tool")
     tools = [look] if kind == "tool" else []
     with (
-        place(engine, tmp_path, request) as where,
+        place(request.param, tmp_path, request) as where,
         Served(where, ScriptedModel(answer), spec=agent, tools=tools, ttl=HOURS) as served,
         closing(open_store(where)) as other,
     ):
+        notes = served.loop.registry.agent().notes
+        recorder.watched = lambda store: store is not notes
+        process.call("open", where)
         with served.client() as client:
             chat(served, client, SECRET)
-        yield Turn(served, recorder, other, sent)
+            if kind == "edit":
+                chat(served, client, "And then?")
+        yield Turn(kind, served, recorder, other, process, sent)
+        process.call("close")
 
 
-@pytest.mark.parametrize("at", range(len(CALLS)))
+@each_call
 def test_a_turn_beside_clear(turn: Turn, at: int) -> None:
     status, sent = turn.run("clear", at)
     assert status == 200
-    if at < SENT:
+    if at < turn.sent:
         assert SECRET not in sent
-    visible = [message.content for message in turn.other.get_history(KEY)]
     # Cleared before the question was stored, the question is answered; later, it is hidden too.
-    assert visible == (["And now?", "to And now?"] if at < 2 else [])
+    assert turn.visible() == (turn.exchange if at <= turn.asked else [])
     stored = [message.content for message in turn.other.get_history(KEY, full=True)]
     # Cleared before the answer is stored, it is not stored; later, it is hidden.
-    assert ("to And now?" in stored) == (at < 2 or at > SENT)
+    assert (turn.exchange[-1] in stored) == (at <= turn.asked or at >= len(turn.calls) - 2)
 
 
-@pytest.mark.parametrize("at", range(len(TOOL_CALLS)))
-@pytest.mark.parametrize("turn", ["jsonl tool", "sqlite tool", "postgres tool"], indirect=True)
-def test_a_turn_with_a_tool_beside_clear(turn: Turn, at: int) -> None:
-    status, _ = turn.run("clear", at, TOOL_CALLS)
-    assert status == 200
-    assert all("And now?" in str(request) for request in turn.requests)
-    visible = [message.content for message in turn.other.get_history(KEY)]
-    assert visible == (["And now?", "", "seen", "to seen"] if at < 2 else [])
-
-
-@pytest.mark.parametrize("turn", ["jsonl memory", "sqlite memory"], indirect=True)
+@pytest.mark.parametrize("kind", ["memory"])
 def test_a_turn_beside_clear_while_the_memory_is_searched(
     turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,51 +192,53 @@ def test_a_turn_beside_clear_while_the_memory_is_searched(
 
     def recall_and_clear(*values: Any, **named: Any) -> Any:
         found = recall(*values, **named)
-        turn.other.clear(KEY)
+        turn.act("clear")
         return found
 
     monkeypatch.setattr(AgentInstance, "recall", recall_and_clear)
     assert turn.ask().status_code == 200
     assert turn.requests == []
-    assert turn.other.get_history(KEY) == []
+    assert turn.visible() == []
 
 
-@pytest.mark.parametrize("at", range(len(CALLS)))
+@each_call
 def test_a_turn_beside_a_summary(turn: Turn, at: int) -> None:
     status, sent = turn.run("checkpoint", at)
     assert status == 200
-    if at < SENT:
+    if at < turn.sent:
         assert SECRET not in sent
         assert "About plants." in sent
     view = turn.other.view(KEY)
     assert view.summary == "About plants."
-    assert [message.content for message in view.messages] == ["And now?", "to And now?"]
+    assert turn.visible() == turn.exchange
 
 
-@pytest.mark.parametrize("at", range(len(CALLS)))
+@each_call
 def test_a_turn_beside_a_deletion(turn: Turn, at: int) -> None:
     uid = turn.other.info(KEY).uid
     status, sent = turn.run("delete", at)
-    assert status == (200 if CALLS[at] == "release" else 410)
-    if at < SENT:
+    assert status == (200 if turn.calls[at] == "release" else 410)
+    if at < turn.sent:
         assert sent == "[]"
     assert turn.other.list_sessions() == []
     *withdrawn, deleted = turn.other.list_trash()
     assert deleted.uid == uid
     # A message that created the session again is withdrawn, but never destroyed.
-    assert [one.count for one in withdrawn] == ([1] if CALLS[at] == "add_full_message" else [])
+    stores = turn.calls[at] == "add_full_message"
+    assert [one.count for one in withdrawn] == ([1] if stores else [])
 
 
-@pytest.mark.parametrize("at", range(len(CALLS)))
-def test_a_turn_beside_a_purge(turn: Turn, at: int) -> None:
+@each_call
+def test_a_turn_beside_a_purge(turn: Turn, kind: str, at: int) -> None:
     status, sent = turn.run("purge", at)
-    if at < SENT:
+    if at < turn.sent and kind != "edit":
         assert SECRET not in sent
     # The question created the session again and is withdrawn, but never destroyed.
-    assert [one.count for one in turn.other.list_trash()] == ([1] if at == 1 else [])
-    visible = [message.content for message in turn.other.get_history(KEY)]
+    withdrawn = [1] if at == 1 and kind != "edit" else []
+    assert [one.count for one in turn.other.list_trash()] == withdrawn
     if at == 0:  # as a message to a key that was never used
-        assert (status, visible) == (200, ["And now?", "to And now?"])
+        kept = [body["content"] for body in OLD] if kind == "edit" else []
+        assert (status, turn.visible()) == (200, [*kept, *turn.exchange])
     else:
-        assert status == (200 if CALLS[at] == "release" else 404)
+        assert status == (200 if turn.calls[at] == "release" else 404)
         assert turn.other.list_sessions() == []

@@ -33,10 +33,16 @@ class Recorder:
         self.watched: Callable[[Any], bool] = lambda _: True
         self.before_call: Callable[[str], None] = lambda _: None
         """Called before each store call of the turn, and after the last one with `end`."""
+        self.blocking: list[str] = []
+        """Names of the store calls that were made on the thread of an event loop."""
 
     def clear(self) -> None:
         """Forget what was recorded."""
-        self.calls, self.others, self.hops = [], [], []
+        self.calls, self.others, self.hops, self.blocking = [], [], [], []
+
+    def check(self) -> None:
+        """Assert that no store call has blocked an event loop since the last `clear`."""
+        assert not self.blocking
 
     def hop(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that an event loop runs in a thread."""
@@ -59,6 +65,9 @@ class Recorder:
     @contextmanager
     def call(self, name: str, store: Any) -> Iterator[None]:
         """Record a store call, unless another one makes it, or a hop that is not recorded."""
+        if _on_event_loop():
+            self.blocking.append(name)
+            raise AssertionError(f"the store call {name} blocks the event loop")
         made = getattr(self._here, "made", None)
         inside = getattr(self._here, "inside", False)
         if made is None or inside or not any(hop is made for hop in self.hops):
@@ -75,6 +84,14 @@ class Recorder:
             yield
         finally:
             self._here.inside = False
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def record(patch: pytest.MonkeyPatch, store: type[Store], lease: type[Lease]) -> Recorder:

@@ -216,7 +216,7 @@ class Commands:
         """Have the last message be the last again, or have it say these words instead."""
         arrived: list[Message] = []
 
-        def until_the_last(history: list[Message]) -> list[Message | dict[str, Any]] | None:
+        def until_the_last(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
             last = _last_said(history)
             arrived[:] = [message for message in history if message.seq > self._seen]
             if last is None or arrived:

@@ -26,6 +26,7 @@ from stenolog.memory.memory import AGENT, Memory
 from stenolog.memory.recall import Recalled
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.providers.base import ChatModel, KnowsItsContext
+from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
 from stenolog.sessions.opening import open_sessions
@@ -283,21 +284,26 @@ class AgentInstance:
         )
         return Here(key=key, agent=self.id, recall=found, zone=self._zone)
 
-    def memory_scope(self, key: str, *, sender: str | None = "") -> Scope:
+    def memory_scope(
+        self, key: str, *, sender: str | None = "", info: SessionInfo | None = None
+    ) -> Scope:
         """Return the scope that a verified sender may see in a session.
 
         It is the sender's own in a session that belongs to that sender, or in which nothing was
         said yet, and elsewhere that of the session alone. `sender`: None stands for the one that
-        the session belongs to, for turns whose answer nobody but that sender gets. Raises
-        UsageError where there is no memory.
+        the session belongs to, for turns whose answer nobody but that sender gets. `info`: of the
+        session, if the caller has read it; the key is no alias then. Raises UsageError where there
+        is no memory.
         """
         if self.memory is None:
             raise UsageError("there is no memory in this run")
         scope = self.memory.scope(key=key)
-        if sender and scope.of == "session" and self._is_empty(key):
-            return Scope(agent=scope.agent, who=sender, of="sender")
+        if sender and scope.of == "session":
+            is_empty = self._is_empty(key) if info is None else info.count == 0
+            if is_empty:
+                return Scope(agent=scope.agent, who=sender, of="sender")
         if scope.of == "sender" and sender is not None and sender != scope.who:  # guard: own-memory
-            return scope_of(self.own_key(key), agent=scope.agent)
+            return scope_of(key if info is not None else self.own_key(key), agent=scope.agent)
         return scope
 
     def _is_empty(self, key: str) -> bool:
@@ -306,15 +312,22 @@ class AgentInstance:
         except NoSuchSession:
             return True
 
-    def recall(self, question: str, key: str, *, sender: str | None = "") -> Recalled:
+    def recall(
+        self,
+        question: str,
+        key: str,
+        *,
+        sender: str | None = "",
+        info: SessionInfo | None = None,
+    ) -> Recalled:
         """What is remembered for a question; nothing where there is no memory, or it fails.
 
-        `sender`: who gets to see it, as in `memory_scope`.
+        `sender`: who gets to see it; `info`: of the session; both as in `memory_scope`.
         """
         if self.memory is None or not question.strip():
             return Recalled()
         try:
-            scope = self.memory_scope(key, sender=sender)
+            scope = self.memory_scope(key, sender=sender, info=info)
             budget = self.spec.recall_tokens
             return self.memory.recall(question, scope=scope, budget=budget, asking=key)
         except StenologError as error:

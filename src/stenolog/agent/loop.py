@@ -18,7 +18,7 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.resume import Resumer
 from stenolog.agent.scheduler import TTL, Left, TurnScheduler
 from stenolog.catalog.answers import received, requested
-from stenolog.errors import StenologError, StoreClosed, UsageError
+from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreClosed, UsageError
 from stenolog.sessions.keys import check_sender
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView
@@ -116,23 +116,27 @@ class AgentLoop:
         tell: Tell = nobody,
         agent: str | None = None,
         manner: Manner = AS_USUAL,
+        view: SessionView | None = None,
     ) -> Answer:
         """Change what was said when it is this one's turn, then answer what is unanswered.
 
-        Where the change gives an answer, it is that, and nothing else happens. What the store or
-        the model's server raises is told by the answer; raises UsageError.
+        Where the change gives an answer, it is that, and nothing else happens. `view`: the session
+        of `key`, if the caller has read it; that key is no alias then. What the store or the
+        model's server raises is told by the answer; raises UsageError.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        own = await self._own_key(instance, key)
+        own = key if view is not None else await self._own_key(instance, key)
         try:
             return await self._turns.alone(
-                instance, own, change, tell=_careful(tell), wait=True, manner=manner
+                instance, own, change, tell=_careful(tell), wait=True, manner=manner, view=view
             )
         except StenologError as error:
-            if isinstance(error, UsageError) and not isinstance(error, StoreClosed):
+            told = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
+            if isinstance(error, UsageError) and not told:
                 raise
-            return Answer(key=own, text=str(error), outcome="failed", error=error)
+            cause = await self._turns.cause(instance, own, error)
+            return Answer(key=own, text=str(cause), outcome="failed", error=cause)
 
     def _is_known(self, agent: str | None, key: str, id: str) -> bool:
         """Whether a command of this id was carried out by this process; it is from now on."""

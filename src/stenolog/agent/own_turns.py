@@ -10,17 +10,20 @@ from datetime import datetime
 from typing import Final
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.catalog.answers import is_received, model_of
+from stenolog.catalog.answers import FIELD, is_received, model_of, seen_by
 from stenolog.catalog.entries import Entry
 from stenolog.context.shapes import calls_of, speaks
+from stenolog.context.standing import standing
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import forked_at
+from stenolog.stores.base import SessionView, forked_at
 
 _TAIL: Final = 50
 """Number of messages in which the last user message mostly is."""
 _REMEMBERED: Final = 100_000
+_SCANNED: Final = 200
+"""Number of messages in which the question of an answer is searched."""
 
 
 def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
@@ -41,6 +44,48 @@ def forked_at_in(sessions: SessionStore, key: str) -> int:
         return forked_at(sessions.store.info(key))
     except NoSuchSession:
         return 0
+
+
+def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
+    """Hide a message that a turn stored although its question was hidden already. Blocks.
+
+    A turn does this itself as soon as it has ended, unless it is killed before. Return whether
+    there was such a message. Only the holder of the lease may call it.
+    """
+    late = late_message(sessions, view)
+    if late is None:
+        return False
+    sessions.store.hide(view.key, late, late)  # guard: hide-late-answer-after-kill
+    return True
+
+
+def late_message(sessions: SessionStore, view: SessionView) -> int | None:
+    """Return the seq of a message whose question was hidden before it was stored, or None.
+
+    Each message of a turn is stored after a look at the question, so only the last one can be
+    late. It must be the newest write of the session: if something was hidden after it, for example
+    by `truncate_history`, the user wants to see it without its question.
+    """
+    info = view.info
+    if not view.messages or info.visible == info.count:
+        return None
+    last = view.messages[-1]
+    body = last.to_dict()
+    newest = last.seq == info.last_seq > forked_at(info) and last.at == info.updated
+    if not newest or body.get("role") == "user" or FIELD not in body:
+        return None
+    first = info.in_sight[-1][0] if info.in_sight else last.seq
+    shown = [message for message in view.messages if message.seq >= first]
+    if _last_spoken(shown) is not None:
+        return None
+    seen = seen_by(body, last.seq)
+    stored = sessions.get_history(view.key, last=_SCANNED, full=True)
+    before = [message for message in stored if message.seq <= seen]
+    question = _last_spoken(before)
+    if question is None or not question.hidden:
+        return None
+    visible = {message.seq for message in view.messages}
+    return last.seq if visible.isdisjoint(standing(before).unanswered) else None
 
 
 class OthersTurns:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
@@ -10,7 +11,12 @@ from typing import Final
 from stenolog.agent.events import Answer, Tell
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import Manner
-from stenolog.agent.own_turns import OthersTurns, is_own_turn
+from stenolog.agent.own_turns import (
+    OthersTurns,
+    hide_late_message,
+    is_own_turn,
+    late_message,
+)
 from stenolog.agent.scheduler import NotLeased, Seat, TurnScheduler, failed
 from stenolog.agent.turn import Turn
 from stenolog.context.standing import standing
@@ -22,7 +28,7 @@ from stenolog.errors import (
     StoreBusy,
 )
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import forked_at
+from stenolog.stores.base import SessionView, forked_at
 
 _AT_ONCE: Final = 4
 """Maximum number of turns that are resumed at the same time."""
@@ -34,6 +40,8 @@ _MAX_SESSIONS: Final = 10_000
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _LISTED: Final = 5
 """Maximum number of names in one line."""
+_RECENT: Final = 500
+"""Number of sessions that are searched for late messages at the start."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -48,6 +56,8 @@ class Resumer:
         self._others = OthersTurns()
         self._too_old: list[str] = []
         """Sessions whose turn was closed since the last log line about it."""
+        self._searched: set[str | None] = set()
+        """Agents whose recent sessions were searched for late messages."""
 
     async def resume(
         self, instance: AgentInstance, key: str, *, tell: Tell, idle_for: float = 0.0
@@ -108,8 +118,11 @@ class Resumer:
 
         await self._turns.save_unsaved(instance)
         found_now = await self._turns.threads.run(_interrupted, instance, self._others)
+        if instance.id not in self._searched:
+            self._searched.add(instance.id)
+            found_now += await self._turns.threads.run(_with_late_message, instance)
         # Sessions in which something is going on here are left alone.
-        keys = [key for key in found_now if not self._turns.has_seat(instance, key)]
+        keys = [key for key in dict.fromkeys(found_now) if not self._turns.has_seat(instance, key)]
         found = await asyncio.gather(*map(one, keys))
         closed, self._too_old = self._too_old, []
         if closed:
@@ -130,7 +143,7 @@ class Resumer:
         sessions: SessionStore,
         tell: Tell,
     ) -> tuple[Answer | None, Turn | None]:
-        view = await self._turns.threads.run(sessions.store.view, key)
+        view = await self._turns.threads.run(_view, sessions, key)
         where = standing(view.messages)
         own = is_own_turn(view.messages, after=forked_at(view.info))
         if not where.unfinished or not own:  # guard: resume-own
@@ -224,6 +237,27 @@ def _interrupted(instance: AgentInstance, others: OthersTurns) -> list[str]:
         after = page.after
         if after is None:
             return list(keys)
+
+
+def _with_late_message(instance: AgentInstance) -> list[str]:
+    """Return the recent sessions that end with a late message.
+
+    The index calls them idle, because their last word is an answer.
+    """
+    keys = []
+    for entry in instance.catalog.list(state="idle", limit=_RECENT).entries:
+        if entry.problem is None and 0 < entry.visible < entry.count:
+            with suppress(StenologError):
+                view = instance.store.view(entry.key)
+                if late_message(instance.sessions, view) is not None:
+                    keys.append(entry.key)
+    return keys
+
+
+def _view(sessions: SessionStore, key: str) -> SessionView:
+    """Return a view of a session, once a late message in it is hidden."""
+    view = sessions.store.view(key)
+    return sessions.store.view(key) if hide_late_message(sessions, view) else view
 
 
 def _last_said(instance: AgentInstance, key: str) -> tuple[int, float]:

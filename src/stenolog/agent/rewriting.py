@@ -1,11 +1,13 @@
 """Replace the visible messages of a session without hiding messages that arrive meanwhile."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 from stenolog.errors import NoSuchSession, StaleHistory
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import SessionView, Store
 
 NewHistory = Sequence[Message | Mapping[str, Any]]
 RewriteResult = Literal["done", "unchanged", "message arrived"]
@@ -13,23 +15,67 @@ RewriteResult = Literal["done", "unchanged", "message arrived"]
 
 
 def rewrite(
-    sessions: SessionStore, key: str, make: Callable[[list[Message]], NewHistory | None]
+    sessions: SessionStore,
+    key: str,
+    make: Callable[[Sequence[Message]], NewHistory | None],
+    view: SessionView | None = None,
 ) -> RewriteResult:
     """Make the messages that `make` returns visible, in one step of the store.
 
     `make` gets the visible messages, and returns None to leave them as they are. If a message
-    arrives before the step is stored, nothing is changed. After a crash the old or the new messages
-    are visible. Blocks; only the holder of the lease may call it.
+    arrives before the step is stored, nothing is changed. What another process hides meanwhile
+    stays hidden. After a crash the old or the new messages are visible. `view`: a view that the
+    caller has just read. Blocks; only the holder of the lease may call it. Raises NoSuchSession if
+    the session is gone.
     """
-    last = last_seq(sessions, key)
-    history = make(sessions.get_history(key))
+    if view is None:
+        view = view_of(sessions, key)
+    shown = () if view is None else view.messages
+    history = make(shown)
     if history is None:
         return "unchanged"
+    # Not `last_seq`: that counts a message whose write another process has not finished.
+    upto = 0 if view is None else view.upto
     try:
-        sessions.store.set_history(key, history, expect_last=last)
+        sessions.store.set_history(key, history, expect_last=upto)
     except StaleHistory:
+        if view is not None:
+            sessions.store.info(key)  # raises NoSuchSession if the session is gone
         return "message arrived"
+    if view is not None:
+        _hide_copies(sessions.store, view, history)
     return "done"
+
+
+def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
+    """Hide messages again that were hidden after `view`, and that `set_history` has copied.
+
+    The messages that `history` and `view` have in common at the start keep their seqs. If they were
+    stored once more, another process has hidden some of them at the same time, for example by
+    `clear`.
+    """
+    pairs = zip(view.messages, history, strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+    new = len(history) - common
+    info = store.info(view.key)
+    if info.uid != view.uid or info.last_seq <= view.upto + new:
+        return
+    bodies = [one.to_dict() if isinstance(one, Message) else dict(one) for one in history]
+    stored = [one.to_dict() for one in store.get_history(view.key, after=view.upto, full=True)]
+    for kept in range(common):
+        copied = len(bodies) - kept
+        if stored[:copied] == bodies[kept:]:
+            last = view.upto + copied - new
+            store.hide(view.key, view.upto + 1, last)  # guard: edit-beside-clear
+            return
+
+
+def view_of(sessions: SessionStore, key: str, last: int | None = None) -> SessionView | None:
+    """Return a view of a session; None if there is no session."""
+    try:
+        return sessions.store.view(key, last)
+    except NoSuchSession:
+        return None
 
 
 def last_seq(sessions: SessionStore, key: str) -> int:

@@ -222,10 +222,12 @@ class TurnScheduler:
         tell: Tell,
         wait: bool = False,
         manner: Manner = AS_USUAL,
+        view: SessionView | None = None,
     ) -> Answer:
         """Carry a change out while nobody has the turn. Raises Busy where somebody has it.
 
         Where it gives no answer, what is unanswered then is answered. `wait`: for who has the turn.
+        `view`: an earlier view of the session, so that the turn reads only what is new.
         """
         with self.used(instance, key) as seat:
             if seat.turn_lock.locked() and not wait:
@@ -233,7 +235,7 @@ class TurnScheduler:
             async with seat.turn_lock:
                 if seat.settling is not None:
                     await asyncio.wait([seat.settling])
-                lease = await self._alone(instance, key, seat, tell, wait=wait)
+                lease = await self._alone(instance, key, seat, tell, wait=wait, known=view)
                 if isinstance(lease, Answer):
                     return lease
                 async with self.held(instance, seat, lease) as sessions:
@@ -245,21 +247,31 @@ class TurnScheduler:
                         # Another process created the session in the meantime.
                         raise Busy
                     answer, turn = await self.run_turn(
-                        instance, key, seat, sessions, None, tell, manner
+                        instance, key, seat, sessions, None, tell, manner, view
                     )
                 self.settle_later(instance, key, seat, tell, turn)
                 return answer
 
     async def _alone(
-        self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, *, wait: bool
+        self,
+        instance: AgentInstance,
+        key: str,
+        seat: Seat,
+        tell: Tell,
+        *,
+        wait: bool,
+        known: SessionView | None,
     ) -> Lease | Answer | None:
         """The lease for a change; None where there is nothing to take one of.
 
-        Raises Busy and the errors of `Store.lease`.
+        Raises Busy and the errors of `Store.lease`, with `wait` also NoSuchSession if the session
+        of the view `known` is gone.
         """
         if wait:
             try:
                 lease = await self._waited_for(instance, key, seat, None, tell)
+                if lease is None and known is not None:
+                    raise await self.threads.run(gone, instance.store, key)
                 if lease is None:
                     # A session that does not exist has no lease, so it is created first.
                     await self.threads.run(instance.store.set_meta, key, **{TRIES: [0, 0]})
@@ -379,14 +391,12 @@ class TurnScheduler:
         except NotLeased as error:
             return failed(key, seat, error.cause, words=str(error))
         except StenologError as error:
-            return failed(key, seat, await self._cause(instance, key, error))
+            return failed(key, seat, await self.cause(instance, key, error))
         if answer.outcome != "elsewhere":
             self.settle_later(instance, key, seat, tell, turn)
         return answer
 
-    async def _cause(
-        self, instance: AgentInstance, key: str, error: StenologError
-    ) -> StenologError:
+    async def cause(self, instance: AgentInstance, key: str, error: StenologError) -> StenologError:
         """Return what the client is told: a lease is also lost if its session is gone."""
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error

@@ -28,7 +28,7 @@ from stenolog.agent.events import (
 from stenolog.agent.in_hand import InHand, Seen
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.manner import AS_USUAL, Manner
-from stenolog.agent.own_turns import is_own_call
+from stenolog.agent.own_turns import hide_late_message, is_own_call
 from stenolog.agent.threads import Threads
 from stenolog.agent.waiting import settled
 from stenolog.catalog.answers import for_client, made_by
@@ -60,6 +60,8 @@ _SAME: Final = 3
 """So many times in a row the same calls with the same results, and the turn is ended."""
 _LOOKED_BACK: Final = 50
 _LATELY: Final = 8
+_SEARCHES: Final = 3
+"""Number of searches in the memory before a turn goes on without it."""
 TRIES: Final = "tries"
 """The field of a session's meta that counts how often a killed turn was gone on with."""
 _MOST_TRIES: Final = 3
@@ -129,6 +131,8 @@ class Turn:
         self._ending = ""
         """The answer that is being stored."""
         self._recalled: tuple[str, Recalled] = ("", Recalled())
+        self._sources: dict[str, tuple[str, int] | None] = {}
+        """Sessions that the recalled messages are from, as `_sources_of` returned them."""
         self._results: dict[str, str] = {}
         self.view = view
         """The session as this turn has last read it; None before that, or if there is none."""
@@ -247,15 +251,18 @@ class Turn:
         self, unsaved: Sequence[Mapping[str, Any]], token: str, *, check: bool
     ) -> "_Request | Standing | Answer":
         self.report_usage()
+        if check and self.view is not None:
+            # A turn that was killed may have left an answer that nobody must see any more.
+            hide_late_message(self._sessions, self.view)
         view = self._read_question(unsaved)
         where = Standing() if view is None else standing(view.messages)
         self._asked_seqs |= frozenset(where.unanswered)
         if check and view is not None and (found := self._left_open(view, where)) is not None:
             return found
         model = self._model(view)
-        before = self._recalled[0]
+        before = self._recalled
         recalled = self._recall(view, unsaved)
-        if self._recalled[0] != before and self._instance.memory is not None:
+        if self._recalled is not before and self._instance.memory is not None:
             view = self._read_question(unsaved)  # searching takes time
         context = self._instance.context(model, self._manner)
         self._attempt = context.begin(self._key, memory=recalled.block, unsaved=unsaved, view=view)
@@ -264,7 +271,9 @@ class Turn:
     def _read_question(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
         """Bring `view` up to date. Raises _HistoryChanged if it has lost the question."""
         view = self._read()
-        if view is not None and not unsaved and self._is_orphaned(view):
+        if view is None or unsaved:
+            return view
+        if not view.messages or self._is_orphaned(view):
             raise _HistoryChanged  # guard: no-request-after-clear
         return view
 
@@ -312,16 +321,43 @@ class Turn:
         return self._instance.chosen_model(meta, self._tell_from_thread)
 
     def _recall(self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]) -> Recalled:
-        """Search the memory for the newest words of the user, once for each."""
+        """Search the memory for the newest words of the user, once for each.
+
+        It is searched again if a session that something was found in was deleted or purged since.
+        """
         history = () if view is None else view.messages[-_LOOKED_BACK:]
         said = [*(message.to_dict() for message in history), *unsaved]
         question = next(
             (words for body in reversed(said) if (words := _question(body))), self._recalled[0]
         )
-        if question != self._recalled[0]:
-            found = self._instance.recall(question, self._key, sender=self._manner.sender)
-            self._recalled = (question, found)
+        if question == self._recalled[0] and self._sources == self._sources_of(self._recalled[1]):
+            return self._recalled[1]
+        self._recalled, self._sources = (question, Recalled()), {}
+        info = None if view is None else view.info
+        for _ in range(_SEARCHES):
+            found = self._instance.recall(
+                question, self._key, sender=self._manner.sender, info=info
+            )
+            sources = self._sources_of(found)
+            if None not in sources.values():  # guard: no-recall-of-purged-sessions
+                self._recalled, self._sources = (question, found), sources
+                break
         return self._recalled[1]
+
+    def _sources_of(self, recalled: Recalled) -> dict[str, tuple[str, int] | None]:
+        """Return uid and generation of the sessions that messages were recalled from.
+
+        The generation grows if messages are purged. None: the session is gone, or unreadable.
+        """
+        found: dict[str, tuple[str, int] | None] = {}
+        for one in recalled.found:
+            key = one.source.rpartition(":")[0]
+            if one.kind == "message" and key not in found:
+                found[key] = None
+                with suppress(StenologError):
+                    info = self._instance.store.info(key)
+                    found[key] = info.uid, info.generation
+        return found
 
     # --- the model ---------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from stenolog.agent.events import Answer, Inbound, Tell
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.manner import AS_USUAL, Manner
-from stenolog.agent.rewriting import rewrite
+from stenolog.agent.rewriting import rewrite, view_of
 from stenolog.catalog.answers import received, request_of, requested
 from stenolog.context.shapes import calls_of, results_of, speaks
 from stenolog.context.standing import answer_to, standing
@@ -101,9 +101,11 @@ async def answered(loop: AgentLoop, wanted: Wanted, tell: Tell) -> Answer:
         )
 
     async def change(sessions: SessionStore) -> Answer | None:
-        return await loop.run(_take_in, sessions, key, wanted)
+        return await loop.run(_take_in, sessions, key, wanted, view)
 
-    return await loop.answer_after(key, change, tell=tell, agent=wanted.agent, manner=wanted.manner)
+    return await loop.answer_after(
+        key, change, tell=tell, agent=wanted.agent, manner=wanted.manner, view=view
+    )
 
 
 def resolve_session(
@@ -190,18 +192,30 @@ def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tupl
     return tuple(kept)
 
 
-def _take_in(sessions: SessionStore, key: str, wanted: Wanted) -> Answer | None:
-    """Make what was sent what is in sight, by who has the turn; None: now it can be answered."""
-    found = _look(sessions, key, wanted, _view(sessions, key))
+def _take_in(
+    sessions: SessionStore, key: str, wanted: Wanted, before: SessionView | None
+) -> Answer | None:
+    """Make what was sent what is in sight, by who has the turn; None: now it can be answered.
+
+    `before`: a view from before the lease was taken.
+    """
+    store = sessions.store
+    if before is None:
+        view = view_of(sessions, key)
+    else:
+        view = before.merged(store.refresh(before))
+        if view.uid != before.uid:
+            raise SessionDeleted(key, recreated=True)
+    found = _look(sessions, key, wanted, view)
     if isinstance(found, Answer):
         return found
     shown, matched = found
     failed = None
-    if matched.keep < len(shown):
-        failed = _replaced(sessions, key, wanted)
+    if view is not None and matched.keep < len(shown):
+        failed = _replaced(sessions, view, wanted, matched)
     elif matched.new:
         new = _with_request(wanted, matched.new)
-        sessions.store.add_messages(key, new, once=wanted.once or None)
+        store.add_messages(key, new, once=wanted.once or None)
     if failed is None and wanted.once:
         _note_request(sessions, key, wanted)
     return failed
@@ -245,24 +259,23 @@ def note_response(sessions: SessionStore, key: str, seq: int) -> None:
         _logger.warning("%s: could not store that answer %s was received: %s", key, seq, error)
 
 
-def _replaced(sessions: SessionStore, key: str, wanted: Wanted) -> Answer | None:
-    def tail_replaced(history: list[Message]) -> list[Message | Mapping[str, Any]] | None:
-        now = match(history, wanted.talk, before=_before(sessions, _view(sessions, key)))
+def _replaced(
+    sessions: SessionStore, view: SessionView, wanted: Wanted, found: Match
+) -> Answer | None:
+    def tail_replaced(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
         # What others have said meanwhile is not the client's to take back before it is answered.
         unanswered = standing(history).unanswered
         sent = [body.get("content") for body in wanted.talk]
         if any(
             message.seq in unanswered and message.to_dict().get("content") not in sent
-            for message in history[now.keep :]
+            for message in history[found.keep :]
         ):
             return None
-        new = _awaited(history[: now.keep], now.new)
-        return [*history[: now.keep], *_with_request(wanted, new)]
+        return [*history[: found.keep], *_with_request(wanted, found.new)]
 
-    match rewrite(sessions, key, tail_replaced):
-        case "unchanged" | "message arrived":
-            words = "others wait for an answer in this session; try again in a moment"
-            return Answer(key=key, text=words, outcome="failed")
+    if rewrite(sessions, view.key, tail_replaced, view) != "done":
+        words = "others wait for an answer in this session; try again in a moment"
+        return Answer(key=view.key, text=words, outcome="failed")
     return None
 
 
@@ -298,18 +311,11 @@ def _noted_requests(view: SessionView) -> list[tuple[str, int, str]]:
 
 
 def _note_request(sessions: SessionStore, key: str, wanted: Wanted) -> None:
-    view = _view(sessions, key, last=1)
+    view = view_of(sessions, key, last=1)
     if view is not None and view.messages:
         others = [row for row in _noted_requests(view) if row[0] != wanted.once]
         rows = [*others, (wanted.once, view.messages[0].seq, wanted.digest)][-_MOST_REQUESTS:]
         sessions.store.set_meta(key, **{_REQUESTS: [list(row) for row in rows]})
-
-
-def _view(sessions: SessionStore, key: str, *, last: int | None = None) -> SessionView | None:
-    try:
-        return sessions.store.view(key, last)
-    except NoSuchSession:
-        return None
 
 
 def _before(sessions: SessionStore, view: SessionView | None) -> "partial[list[Message]] | None":

@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from stenolog.agent import notetaking
 from stenolog.agent.commands import key_beside
 from stenolog.agent.events import Asked, Inbound
+from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.memory.scopes import Scope
 from stenolog.providers.base import Delta
 from stenolog.providers.scripted import ScriptedModel
+from stenolog.stores.opening import open_store
 from unit.agent.agents import KEY, SPEC, Heard, agent_loop, called, say, until
 
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
@@ -313,5 +315,47 @@ def test_client_that_uses_the_key_of_a_user_does_not_see_that_users_memory(
             assert "4815" not in _block(model), "others have spoken in this session"
             await hear("And the ferry?", "telegram:T2:7", "telegram:7")
             assert "4815" in _block(model)
+
+    asyncio.run(main())
+
+
+@with_store
+@pytest.mark.parametrize("moment", ["the search", "a tool"])
+def test_what_is_purged_in_another_session_during_a_turn_is_not_sent(
+    store: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
+
+    def purge() -> str:
+        """Purge the other session, as another process does."""
+        with open_store(where) as other:
+            other.purge(KEY)
+        return "done"
+
+    def answer(messages: Sequence[Mapping[str, Any]], _: Any) -> Any:
+        asks = moment == "a tool" and messages[-1]["role"] == "user" and "?" in str(messages[-1])
+        return called("purge") if asks else "Noted."
+
+    recall = AgentInstance.recall
+
+    def recall_and_purge(*values: Any, **named: Any) -> Any:
+        found = recall(*values, **named)
+        monkeypatch.setattr(AgentInstance, "recall", recall)
+        purge()
+        return found
+
+    async def main() -> None:
+        model = ScriptedModel(answer)
+        async with agent_loop(store, tmp_path, model, tools=[purge]) as loop:
+            await say(loop, "My parrot is called Zanzibar.")
+            await loop.quiet()
+            if moment == "the search":
+                monkeypatch.setattr(AgentInstance, "recall", recall_and_purge)
+            await say(loop, "What is my parrot called?", key=key_beside(KEY))
+            before, last = model.asked[1:-1], model.asked[-1]
+            assert ["Zanzibar" in str(one.messages) for one in before] == (
+                [True] if moment == "a tool" else []
+            )
+            assert "Zanzibar" not in str(last.messages)
 
     asyncio.run(main())

@@ -1,0 +1,57 @@
+"""Another process that uses the store of a gateway; run by its path.
+
+It makes the store calls that stand on its standard input, one JSON list of name and arguments a
+line, and writes the name of each to its standard output when it is done. `open` comes first.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stenolog.stores.base import Store
+from stenolog.stores.opening import open_store
+
+
+class OtherProcess:
+    """A process with a store of its own, seen from the test."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def call(self, name: str, *values: object, **named: object) -> None:
+        """Have it make a store call; return when that is done."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, values, named]) + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == f"{name}\n"
+
+
+@contextmanager
+def other_process() -> Iterator[OtherProcess]:
+    """Yield a process that has opened no store yet."""
+    command = [sys.executable, __file__]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield OtherProcess(process)
+        finally:
+            process.kill()
+
+
+def _work() -> None:
+    store: Store | None = None
+    for line in sys.stdin:
+        name, values, named = json.loads(line)
+        if name == "open":
+            store = open_store(*values)
+        else:
+            getattr(store, name)(*values, **named)
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    _work()
