@@ -104,6 +104,43 @@ def one_append(place: Place, *, history: int) -> Figure:
     return Figure(measured=ours["p50_us"] / raw["p50_us"], ours=ours, raw=raw)
 
 
+def append_once(place: Place, *, history: int, size: int) -> Figure:
+    """The p50 of an append with a token to a session read from disk, against one without."""
+    texts = cycle([word * (size // len(word)) for word in ("one ", "two ", "three ")])
+    tokens = iter(range(1_000_000))
+    plain, marked = _fresh("plain"), _fresh("once")
+
+    def message() -> dict[str, Any]:
+        return {"role": "user", "content": next(texts)}
+
+    with stenolog.open_store(workspace(place)) as store:
+        for key in (plain, marked):
+            for _ in range(0, history, _BLOCK):
+                store.add_messages(key, [message() for _ in range(_BLOCK)])
+    # A new store, which knows nothing of either session.
+    with stenolog.open_store(workspace(place)) as store:
+
+        def append() -> int:
+            return store.add_full_message(plain, message())
+
+        def append_marked() -> int:
+            return store.add_full_message(marked, message(), once=f"request-{next(tokens)}")
+
+        first = {"first_plain_us": timed(1, append), "first_once_us": timed(1, append_marked)}
+        plain_times, times = in_turn(
+            place.times(40),
+            lambda: timed(_BLOCK, append),
+            lambda: timed(_BLOCK, append_marked),
+        )
+    raw, ours = percentiles(plain_times), percentiles(times)
+    return Figure(
+        measured=ours["p50_us"] / raw["p50_us"],
+        ours=ours,
+        raw=raw,
+        others={name: round(took * 1e6, 2) for name, [took] in first.items()},
+    )
+
+
 def many_sessions(place: Place, *, count: int) -> Figure:
     """The rate of so many threads, each on a session of its own, as a share of bare files'."""
     raw, ours = Rate(), Rate()

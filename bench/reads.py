@@ -12,12 +12,16 @@ from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
+from zlib import crc32
+
+import msgspec
 
 import stenolog
 from appends import fill, workspace
 from measure import Figure, NotRun, Place, in_turn, percentiles, timed
 
 _BLOCK = 10
+_TAIL = len(b',"crc":"0123abcd"}')
 
 
 class Peer:
@@ -88,13 +92,30 @@ def touch(messages: Sequence[dict[str, Any]]) -> int:
     return found
 
 
-def _cold(place: Place, key: str, times: int, *, last: int | None = None) -> list[float]:
+def _touch_all(messages: Sequence[stenolog.Message]) -> None:
+    touch([message.to_dict() for message in messages])
+
+
+def _touch_words(messages: Sequence[stenolog.Message]) -> None:
+    """Look at who said it and what was said, which are decoded when they are asked for."""
+    for message in messages:
+        message.role, message.content  # noqa: B018
+
+
+def _cold(
+    place: Place,
+    key: str,
+    times: int,
+    *,
+    last: int | None = None,
+    use: Callable[[Sequence[stenolog.Message]], None] = _touch_all,
+) -> list[float]:
     where = workspace(place)
     found = []
     for _ in range(times):
         start = perf_counter()
         store = stenolog.open_store(where)
-        touch([message.to_dict() for message in store.get_history(key, last=last)])
+        use(store.get_history(key, last=last))
         found.append(perf_counter() - start)
         store.close()
     return found
@@ -124,6 +145,28 @@ def full_read(place: Place, *, count: int, peer_python: Path) -> Figure:
             "faster_than_object_ready": round(ready["p50_us"] / ours["p50_us"], 3),
         },
     )
+
+
+def full_read_floor(place: Place, *, count: int) -> Figure:
+    """A cold read of everything, as a multiple of decoding and checking the same bytes."""
+    key = prepare(place, count)
+    lines = (Path(workspace(place)) / "sessions" / f"{key}.jsonl").read_bytes().splitlines()
+    decode = msgspec.json.Decoder().decode
+
+    def floor() -> None:
+        for line in lines:
+            assert line[-_TAIL:] == b',"crc":"%08x"}' % crc32(line[:-_TAIL])
+            body = decode(line)["body"]
+            body.get("role"), body.get("content")
+
+    _cold(place, key, 3, use=_touch_words)
+    floor_times, times = in_turn(
+        place.times(16),
+        lambda: timed(_BLOCK, floor),
+        lambda: _cold(place, key, _BLOCK, use=_touch_words),
+    )
+    raw, ours = percentiles(floor_times), percentiles(times)
+    return Figure(measured=ours["p50_us"] / raw["p50_us"], ours=ours, raw=raw)
 
 
 def warm_read(place: Place, *, count: int, peer_python: Path) -> Figure:

@@ -542,6 +542,48 @@ def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
         looking.problems.clear()  # the console tells of it, too
 
 
+def _expect_ended(looking: Looking) -> None:
+    page = looking.page
+    expect(page.get_by_role("alert")).to_have_text(
+        "This session was deleted. It takes no messages until it is restored."
+    )
+    for name in ("Send", "Rename"):
+        expect(page.get_by_role("button", name=name)).to_be_disabled()
+    expect(page.get_by_label("Write to the agent")).to_be_disabled()
+    # What was said can still be read, and nothing says that it goes on.
+    expect(page.locator("article.message")).to_have_count(1)
+    expect(page.locator("#state")).to_have_count(0)
+    expect(page.locator("#gone")).to_be_hidden()
+
+
+def test_a_session_deleted_elsewhere_takes_no_more_messages_on_its_open_page(
+    looking: Looking, place: Path
+) -> None:
+    _written_elsewhere(place, "goes", "Hello.")
+    with looking.page.expect_response("**/events**"):
+        looking.session("goes")
+    expect(looking.page.get_by_label("Write to the agent")).to_be_enabled()
+    with open_store(str(place)) as store:
+        store.delete("goes")
+    _expect_ended(looking)
+    looking.picture("deleted")
+
+
+def test_a_message_to_a_deleted_session_ends_its_page(looking: Looking, place: Path) -> None:
+    _written_elsewhere(place, "went", "Hello.")
+    # The page hears of nothing by itself.
+    looking.page.route("**/events**", lambda _: None)
+    looking.session("went")
+    with open_store(str(place)) as store:
+        store.delete("went")
+    looking.page.get_by_label("Write to the agent").fill("Are you there?")
+    looking.page.keyboard.press("Enter")
+    _expect_ended(looking)
+    expect(looking.page.get_by_label("Write to the agent")).to_have_value("Are you there?")
+    assert [problem for problem in looking.problems if "410" not in problem] == []
+    looking.problems.clear()
+
+
 def test_a_damaged_session_is_told_on_its_page(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:

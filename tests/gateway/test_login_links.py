@@ -59,3 +59,19 @@ def test_of_many_uses_of_a_link_at_two_gateways_one_is_accepted(where: str) -> N
             return _open_link(gateways[number % 2], link).status_code
 
         assert sorted(pool.map(use, range(6))) == [303] + [403] * 5
+
+
+def test_a_browser_that_logged_out_is_logged_out_at_every_gateway_and_after_a_restart(
+    where: str,
+) -> None:
+    def status(gateway: Served, method: str = "GET", path: str = "/") -> int:
+        host = gateway.browser_url.removeprefix("http://")
+        headers = {"Host": host, "Cookie": cookie, "Origin": gateway.browser_url}
+        return httpx2.request(method, gateway.url + path, headers=headers).status_code
+
+    with _two_gateways(where) as (one, other):
+        cookie = _open_link(one, _new_link(one)).headers["set-cookie"].partition(";")[0]
+        assert (status(one), status(one, "POST", "/logout")) == (200, 200)
+        assert (status(one), status(other)) == (401, 401)
+    with Served(where, ScriptedModel([])) as restarted:
+        assert status(restarted) == 401

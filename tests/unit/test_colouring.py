@@ -1,7 +1,9 @@
 """Code is coloured only by lexers that no input makes slow, in the viewer and in the terminal."""
 
+import json
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterable, Iterator
 
 import pytest
 from pygments.lexers import get_lexer_by_name
@@ -11,7 +13,8 @@ from limits import run_limited
 from stenolog import InMemoryStore
 from stenolog.cli.markdown import Block, Stream, painted
 from stenolog.cli.showing import painter
-from stenolog.gateway.viewer.markdown import coloured, to_html
+from stenolog.gateway.viewer.markdown import MAX_COLOURED_ON_PAGE, coloured, to_html
+from stenolog.gateway.viewer.messages import shown
 from stenolog.sessions.exporting.fences import (
     LANGUAGES,
     MAX_COLOURED,
@@ -40,29 +43,26 @@ def _hostile() -> Iterator[str]:
             yield (start + repeated * MAX_COLOURED)[:MAX_COLOURED]
 
 
+def _attack(lexer: str, inputs: Iterable[str]) -> None:
+    for text in inputs:
+        # Seconds of CPU time for this input alone, and the process ends when they are over. The
+        # slowest needs a tenth of one; the lexers that are not allowed need minutes or hours.
+        signal.setitimer(signal.ITIMER_PROF, 2)
+        assert coloured(text, lexer)
+
+
 @pytest.mark.parametrize("lexer", sorted(set(LANGUAGES.values())))
 def test_no_input_makes_an_allowed_lexer_slow(lexer: str) -> None:
     get_lexer_by_name(lexer)  # imported before the fork
-    inputs = list(_hostile())
-
-    def attack() -> None:
-        for text in inputs[::17]:
-            assert coloured(text, lexer)
-
-    # About one second for the slowest; the lexers that are not allowed need minutes or hours.
-    run_limited(attack, cpu=60)
+    inputs = list(_hostile())[::17]
+    run_limited(lambda: _attack(lexer, inputs), cpu=60)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("lexer", sorted(set(LANGUAGES.values())))
 def test_none_of_all_inputs_makes_an_allowed_lexer_slow(lexer: str) -> None:
     get_lexer_by_name(lexer)
-
-    def attack() -> None:
-        for text in _hostile():
-            assert coloured(text, lexer)
-
-    run_limited(attack, cpu=300)
+    run_limited(lambda: _attack(lexer, _hostile()), cpu=300)
 
 
 @pytest.mark.parametrize("language", ["easytrieve", "csharp", "autoit", "nit", "gherkin", "adl"])
@@ -105,6 +105,28 @@ def test_code_in_one_message_is_coloured_up_to_a_total_length(
     lines = [line for line in page.message(said) if "=" in line]
     assert lines[0] != lines[-1]
     assert lines[0] == lines[len(lines) * (coloured_blocks - 1) // 40]
+
+
+def test_code_on_one_page_is_coloured_up_to_a_total_length() -> None:
+    code = "x = 1;" * 300
+    text = f"```python\n{code}\n```\n\n" * 10
+    arguments = json.dumps({"path": "x" * 1_900})
+    call = {"id": "c", "function": {"name": "read_file", "arguments": arguments}}
+    with InMemoryStore() as store:
+        for _ in range(30):
+            store.add_message("k", "assistant", text)
+            store.add_full_message("k", {"role": "assistant", "tool_calls": [call]})
+        page = shown(store.get_history("k"))
+    blocks = [piece for one in page for piece in one.words.split("</pre>")[:-1]]
+    calls = [call.arguments for one in page for call in one.calls]
+    assert (len(blocks), len(calls)) == (300, 30)
+    coloured_blocks = sum("<span" in block for block in blocks)
+    coloured_calls = sum("<span" in call for call in calls)
+    total = coloured_blocks * len(code + "\n") + coloured_calls * len(arguments)
+    assert MAX_COLOURED_ON_PAGE - 2 * MAX_COLOURED < total <= MAX_COLOURED_ON_PAGE
+    # The newest have colours: a page opens at its end.
+    assert ("<span" in blocks[0], "<span" in page[-2].words) == (False, True)
+    assert ("<span" in calls[0], "<span" in calls[-1]) == (False, True)
 
 
 def test_an_answer_in_the_chat_is_coloured_up_to_a_total_length() -> None:

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec.structs import asdict
 
 from stenolog.cli.completion import complete_key
 from stenolog.cli.config import Options, agent_options
-from stenolog.cli.copying import count
 from stenolog.cli.showing import info_of, messages_are
-from stenolog.cli.text import error_sentence, json_text, one_line, printable, sentence
+from stenolog.cli.text import (
+    NOT_ALL,
+    count,
+    emit,
+    error_sentence,
+    json_text,
+    one_line,
+    progress_bar,
+    say,
+    sentence,
+)
 from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
 from stenolog.errors import StenologError, UsageError
 from stenolog.records import SessionInfo, Undone
@@ -29,8 +39,6 @@ if TYPE_CHECKING:
     from stenolog.context.compaction import Compaction
     from stenolog.context.plan import Plan
 
-NOT_ALL: Final = 3
-"""The exit code where something could not be done for some sessions."""
 
 _OPERATIONS: Final = {
     "truncate": "messages were hidden",
@@ -66,11 +74,6 @@ def _check_place(workspace: str) -> None:
     found = address(workspace)
     if found.engine == "sqlite" and not Path(found.path).is_file():
         raise UsageError(f"there is no database at {found.path}; is the name right?")
-
-
-def say(words: str) -> None:
-    """To whoever looks on."""
-    click.echo(printable(words), err=True)
 
 
 # --- names -----------------------------------------------------------------------------------
@@ -214,11 +217,8 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: W
         "at": made.last_seq,
         "messages": made.visible,
     }
-    if as_json:
-        click.echo(json_text(fields))
-    else:
-        said = count(made.visible, "message")
-        say(f"{one_line(new_key)} has {said} of {one_line(source.key)}, up to seq {made.last_seq}.")
+    said = f"{one_line(new_key)} has {count(made.visible, 'message')} of {one_line(source.key)}"
+    emit(fields, f"{said}, up to seq {made.last_seq}.", as_json=as_json)
 
 
 @click.command("undo")
@@ -237,19 +237,9 @@ def undo_command(key: str, as_json: bool, where: Where) -> None:
         own = info_of(store, key).key
         done = undo(store, own)
         left = store.info(own).undoable
-    if as_json:
-        fields = {
-            "key": own,
-            "op": done.op,
-            "shown": done.shown,
-            "hid": done.hid,
-            "summary_restored": done.summary_restored,
-            "left": left,
-        }
-        click.echo(json_text(fields))
-    else:
-        more = count(left, "more step") if left else "No more steps"
-        say(f"{_undone(done)} {more} can be taken back.")
+    more = count(left, "more step") if left else "No more steps"
+    fields = {"key": own, **asdict(done), "left": left}
+    emit(fields, f"{_undone(done)} {more} can be taken back.", as_json=as_json)
 
 
 def _undone(done: Undone) -> str:
@@ -281,10 +271,7 @@ def compact_command(
     Exit code: 0 done, or there was nothing to make shorter, 1 it could not be done, 2 wrong usage.
     """
     fields, words, code = asyncio.run(_compact(options, key, dry_run=dry_run))
-    if as_json:
-        click.echo(json_text(fields))
-    else:
-        say(words)
+    emit(fields, words, as_json=as_json)
     ctx.exit(code)
 
 
@@ -365,7 +352,6 @@ def _of_plan(key: str, plan: "Plan | None") -> tuple[dict[str, Any], str]:
         first=first,
         last=plan.upto,
         tokens_before=plan.tokens_before,
-        tokens_after=None,
     )
     words = (
         f"{count(hidden, 'message')} (seq {first}–{plan.upto}) would become a summary, "
@@ -394,27 +380,10 @@ def _of_compaction(key: str, done: "Compaction | None") -> tuple[dict[str, Any],
     return fields, f"{words}. {back} brings them back.{why}"
 
 
-def _compact_fields(
-    key: str,
-    *,
-    dry_run: bool,
-    hidden: int = 0,
-    first: int | None = None,
-    last: int | None = None,
-    tokens_before: int | None = None,
-    tokens_after: int | None = None,
-    fallback: str | None = None,
-) -> dict[str, Any]:
-    return {
-        "key": key,
-        "hidden": hidden,
-        "first": first,
-        "last": last,
-        "tokens_before": tokens_before,
-        "tokens_after": tokens_after,
-        "fallback": fallback,
-        "dry_run": dry_run,
-    }
+def _compact_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) -> dict[str, Any]:
+    names = ("first", "last", "tokens_before", "tokens_after", "fallback")
+    told = {name: more.get(name) for name in names}
+    return {"key": key, "hidden": hidden, **told, "dry_run": dry_run}
 
 
 # --- archive ---------------------------------------------------------------------------------
@@ -519,12 +488,6 @@ def progress(what: str, total: int, *, shown: bool = True) -> "Iterator[Any]":
     if not shown or not sys.stderr.isatty():
         yield lambda: None
         return
-    # Slow to import, and only a terminal needs it.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(file=sys.stderr, highlight=False)
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)

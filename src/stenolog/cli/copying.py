@@ -7,15 +7,12 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.text import json_text, one_line, sentence
+from stenolog.cli.text import NOT_ALL, count, json_text, one_line, progress_bar, sentence
 from stenolog.cli.workspace import check_there, shown, workspace_option
 from stenolog.sessions.backup import Verified, back_up, restore, verify
 from stenolog.sessions.places import Copied, Watch, copy_place
 from stenolog.sessions.transfer import Step
 from stenolog.stores.opening import address
-
-NOT_ALL: Final = 3
-"""The exit code where something could not be copied."""
 
 _PHASES: Final = {"copying": "Copying", "last pass": "Last pass", "comparing": "Comparing"}
 
@@ -77,18 +74,7 @@ def watching(*, shown: bool = True) -> Iterator[Watch | None]:
 
 @contextmanager
 def _bar() -> Iterator[Watch]:
-    # Slow to import, and only a terminal needs it.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[messages]:,} messages"),
-    )
-    console = Console(file=sys.stderr, highlight=False)
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)
 
         def watch(namespace: str, step: Step) -> None:
@@ -206,11 +192,6 @@ def in_words(copied: Copied, done: str) -> Iterator[str]:
 
 def _rate(copied: Copied) -> int:
     return round(copied.messages / copied.seconds) if copied.seconds > 0 else 0
-
-
-def count(number: int, what: str) -> str:
-    """So many of them, in words."""
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 # --- backup ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.cli.text import error_sentence, json_text, one_line
+from stenolog.cli.text import count, error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
 from stenolog.sessions.circumstances import Note, low_disk, not_indexed, notes_of, purged_text
@@ -101,7 +101,7 @@ def _mixed_notes(place: str) -> list[Note]:
         Note(
             kind="mixed notes",
             meaning=(
-                f"{_count(one.notes, 'note')} of {one.scope.name} were made of several sessions by "
+                f"{count(one.notes, 'note')} of {one.scope.name} were made of several sessions by "
                 f"an older version ({', '.join(one.sessions[:5])}), maybe of different users. "
                 "No session recalls them."
             ),
@@ -156,18 +156,14 @@ def _laid_out(line: str, stream: TextIO) -> str:
 
 
 def _in_words(report: Report, settled: Sequence[RepairResult]) -> str:
-    examined = _count(report.sessions, "log")
+    examined = count(report.sessions, "log")
     if not report.findings:
         if not report.sessions and not settled:
             return f"There are no sessions in {report.workspace} yet."
         return f"{examined} examined: all is well."
-    words = f"{examined} examined: {_count(len(report.findings), 'finding')}"
+    words = f"{examined} examined: {count(len(report.findings), 'finding')}"
     repairable = sum(finding.repairable for finding in report.findings)
     if not repairable:
         return f"{words}."
     command = one_line(f"steno doctor {shlex.quote(report.workspace)} --repair")
     return f"{words}, of which `{command}` settles {repairable:,}."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -12,7 +12,7 @@ import click
 
 from stenolog.cli.completion import complete_key
 from stenolog.cli.showing import damage_words, info_of, messages_are
-from stenolog.cli.text import json_text, one_line, printable
+from stenolog.cli.text import count, json_text, one_line, printable
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.memory.redaction import Sharing
 from stenolog.sessions.exporting.writing import FOR_READERS, Form, pieces
@@ -95,7 +95,7 @@ def export_command(
             _print(written)
         else:
             _write(Path(str(output)), written)
-            done = f"{len(messages):,} message{'' if len(messages) == 1 else 's'}"
+            done = count(len(messages), "message")
             click.echo(f"{one_line(str(output))}: {done} written.", err=True)
         if as_json:
             told: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}

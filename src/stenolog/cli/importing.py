@@ -11,7 +11,15 @@ from typing import Any, Final
 import click
 from msgspec.structs import replace
 
-from stenolog.cli.text import json_text, one_line, sentence
+from stenolog.cli.text import (
+    NOT_ALL,
+    count,
+    json_text,
+    one_line,
+    print_table,
+    sentence,
+    table_console,
+)
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import UsageError
 from stenolog.sessions.importers.key_map import KeyMap, pair_of, pairs_of
@@ -31,8 +39,6 @@ FEW: Final = 5
 _STORE: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
 _OWN: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
 """Folders that a store of ours has: what is imported may stand beside them."""
-NOT_ALL: Final = 3
-"""The exit code where something could not be carried."""
 
 
 FROM: Final[dict[str, frozenset[Layout]]] = {
@@ -272,33 +278,19 @@ _NEEDS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
 
 
 def _print_table(migrated: Migrated, *, color: bool) -> None:
-    # Slow to import, and only a table in a terminal needs it.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(color_system="auto" if color else None, highlight=False)
+    console = table_console(color=color)
     shown = [name for name, width in _NEEDS.items() if console.width >= width]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("key", overflow="fold")
+    columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
     for name in shown:
-        is_number = name in ("added", "messages")
-        table.add_column(
-            name,
-            no_wrap=name != "file",
-            overflow="fold",
-            justify="right" if is_number else "left",
-        )
+        justify = "right" if name in ("added", "messages") else "left"
+        columns[name] = {"no_wrap": name != "file", "overflow": "fold", "justify": justify}
+    rows = []
     for one in migrated.taken:
-        key, added, messages, layout, _ = _row(one)
-        cells = {
-            "added": Text(added),
-            "messages": Text(messages),
-            "layout": Text(layout),
-            "file": Text(one_line(Path(one.file).name), style="dim"),
-        }
-        table.add_row(Text(key, style="cyan"), *(cells[name] for name in shown))
-    console.print(table)
+        key, *others = _row(one)
+        cells: dict[str, Any] = dict(zip(_NEEDS, others, strict=True))
+        cells["file"] = one_line(Path(one.file).name), "dim"
+        rows.append([(key, "cyan"), *(cells[name] for name in shown)])
+    print_table(console, columns, rows)
 
 
 def _place_of(source: Path) -> tuple[Path, str | None]:
@@ -380,7 +372,7 @@ def _in_words(
     migrated: Migrated, source: Path, program: str | None, *, dry_run: bool
 ) -> Iterator[str]:
     if migrated.migrated and not migrated.taken:
-        yield f"Already taken in: {_count(migrated.migrated, 'file')} *.migrated."
+        yield f"Already taken in: {count(migrated.migrated, 'file')} *.migrated."
     if migrated.taken or migrated.left:
         yield _sum(migrated, dry_run=dry_run)
     if not (migrated.taken or migrated.migrated or migrated.left):
@@ -399,8 +391,8 @@ def _in_words(
 def _sum(migrated: Migrated, *, dry_run: bool) -> str:
     would = "would be " if dry_run else ""
     words = [
-        f"{_count(migrated.sessions, 'session')} {would}taken in, "
-        f"{_count(migrated.messages, 'message')}"
+        f"{count(migrated.sessions, 'session')} {would}taken in, "
+        f"{count(migrated.messages, 'message')}"
     ]
     known = [one for one in migrated.taken if one.known]
     never = sum(one.dropped for one in known)
@@ -409,13 +401,9 @@ def _sum(migrated: Migrated, *, dry_run: bool) -> str:
     if never:
         were = "was" if never == 1 else "were"
         of = "it" if len(known) == 1 else "them"
-        words[-1] += f", and {_count(never, 'message')} of {of} {were} never carried"
+        words[-1] += f", and {count(never, 'message')} of {of} {were} never carried"
     if migrated.left:
-        words.append(f"{_count(len(migrated.left), 'file')} left out")
+        words.append(f"{count(len(migrated.left), 'file')} left out")
     if migrated.dropped > never:
-        words.append(f"{_count(migrated.dropped - never, 'message')} could not be carried")
+        words.append(f"{count(migrated.dropped - never, 'message')} could not be carried")
     return f"{'; '.join(words)}."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

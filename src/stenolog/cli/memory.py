@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, Final, TextIO
+from typing import IO, Any, TextIO
 
 import click
 from msgspec import Struct
@@ -21,15 +21,12 @@ from stenolog.cli.notes import (
     scopes_meant,
     whose_options,
 )
-from stenolog.cli.text import json_text, one_line, printable, sentence
+from stenolog.cli.text import NOT_ALL, json_text, one_line, printable, sentence
 from stenolog.cli.workspace import shown, workspace_option
 from stenolog.memory.hand_edits import Edits, export_notes, import_notes
 from stenolog.memory.markdown import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import Scope, scope_named
-
-NOT_ALL: Final = 3
-"""The exit code where something of a page was left out."""
 
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON object for each note."

@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 
 import click
 
-from stenolog.cli.text import age, json_text, moment, one_line, printable
+from stenolog.cli.text import (
+    age,
+    json_text,
+    moment,
+    one_line,
+    print_table,
+    printable,
+    table_console,
+)
 from stenolog.cli.workspace import check_there
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Note, Notes
@@ -194,23 +202,20 @@ def _fields(note: Note) -> dict[str, Any]:
 
 def _print_tables(notes: Sequence[Note], *, color: bool) -> None:
     # Slow to import, and only a terminal needs it.
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(color_system="auto" if color else None, highlight=False)
+    console = table_console(color=color)
+    columns: dict[str, dict[str, Any]] = {name: {"no_wrap": True} for name in ("id", "kind", "age")}
+    columns["text"] = {"overflow": "fold", "ratio": 1}
     now = datetime.now(UTC)
+
+    def row(note: Note) -> Sequence[Any]:
+        said = Text(printable(note.text), style="dim" if not note.in_force else "")
+        if not note.in_force:
+            said.append(f"  ({state_of(note)})", style="yellow")
+        return f"  {note.id}", note.kind, (age(note.at, now), "dim"), said
+
     for scope, own in groupby(notes, lambda note: note.scope):
         console.print(Text(_named(scope), style="bold cyan"))
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for name in ("id", "kind", "age"):
-            table.add_column(name, no_wrap=True)
-        table.add_column("text", overflow="fold", ratio=1)
-        for note in own:
-            said = Text(printable(note.text), style="dim" if not note.in_force else "")
-            if not note.in_force:
-                said.append(f"  ({state_of(note)})", style="yellow")
-            dim = Text(age(note.at, now), style="dim")
-            table.add_row(Text(f"  {note.id}"), Text(note.kind), dim, said)
-        console.print(table)
+        print_table(console, columns, map(row, own), show_header=False, padding=(0, 2, 0, 0))
         console.print()

@@ -8,15 +8,8 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from stenolog.cli.changing import (
-    NOT_ALL,
-    dry_run_option,
-    open_to_change,
-    progress,
-    say,
-)
+from stenolog.cli.changing import dry_run_option, open_to_change, progress
 from stenolog.cli.completion import complete_key
-from stenolog.cli.copying import count
 from stenolog.cli.purge_traces import (
     copies_of,
     deleted_lives,
@@ -28,7 +21,7 @@ from stenolog.cli.purge_traces import (
     typed_history,
 )
 from stenolog.cli.showing import info_of
-from stenolog.cli.text import json_text, one_line, printable, sentence
+from stenolog.cli.text import NOT_ALL, count, json_text, one_line, printable, say, sentence
 from stenolog.cli.trash import check_somebody, json_option, list_lines, yes_option
 from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError

@@ -10,15 +10,12 @@ import click
 
 from stenolog.cli.changing import dry_run_option, progress
 from stenolog.cli.config import config_option, settings_of
-from stenolog.cli.copying import count
-from stenolog.cli.text import json_text, moment, one_line, sentence
+from stenolog.cli.text import NOT_ALL, count, json_text, moment, one_line, sentence
 from stenolog.cli.workspace import Where, check_there, where_options
 from stenolog.sessions.retention import Rule
 from stenolog.sessions.retention_runs import Done, keep_to
 from stenolog.settings.retaining import rules_of
 
-_NOT_ALL: Final = 3
-"""The exit code where something could not be done."""
 _NO_RULES: Final = (
     "There are no rules: all sessions are kept. `steno config init` writes a file that shows how "
     "a rule is written, under [retention.old]."
@@ -116,7 +113,7 @@ def run_command(
         click.echo(json_text(_fields(one)) if as_json else "\t".join(_row(one)))
     for words in _remarks(rules, found, dry_run=dry_run):
         click.echo(words, err=True)
-    ctx.exit(_NOT_ALL if any(one.outcome == "failed" for one in found) else 0)
+    ctx.exit(NOT_ALL if any(one.outcome == "failed" for one in found) else 0)
 
 
 def _ask(planned: Sequence[Done]) -> None:

@@ -15,7 +15,17 @@ from msgspec.structs import replace
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.showing import damage_words
-from stenolog.cli.text import age, json_text, moment, one_line, printable, sentence
+from stenolog.cli.text import (
+    age,
+    json_text,
+    moment,
+    one_line,
+    print_table,
+    printable,
+    progress_bar,
+    sentence,
+    table_console,
+)
 from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import StoreUnavailable
 from stenolog.sessions.folders import Others, Place, others_in
@@ -49,9 +59,9 @@ class Meter:
         if self._bar is None:
             if time.monotonic() - self._begun < _SOON or not sys.stderr.isatty():
                 return
-            self._bar = _bar()
+            self._bar = progress_bar()
             self._bar.start()
-            self._bar.add_task("indexing")
+            self._bar.add_task("Indexing sessions")
         self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
     def close(self) -> None:
@@ -105,20 +115,6 @@ def _opened(catalog: Catalog) -> Iterator[tuple[Catalog, Meter]]:
             meter.close()
             for problem in catalog.problems:
                 click.echo(one_line(f"{problem}."), err=True)
-
-
-def _bar() -> "Progress":
-    # Slow to import, and only for who has to wait anyway.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    return Progress(
-        TextColumn("Indexing sessions"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -304,30 +300,28 @@ _STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
 
 
 def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
-    # Slow to import, and only a table in a terminal needs it.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(color_system="auto" if color else None, highlight=False)
+    console = table_console(color=color)
     shown = ("key", "title", *(name for name, width in _NEEDS.items() if console.width >= width))
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
     # A key is copied from here, so that it is folded and never cut; the title needs the rest.
     room = console.width // 2 if console.width >= 100 else 2 * console.width // 5
-    table.add_column("key", overflow="fold", max_width=room)
-    table.add_column("title", ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
+    columns: dict[str, dict[str, Any]] = {
+        "key": {"overflow": "fold", "max_width": room},
+        "title": {"ratio": 1, "no_wrap": True, "overflow": "ellipsis", "min_width": 12},
+    }
     for name in shown[2:]:
-        table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+        columns[name] = {"no_wrap": True, "justify": "left" if name == "state" else "right"}
     now = datetime.now(UTC)
-    for entry in entries:
+
+    def cells(entry: Entry) -> dict[str, Any]:
         said = f"{entry.visible:,}" + ("" if entry.visible == entry.count else f"/{entry.count:,}")
         readable = entry.problem is None and entry.updated is not None
-        cells = {
-            "key": Text(one_line(entry.key), style="cyan"),
-            "title": Text(_title(entry)),
-            "state": Text(entry.state if readable else "unreadable", style=_STYLES[entry.state]),
-            "messages": Text(said if readable else "-"),
-            "age": Text(age(entry.updated, now) if entry.updated is not None else "-", style="dim"),
+        return {
+            "key": (one_line(entry.key), "cyan"),
+            "title": _title(entry),
+            "state": (entry.state if readable else "unreadable", _STYLES[entry.state]),
+            "messages": said if readable else "-",
+            "age": (age(entry.updated, now) if entry.updated is not None else "-", "dim"),
         }
-        table.add_row(*(cells[name] for name in shown))
-    console.print(table)
+
+    rows = ([cells(entry)[name] for name in shown] for entry in entries)
+    print_table(console, columns, rows, expand=True)

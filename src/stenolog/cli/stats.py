@@ -11,10 +11,18 @@ import click
 
 from stenolog.cli.changing import progress
 from stenolog.cli.completion import complete_key
-from stenolog.cli.copying import count
 from stenolog.cli.search import Moment
 from stenolog.cli.showing import info_of
-from stenolog.cli.text import json_text, moment, one_line, sentence
+from stenolog.cli.text import (
+    NOT_ALL,
+    count,
+    json_text,
+    moment,
+    one_line,
+    print_table,
+    sentence,
+    table_console,
+)
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError
 from stenolog.sessions.counting import HOW_TO_GET, Cost, Counts, Totals, cost_of, prices
@@ -24,8 +32,6 @@ from stenolog.stores.opening import address
 
 ESTIMATES_ITSELF: Final = "scripted"
 """The model that has no provider which could count; as `providers.finding` calls it."""
-_NOT_ALL: Final = 3
-"""The exit code where some sessions could not be read."""
 _DAYS: Final = 30
 """So many days are drawn."""
 _COLUMNS: Final = ("messages", "prompt", "answer", "cached", "estimated")
@@ -90,7 +96,7 @@ def stats_command(
             click.echo("\t".join(row))
     for words in _remarks(totals, cost, problems):
         click.echo(words, err=True)
-    ctx.exit(_NOT_ALL if problems else 0)
+    ctx.exit(NOT_ALL if problems else 0)
 
 
 def _all_keys(store: Store, where: Where, prefix: str) -> list[str]:
@@ -205,24 +211,26 @@ def _sums(counts: Counts) -> dict[str, int]:
 def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
     # Slow to import, and only a terminal needs it.
     from rich.bar import Bar
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(color_system="auto" if color else None, highlight=False)
+    console = table_console(color=color)
 
     def table(name: str, rows: Mapping[str, Counts], *, bars: str) -> None:
         most = max(counts.tokens for counts in rows.values()) or 1
-        drawn = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
-        drawn.add_column(name, no_wrap=True, max_width=max(10, console.width // 3))
-        drawn.add_column("messages", justify="right", no_wrap=True)
-        drawn.add_column("tokens", justify="right", no_wrap=True)
-        drawn.add_column("", min_width=10, max_width=40)
+        number = {"justify": "right", "no_wrap": True}
+        columns: dict[str, dict[str, Any]] = {
+            name: {"no_wrap": True, "max_width": max(10, console.width // 3)},
+            "messages": number,
+            "tokens": number,
+            "": {"min_width": 10, "max_width": 40},
+        }
+
+        cells = []
         for shown, counts in rows.items():
             about = "~" if counts.estimated else ""
             bar = Bar(most, 0, counts.tokens, color=bars if color else "default")
-            drawn.add_row(Text(shown), f"{counts.messages:,}", f"{about}{counts.tokens:,}", bar)
-        console.print(drawn)
+            cells.append((shown, f"{counts.messages:,}", f"{about}{counts.tokens:,}", bar))
+        print_table(console, columns, cells)
         console.print()
 
     whole = totals.whole

@@ -4,13 +4,19 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 if TYPE_CHECKING:
     from prompt_toolkit.output.vt100 import Vt100_Output
     from rich.console import Console
+    from rich.progress import Progress
 
+NOT_ALL: Final = 3
+"""The exit code where some of what was asked for could not be done."""
 
 # Whole sequences go, or their visible half would stay: "[31m".
 _SEQUENCE: Final = re.compile(
@@ -42,6 +48,24 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     """A value as JSON that a terminal can show too: what it would obey stands there as escapes."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def say(words: str) -> None:
+    """To whoever looks on."""
+    click.echo(printable(words), err=True)
+
+
+def emit(fields: Any, words: str, *, as_json: bool) -> None:
+    """What was done: as JSON to stdout for programs, or in words to whoever looks on."""
+    if as_json:
+        click.echo(json_text(fields))
+    else:
+        say(words)
+
+
+def count(number: int, what: str) -> str:
+    """So many of them, in words."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def sentence(words: str) -> str:
@@ -120,6 +144,42 @@ def console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, markup=False)
+
+
+def table_console(*, color: bool) -> "Console":
+    """Return what tables are printed to: stdout, as wide as the terminal."""
+    from rich.console import Console
+
+    return Console(color_system="auto" if color else None, highlight=False)
+
+
+def print_table(
+    console: "Console",
+    columns: Mapping[str, Mapping[str, Any]],
+    rows: Iterable[Sequence[Any]],
+    **options: Any,
+) -> None:
+    """Print rows below the names of their columns. A cell is text, or text with its style."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", **options)
+    for name, look in columns.items():
+        table.add_column(name, **look)
+    for row in rows:
+        split = (cell if isinstance(cell, tuple) else (cell,) for cell in row)
+        table.add_row(*(Text(*one) if isinstance(one[0], str) else one[0] for one in split))
+    console.print(table)
+
+
+def progress_bar(*more: str) -> "Progress":
+    """Return a bar on stderr that goes away at its end; `more`: formats of further columns."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True, highlight=False)
+    return Progress(*columns, *map(TextColumn, more), console=console, transient=True)
 
 
 def inline_output() -> "Vt100_Output":

@@ -8,16 +8,22 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.changing import (
-    NOT_ALL,
-    dry_run_option,
-    open_to_change,
-    say,
-)
+from stenolog.cli.changing import dry_run_option, open_to_change
 from stenolog.cli.completion import complete_deleted, complete_key
-from stenolog.cli.copying import count
 from stenolog.cli.showing import info_of
-from stenolog.cli.text import age, error_sentence, json_text, moment, one_line
+from stenolog.cli.text import (
+    NOT_ALL,
+    age,
+    count,
+    emit,
+    error_sentence,
+    json_text,
+    moment,
+    one_line,
+    print_table,
+    say,
+    table_console,
+)
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Trashed
@@ -86,11 +92,9 @@ def delete_command(
                 failed = True
                 say(error_sentence(error))
                 continue
-            if as_json:
-                click.echo(json_text(_deleted(info.key, gone.uid, gone.count, gone)))
-            else:
-                back = one_line(f"`steno restore {shlex.quote(info.key)}`")
-                say(f"{one_line(info.key)} is in the trash; {back} brings it back.")
+            back = one_line(f"`steno restore {shlex.quote(info.key)}`")
+            words = f"{one_line(info.key)} is in the trash; {back} brings it back."
+            emit(_deleted(info.key, gone.uid, gone.count, gone), words, as_json=as_json)
     ctx.exit(NOT_ALL if failed else 0)
 
 
@@ -160,11 +164,9 @@ def restore_command(
                 + "; `steno restore --list` shows the trash."
             ) from None
         info = store.info(as_key or key)
-    if as_json:
-        fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
-        click.echo(json_text(fields))
-    else:
-        say(f"{one_line(info.key)} is back, with {count(info.count, 'message')}.")
+    fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
+    words = f"{one_line(info.key)} is back, with {count(info.count, 'message')}."
+    emit(fields, words, as_json=as_json)
 
 
 def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -> None:
@@ -189,24 +191,18 @@ def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -
 
 
 def _print_table(found: Sequence[Trashed], *, color: bool) -> None:
-    # Slow to import, and only a table in a terminal needs it.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(color_system="auto" if color else None, highlight=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    console = table_console(color=color)
+    number = {"justify": "right", "no_wrap": True}
     # Both are copied from here, so that they are folded and never cut.
-    table.add_column("key", overflow="fold", max_width=max(10, console.width // 2))
-    table.add_column("uid", overflow="fold", min_width=16)
-    table.add_column("messages", justify="right", no_wrap=True)
-    table.add_column("deleted", justify="right", no_wrap=True)
+    columns = {
+        "key": {"overflow": "fold", "max_width": max(10, console.width // 2)},
+        "uid": {"overflow": "fold", "min_width": 16},
+        "messages": number,
+        "deleted": number,
+    }
     now = datetime.now(UTC)
-    for one in found:
-        table.add_row(
-            Text(one_line(one.key), style="cyan"),
-            Text(one.uid),
-            f"{one.count:,}",
-            Text(age(one.deleted, now), style="dim"),
-        )
-    console.print(table)
+    rows = (
+        ((one_line(one.key), "cyan"), one.uid, f"{one.count:,}", (age(one.deleted, now), "dim"))
+        for one in found
+    )
+    print_table(console, columns, rows)

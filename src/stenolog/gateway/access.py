@@ -4,6 +4,7 @@ In this order: is it well-formed, is it for us (`Host`), may its page ask (`Orig
 asking (the token, or the cookie that stands for it). What is not said to be open is closed.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -92,7 +93,7 @@ class Access:
             await found(scope, receive, protected)
             return
         proven = self._proven(scope, headers)
-        caller = self._caller(headers) if proven is None else BEARER
+        caller = await self._caller(headers) if proven is None else BEARER
         found = self._unwelcome(scope, headers, caller)
         if found is not None:
             await found(scope, receive, protected)
@@ -155,7 +156,7 @@ class Access:
         # Not what `Host` says: an impostor that hands a proof on can write that as it likes.
         return self._proofs.check(given[0], end_of(*server))
 
-    def _caller(self, headers: Headers) -> str | None:
+    async def _caller(self, headers: Headers) -> str | None:
         """How we know who is asking; None where we do not."""
         given = _values(headers, "authorization")
         if given:
@@ -165,8 +166,10 @@ class Access:
             return BEARER if is_token and self._token.is_same(token.strip()) else None
         if not takes_cookies(_host(headers), self._known):  # guard: cookie-own-host
             return None
-        good = any(self._cookies.is_good(value) for value in cookie_values(headers))
-        return "cookie" if good else None
+        for value in cookie_values(headers):
+            if await asyncio.to_thread(self._cookies.is_good, value):
+                return "cookie"
+        return None
 
     def _unwelcome(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
         """The answer to who may not ask for this."""

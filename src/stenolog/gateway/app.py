@@ -99,8 +99,8 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = with_document(
 def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = ()) -> ASGIApp:
     """Return the application. `further`: routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
-    cookies = Cookies(token)
-    links = LoginLinks.of_agent(token, gateway.loop.registry.agent())
+    shared = gateway.loop.registry.agent().shared_place
+    cookies, links = Cookies(token, where=shared), LoginLinks(token, shared)
     own = token.host_name()
     names = known(bound=settings.host, hosts=settings.hosts, origins=settings.origins, own=own)
     app = Starlette(

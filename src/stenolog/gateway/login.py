@@ -2,16 +2,20 @@
 
 The code in a link is signed with the gateway token, so any gateway that has the token can check it.
 The store records which codes were used: an append with an idempotency key succeeds in one gateway
-only.
+only. It also records which cookies were logged out.
 """
 
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from math import inf
 from typing import Final
 
 from msgspec import Struct
@@ -26,8 +30,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from stenolog.agent.instance import AgentInstance
-from stenolog.errors import OnceConflict
+from stenolog.errors import OnceConflict, StoreUnavailable
 from stenolog.gateway.hosts import Known, takes_cookies
 from stenolog.gateway.shapes import failure
 from stenolog.gateway.token import Token
@@ -35,6 +38,8 @@ from stenolog.sessions.folders import CHANNELS
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.opening import open_store
+
+_logger = logging.getLogger("stenolog")
 
 # --- login links ----------------------------------------------------------------------------------
 # One-time codes of login links, shared by all gateways of a store.
@@ -64,11 +69,6 @@ class LoginLinks:
         self._now = now
         self._used_here = InMemoryStore()
 
-    @classmethod
-    def of_agent(cls, token: Token, agent: AgentInstance) -> "LoginLinks":
-        """Return the links of a gateway whose first agent is this one."""
-        return cls(token, agent.shared_place)
-
     def make_code(self) -> str:
         """Return a code for one link."""
         until, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
@@ -90,14 +90,22 @@ class LoginLinks:
         return self._now() < int(until) and self._is_first_use(nonce)
 
     def _is_first_use(self, nonce: str) -> bool:
-        if self._where is None:
-            return _record(self._used_here, nonce)
-        # Opened for this call only: logins are rare.
-        with open_store(self._where, namespace=CHANNELS) as store:
+        with _opened(self._where, self._used_here) as store:
             return _record(store, nonce)
 
     def _signature(self, until: str, nonce: str) -> str:
         return self._token.proof("code", until, nonce)
+
+
+@contextmanager
+def _opened(where: str | None, here: Store) -> Iterator[Store]:
+    """Yield the store that all gateways share, or the one of this process if there is none."""
+    if where is None:
+        yield here
+        return
+    # Opened for this call only: logins are rare.
+    with open_store(where, namespace=CHANNELS) as store:
+        yield store
 
 
 def _record(store: Store, nonce: str) -> bool:
@@ -117,6 +125,8 @@ LOGOUT: Final = "/logout"
 LINKS: Final = "/v1/login-links"
 COOKIE: Final = "steno"
 COOKIE_SECONDS: Final = 7 * 86_400
+ENDED_SECONDS: Final = 2
+"""Seconds after which a browser that was logged out at another gateway is refused at this one."""
 PROOF_SECONDS: Final = 30
 BEARER: Final = "bearer"
 """What `request.state.caller` says of who sent the token itself, or proved to have it."""
@@ -131,6 +141,8 @@ _HOME: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<title>stenolog</title><a href="/">stenolog</a>'
 )
+_ENDED: Final = "ended-logins"
+"""Session in the namespace `channels` that holds one message per logged-out cookie."""
 _VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
 
 
@@ -183,14 +195,21 @@ class Cookies:
     """Makes and checks the values of the cookie: until when it is good, signed.
 
     The key comes from the token: a cookie outlives a restart, is good at every gateway that has
-    the token, and is good at none when the token is another.
+    the token, and is good at none when the token is another. The store records which ones were
+    logged out, until they would have expired.
     """
 
-    def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, token: Token, now: Callable[[], float] = time.time, where: str | None = None
+    ) -> None:
+        """Record logged-out cookies in the store at `where`; None means in this process only."""
         self._key = token.key("login cookie")  # guard: cookie-bound-to-token
         self._now = now
-        self._ended: dict[str, int] = {}
-        """The logins that were logged out, and when each would have expired."""
+        self._where = where
+        self._ended_here = InMemoryStore()
+        self._ended: frozenset[str] = frozenset()
+        """The logins that were logged out and have not expired, as of the last read."""
+        self._read_at = -inf
 
     def make(self) -> str:
         """Return a value that is valid from now on."""
@@ -198,21 +217,50 @@ class Cookies:
         return f"{until}.{login}.{self._signature(until, login)}"
 
     def is_good(self, value: str) -> bool:
-        """Return whether we made this value, and it has neither expired nor been logged out."""
-        found = _VALUE.fullmatch(value)
+        """Return whether we made this value, and it has neither expired nor been logged out.
+
+        Blocks on the store.
+        """
+        found = self._checked(value)
         if found is None:
             return False
-        until, login, signature = found.groups()
-        same = hmac.compare_digest(signature, self._signature(until, login))
-        return same and int(until) > self._now() and login not in self._ended
+        if abs(self._now() - self._read_at) >= ENDED_SECONDS:
+            try:
+                with _opened(self._where, self._ended_here) as store:
+                    self._read(store)
+            except StoreUnavailable:
+                # Then the sessions cannot be read either; the pages say so.
+                _logger.warning("the logged-out browsers cannot be read", exc_info=True)
+        return found[1] not in self._ended  # guard: cookie-ended
 
     def end(self, value: str) -> None:
-        """Refuse a valid value from now on, in this process."""
-        found = _VALUE.fullmatch(value) if self.is_good(value) else None
-        if found is not None:
-            now = self._now()
-            self._ended = {login: until for login, until in self._ended.items() if until > now}
-            self._ended[found[2]] = int(found[1])
+        """Refuse a valid value from now on, at every gateway of the store. Blocks on the store."""
+        found = self._checked(value)
+        if found is None:
+            return
+        until, login = found
+        with _opened(self._where, self._ended_here) as store:
+            store.add_message(_ENDED, "user", f"{until}.{login}", once=login)
+            if expired := self._read(store):
+                # What is hidden is not read again.
+                store.hide(_ENDED, expired[0], expired[-1])
+
+    def _checked(self, value: str) -> tuple[str, str] | None:
+        """Return when a value of ours expires, and its login; None if it has expired."""
+        found = _VALUE.fullmatch(value)
+        if found is None:
+            return None
+        until, login, signature = found.groups()
+        same = hmac.compare_digest(signature, self._signature(until, login))
+        return (until, login) if same and int(until) > self._now() else None
+
+    def _read(self, store: Store) -> list[int]:
+        """Read which logins have ended; return the seqs before the first that has not expired."""
+        now = self._now()
+        entries = [(one.seq, *one.content.split(".")) for one in store.get_history(_ENDED)]
+        self._ended = frozenset(login for _, until, login in entries if int(until) > now)
+        self._read_at = now
+        return [seq for seq, _, _ in takewhile(lambda entry: int(entry[1]) <= now, entries)]
 
     def _signature(self, until: str, login: str) -> str:
         return hmac.digest(self._key, f"{until}.{login}".encode(), hashlib.sha256).hex()
@@ -275,7 +323,7 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) ->
 
     async def end(request: Request) -> Response:
         for value in cookie_values(request.headers):
-            cookies.end(value)
+            await asyncio.to_thread(cookies.end, value)
         response = JSONResponse({"logged_out": True})
         response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return response

@@ -7,17 +7,16 @@ local weights. Nothing is asked before it is needed.
 import json
 import re
 import urllib.request
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.errors import UsageError
-from stenolog.providers.base import ChatModel, Delta
+from stenolog.providers.base import ChatModel
 
 # --- ollama ---------------------------------------------------------------------------------------
 # What only Ollama's own API tells: how much a model sees of what it is sent.
@@ -30,56 +29,6 @@ USUAL_CONTEXT: Final = 4_096
 _SAID: Final = "OLLAMA_CONTEXT_LENGTH"
 _MOST_ANSWERED: Final = 4 * 2**20
 _NUM_CTX: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
-
-
-class OllamaChat:
-    """A ChatModel on an Ollama that knows how much it sees."""
-
-    def __init__(self, chat: ChatModel, *, context: int) -> None:
-        self._chat = chat
-        self._context = context
-
-    def __repr__(self) -> str:
-        return f"OllamaChat({self._chat!r}, context={self._context})"
-
-    @property
-    def name(self) -> str:
-        """What to call it."""
-        return self._chat.name
-
-    @property
-    def context(self) -> int:
-        """How many tokens it sees, its answer included."""
-        return self._context
-
-    async def stream(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        schema: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-    ) -> AsyncGenerator[Delta, None]:
-        """The answer as it comes; see ChatModel."""
-        answer = self._chat.stream(messages, tools=tools, schema=schema, max_tokens=max_tokens)
-        async with aclosing(answer) as deltas:
-            async for delta in deltas:
-                yield delta
-
-    async def close(self) -> None:
-        """Let go of connections; a second call does nothing."""
-        await self._chat.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> int:
@@ -148,7 +97,7 @@ OLLAMA: Final = "ollama"
 OLLAMA_PORT: Final = 11_434
 
 
-class Provider(Struct, frozen=True, kw_only=True):
+class Provider(Struct, frozen=True):
     """A server that is known by name."""
 
     name: str
@@ -160,54 +109,23 @@ class Provider(Struct, frozen=True, kw_only=True):
 
 
 PROVIDERS: Final = (
+    Provider("openai", "https://api.openai.com/v1", ("OPENAI_API_KEY",), "gpt-5-mini"),
     Provider(
-        name="openai",
-        base_url="https://api.openai.com/v1",
-        key_names=("OPENAI_API_KEY",),
-        model="gpt-5-mini",
+        "openrouter", "https://openrouter.ai/api/v1", ("OPENROUTER_API_KEY",), "openrouter/auto"
     ),
     Provider(
-        name="openrouter",
-        base_url="https://openrouter.ai/api/v1",
-        key_names=("OPENROUTER_API_KEY",),
-        model="openrouter/auto",
+        "anthropic", "https://api.anthropic.com/v1", ("ANTHROPIC_API_KEY",), "claude-haiku-4-5"
     ),
     Provider(
-        name="anthropic",
-        base_url="https://api.anthropic.com/v1",
-        key_names=("ANTHROPIC_API_KEY",),
-        model="claude-haiku-4-5",
+        "gemini",
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+        "gemini-flash-latest",
     ),
-    Provider(
-        name="gemini",
-        base_url="https://generativelanguage.googleapis.com/v1beta/openai",
-        key_names=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-        model="gemini-flash-latest",
-    ),
-    Provider(
-        name="groq",
-        base_url="https://api.groq.com/openai/v1",
-        key_names=("GROQ_API_KEY",),
-        model="openai/gpt-oss-120b",
-    ),
-    Provider(
-        name="mistral",
-        base_url="https://api.mistral.ai/v1",
-        key_names=("MISTRAL_API_KEY",),
-        model="mistral-small-latest",
-    ),
-    Provider(
-        name="deepseek",
-        base_url="https://api.deepseek.com/v1",
-        key_names=("DEEPSEEK_API_KEY",),
-        model="deepseek-chat",
-    ),
-    Provider(
-        name="xai",
-        base_url="https://api.x.ai/v1",
-        key_names=("XAI_API_KEY",),
-        model="grok-4",
-    ),
+    Provider("groq", "https://api.groq.com/openai/v1", ("GROQ_API_KEY",), "openai/gpt-oss-120b"),
+    Provider("mistral", "https://api.mistral.ai/v1", ("MISTRAL_API_KEY",), "mistral-small-latest"),
+    Provider("deepseek", "https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",), "deepseek-chat"),
+    Provider("xai", "https://api.x.ai/v1", ("XAI_API_KEY",), "grok-4"),
 )
 """Those whose keys are looked for, in this order."""
 _BY_NAME: Final = {provider.name: provider for provider in PROVIDERS}
@@ -403,12 +321,17 @@ def open_model(
         from stenolog.providers.local import LocalModel
 
         return LocalModel(choice.model, extra=extra)
-    from stenolog.providers.openai_chat import OpenAIChat
+    from stenolog.providers.openai_chat import OllamaChat, OpenAIChat
 
     key = key or environment.get(choice.key_name, "") if choice.key_name else key
     if choice.key_name and not key.strip():
         raise UsageError(f"{choice.name} needs a key: set {choice.key_name}")
-    model = OpenAIChat(
+    kind: Callable[..., OpenAIChat] = OpenAIChat
+    if choice.provider == OLLAMA:
+        address = choice.base_url.removesuffix("/v1")
+        context = context_of(address, choice.model, environment=environment)
+        kind = partial(OllamaChat, context=context)
+    return kind(
         choice.model,
         base_url=choice.base_url,
         key=key,
@@ -420,10 +343,6 @@ def open_model(
         headers=headers or {},
         extra=extra,
     )
-    if choice.provider != OLLAMA:
-        return model
-    address = choice.base_url.removesuffix("/v1")
-    return OllamaChat(model, context=context_of(address, choice.model, environment=environment))
 
 
 # --- Ollama ----------------------------------------------------------------------------------

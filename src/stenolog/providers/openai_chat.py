@@ -314,6 +314,14 @@ class OpenAIChat:
         return read[:most].decode("utf-8", "replace")
 
 
+class OllamaChat(OpenAIChat):
+    """A ChatModel on an Ollama, of which is known how many tokens it sees."""
+
+    def __init__(self, model: str, *, context: int, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.context = context
+
+
 def _checked(base_url: str) -> httpx2.URL:
     try:
         url = httpx2.URL(base_url)

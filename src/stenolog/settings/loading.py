@@ -25,14 +25,7 @@ from stenolog.settings.fields import (
     unknown,
 )
 from stenolog.settings.file import Path, Written, at_home, config_path, dotted, read_file
-from stenolog.settings.values import (
-    AgentSettings,
-    ModelSettings,
-    RetentionSettings,
-    Settings,
-    WebhookSettings,
-    masked,
-)
+from stenolog.settings.values import Settings, masked
 from stenolog.stores import reports
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -372,17 +365,9 @@ def _settings(
         for each in struct_fields(Settings)
         if each.name not in (*NAMED, "keys")
     }
-    models: dict[str, ModelSettings] = {
-        name: _built(layer, ("models", name)) for name in sorted(names["models"])
-    }
-    agents: dict[str, AgentSettings] = {
-        name: _built(layer, ("agents", name)) for name in sorted(names["agents"])
-    }
-    webhooks: dict[str, WebhookSettings] = {
-        name: _built(layer, ("webhooks", name)) for name in sorted(names["webhooks"])
-    }
-    retention: dict[str, RetentionSettings] = {
-        name: _built(layer, ("retention", name)) for name in sorted(names["retention"])
+    tables: dict[str, Any] = {
+        kind: MappingProxyType({name: _built(layer, (kind, name)) for name in sorted(names[kind])})
+        for kind in NAMED
     }
     named = {*_OF_SERVERS, *(one.value for path, one in layer.items() if path[-1] in _VARIABLES)}
     keys = {
@@ -390,14 +375,7 @@ def _settings(
         for name, value in variables.items()
         if value and (name.endswith("_API_KEY") or name in named)
     }
-    return Settings(
-        **parts,
-        models=MappingProxyType(models),
-        agents=MappingProxyType(agents),
-        webhooks=MappingProxyType(webhooks),
-        retention=MappingProxyType(retention),
-        keys=MappingProxyType(keys),
-    )
+    return Settings(**parts, **tables, keys=MappingProxyType(keys))
 
 
 def _built(layer: Layer, path: Path) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from stenolog.gateway.hosts import known
 from stenolog.gateway.login import Cookies, LoginLinks, Proofs, Proven, login_routes
 from stenolog.gateway.token import Token
+from stenolog.stores.opening import open_store
 
 TOKEN = Token(b"x" * 43)
 DAYS_7 = 7 * 86_400
@@ -294,6 +296,35 @@ def test_no_cookie_is_set_at_an_address_that_other_programs_use(ask: Ask, host: 
 
 def test_who_has_the_token_is_told_the_name(ask: Ask) -> None:
     assert ask("POST", "/v1/login-links", caller="bearer").json()["host"] == OWN
+
+
+def test_a_logged_out_cookie_is_refused_after_a_restart_and_by_others(
+    clock: Clock, tmp_path: Path
+) -> None:
+    here, other = (Cookies(TOKEN, clock, str(tmp_path)) for _ in range(2))
+    first, second = here.make(), here.make()
+    assert other.is_good(first)
+    here.end(first)
+    # The other gateway has just read which ones were logged out.
+    clock.now += 2
+    assert [other.is_good(value) for value in (first, second)] == [False, True]
+    assert not Cookies(TOKEN, clock, str(tmp_path)).is_good(first)
+    other.end(second)
+    clock.now += 2
+    assert not here.is_good(second)
+
+
+def test_an_expired_login_is_not_kept(clock: Clock, tmp_path: Path) -> None:
+    cookies = Cookies(TOKEN, clock, str(tmp_path))
+    for _ in range(3):
+        cookies.end(cookies.make())
+        clock.now += DAYS_7 / 2
+    cookies.end(cookies.make())
+    with open_store(tmp_path, namespace="channels") as store:
+        assert [len(store.get_history("ended-logins", full=full)) for full in (False, True)] == [
+            2,
+            4,
+        ]
 
 
 def test_a_logged_out_cookie_is_refused(ask: Ask, clock: Clock) -> None:

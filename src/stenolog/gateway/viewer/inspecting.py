@@ -16,9 +16,11 @@ from stenolog.errors import ContextTooSmall
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shapes import OfAgent
 from stenolog.gateway.state import gateway_of
+from stenolog.gateway.viewer.markdown import MAX_COLOURED_ON_PAGE
 from stenolog.gateway.viewer.messages import one_line, pretty
 from stenolog.gateway.viewer.serving import agent_of, entry_of, page, title_of
 from stenolog.records import SessionInfo
+from stenolog.sessions.exporting.fences import ColourBudget
 
 WIDTH: Final = 1_000.0
 """Of the bar, in the units of its drawing."""
@@ -119,6 +121,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     sent = shares(parts)
     parts["free"] = limits.room - window.tokens
     parts["reserve"] = limits.answer
+    budget = ColourBudget(MAX_COLOURED_ON_PAGE)
     return Inspected(
         **plain,
         tokens=window.tokens,
@@ -131,11 +134,11 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
                 role=role_of(body) or "?",
                 line=one_line(words_of(body)),
                 tokens=count,
-                exact=_exact(body),
+                exact=_exact(body, budget),
             )
             for body, count in zip(window.messages, counts, strict=True)
         ],
-        tools=pretty(agent.definitions) if agent.definitions else None,
+        tools=pretty(agent.definitions, budget) if agent.definitions else None,
         tools_tokens=parts["tools"],
         recalled=[one.text for one in recalled.found],
     )
@@ -152,11 +155,11 @@ def divided(head: int, *, system: int, memory: int, summary: bool) -> dict[str, 
     return {"system": own, "tools": 0, "memory": memory, "summary": head - memory - own}
 
 
-def _exact(body: Mapping[str, Any]) -> Markup:
+def _exact(body: Mapping[str, Any], budget: ColourBudget) -> Markup:
     """All of a message: its words as they are where it has nothing else, else as JSON."""
     if set(body) == {"role", "content"} and isinstance(body["content"], str):
         return Markup("{}").format(body["content"])
-    return pretty(body)
+    return pretty(body, budget)
 
 
 _NAMES: Final = {

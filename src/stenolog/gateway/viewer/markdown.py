@@ -20,11 +20,17 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from stenolog.sessions.exporting.fences import ColourBudget, colour_language
+from stenolog.sessions.exporting.fences import (
+    MAX_COLOURED_IN_MESSAGE,
+    ColourBudget,
+    colour_language,
+)
 
 LONGEST: Final = 100_000
 """What is longer is shown as plain text, and cut here."""
 _LONGEST_KEPT: Final = 20_000
+MAX_COLOURED_ON_PAGE: Final = 50_000
+"""Maximum number of characters of code that are coloured on one page."""
 
 _PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
 _ADDRESS: Final = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x1f]+", re.IGNORECASE)
@@ -53,35 +59,45 @@ def is_address(address: object) -> bool:
     return isinstance(address, str) and _ADDRESS.fullmatch(address) is not None
 
 
-def to_html(text: str) -> Markup:
-    """Markdown as HTML that can do nothing but be read."""
+def to_html(text: str, page: ColourBudget | None = None) -> Markup:
+    """Markdown as HTML that can do nothing but be read.
+
+    `page`: what may still be coloured on the page that the text is for.
+    """
     # Half a character cannot be sent.
     text = text.encode(errors="replace").decode()
     if len(text) > LONGEST:
         return _plain(text)
-    return _kept(text) if len(text) <= _LONGEST_KEPT else _made(text)
+    page = page or ColourBudget()
+    most = min(page.left, MAX_COLOURED_IN_MESSAGE)  # guard: colour-page
+    made, used = (_kept if len(text) <= _LONGEST_KEPT else _made)(text, most)
+    page.left -= used
+    return made
 
 
-def coloured(code: str, language: str) -> Markup:
-    """Return code as HTML, coloured if `colour_language` allows it."""
+def coloured(code: str, language: str, page: ColourBudget | None = None) -> Markup:
+    """Return code as HTML, coloured if `colour_language` and the page's budget allow it."""
+    if page is not None and colour_language(language, code) and not page.take(code):
+        language = ""
     return Markup(_coloured(code, language, ""))
 
 
 @lru_cache(maxsize=2_048)
-def _kept(text: str) -> Markup:
-    return _made(text)
+def _kept(text: str, most: int) -> tuple[Markup, int]:
+    return _made(text, most)
 
 
-def _made(text: str) -> Markup:
+def _made(text: str, most: int) -> tuple[Markup, int]:
+    """Return the HTML, and how many characters of code, at most `most`, are coloured in it."""
     try:
         tokens = _PARSER.parse(text)
-        budget = ColourBudget()
+        budget = ColourBudget(most)
         for token in tokens:
             if colour_language(token.info, token.content) and not budget.take(token.content):
                 token.info = ""
         made: str = _PARSER.renderer.render(tokens, _PARSER.options, {})
     except RecursionError:
-        return _plain(text)
+        return _plain(text), 0
     cleaned = nh3.clean(
         made,
         tags=_TAGS,
@@ -90,7 +106,7 @@ def _made(text: str) -> Markup:
         url_schemes={"http", "https", "mailto", "data"},
         link_rel="noopener noreferrer nofollow",
     )
-    return Markup(cleaned)
+    return Markup(cleaned), most - budget.left
 
 
 def _plain(text: str) -> Markup:

@@ -28,8 +28,16 @@ from stenolog.context.shapes import (
     text_of,
     words_of,
 )
-from stenolog.gateway.viewer.markdown import LONGEST, coloured, is_address, is_picture, to_html
+from stenolog.gateway.viewer.markdown import (
+    LONGEST,
+    MAX_COLOURED_ON_PAGE,
+    coloured,
+    is_address,
+    is_picture,
+    to_html,
+)
 from stenolog.records import Message
+from stenolog.sessions.exporting.fences import ColourBudget
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
 _PICTURE_PARTS: Final = {"image_url", "image", "input_image"}
@@ -92,14 +100,16 @@ def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Sh
     after = {one.seq: one.to_dict() for one in later}
     answers = _answers(messages, bodies, later, after)
     told = {found.message.seq for found in answers.values()}
+    page = ColourBudget(MAX_COLOURED_ON_PAGE)
     made = []
-    for message in messages:
+    # The newest are coloured first: a page opens at its end.
+    for message in reversed(messages):
         body = bodies[message.seq]
-        calls = tuple(_calls(message.seq, body, answers))
         if message.seq in told and _only_results(body):
             continue
-        made.append(_shown(message, body, calls))
-    return made
+        calls = tuple(_calls(message.seq, body, answers, page))
+        made.append(_shown(message, body, calls, page))
+    return made[::-1]
 
 
 def prompt_line(body: Mapping[str, Any]) -> str:
@@ -113,7 +123,7 @@ def one_line(text: str) -> str:
     return line if len(line) <= _LINE else line[: _LINE - 1].rstrip() + "…"
 
 
-def pretty(value: Any) -> Markup:
+def pretty(value: Any, page: ColourBudget | None = None) -> Markup:
     """Return a value as indented JSON, and text that is not JSON unchanged; cut at LONGEST."""
     if isinstance(value, str):
         if len(value) > LONGEST:
@@ -129,7 +139,7 @@ def pretty(value: Any) -> Markup:
         text = _laid_out(value)
     except (TypeError, ValueError, RecursionError):
         text = as_json(value)
-    return coloured(_cut(text), "json")
+    return coloured(_cut(text), "json", page)
 
 
 def _laid_out(value: Any) -> str:
@@ -147,7 +157,9 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + "\n… cut"
 
 
-def _shown(message: Message, body: Mapping[str, Any], calls: tuple[ToolCall, ...]) -> Shown:
+def _shown(
+    message: Message, body: Mapping[str, Any], calls: tuple[ToolCall, ...], page: ColourBudget
+) -> Shown:
     role = body.get("role")
     named = role if isinstance(role, str) else "?"
     origin = origin_of(body)
@@ -158,8 +170,8 @@ def _shown(message: Message, body: Mapping[str, Any], calls: tuple[ToolCall, ...
         hidden=message.hidden,
         role=named,
         kind=named if named in _ROLES else "other",
-        words=_words(body, named),
-        thoughts=tuple(to_html(text) for text in _thoughts(body) if text.strip()),
+        words=_words(body, named, page),
+        thoughts=tuple(to_html(text, page) for text in _thoughts(body) if text.strip()),
         pictures=tuple(_pictures(body)),
         calls=calls,
         model=model_of(body),
@@ -170,16 +182,16 @@ def _shown(message: Message, body: Mapping[str, Any], calls: tuple[ToolCall, ...
     )
 
 
-def _words(body: Mapping[str, Any], role: str) -> Markup:
+def _words(body: Mapping[str, Any], role: str, page: ColourBudget) -> Markup:
     if role == "tool":
-        return Markup("<pre>{}</pre>").format(pretty(text_of(body.get("content"))))
+        return Markup("<pre>{}</pre>").format(pretty(text_of(body.get("content")), page))
     content = _without_pictures(body.get("content"))
     if isinstance(content, str) and interruption(body):
         # The page says so itself, and why.
         content = content.removesuffix(INTERRUPTED).rstrip()
     if content is not None and not isinstance(content, str | list):
-        return Markup("<pre>{}</pre>").format(pretty(content))
-    return to_html(words_of({**body, "content": content}))
+        return Markup("<pre>{}</pre>").format(pretty(content, page))
+    return to_html(words_of({**body, "content": content}), page)
 
 
 def _without_pictures(content: Any) -> Any:
@@ -264,7 +276,10 @@ def _answers(
 
 
 def _calls(
-    seq: int, body: Mapping[str, Any], answers: Mapping[tuple[int, int], _Answered]
+    seq: int,
+    body: Mapping[str, Any],
+    answers: Mapping[tuple[int, int], _Answered],
+    page: ColourBudget,
 ) -> Iterator[ToolCall]:
     for place, call in enumerate(calls_of(body)):
         answer = answers.get((seq, place))
@@ -274,8 +289,8 @@ def _calls(
             line=one_line(
                 call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
             ),
-            arguments=pretty(call.arguments),
-            result=None if answer is None else pretty(text_of(answer.result.content)),
+            arguments=pretty(call.arguments, page),
+            result=None if answer is None else pretty(text_of(answer.result.content), page),
             seconds=None if told is None else seconds_of(told),
             failed=told is not None
             and (has_failed(told) or (answer is not None and _is_error(answer.result))),

@@ -49,21 +49,21 @@ def colour_language(info: str, code: str) -> str:
 
 
 class ColourBudget:
-    """The number of characters of code that may still be coloured in one message."""
+    """The number of characters of code that may still be coloured, by default in one message."""
 
     def __init__(self, left: int = MAX_COLOURED_IN_MESSAGE) -> None:
-        self._left = left
+        self.left = left
 
     def take(self, code: str) -> bool:
         """Return whether this code may be coloured, and count it if so."""
-        if len(code) > self._left:  # guard: colour-total
+        if len(code) > self.left:  # guard: colour-total
             return False
-        self._left -= len(code)
+        self.left -= len(code)
         return True
 
     def copy(self) -> "ColourBudget":
         """Return a budget with the same number of characters left."""
-        return ColourBudget(self._left)
+        return ColourBudget(self.left)
 
 
 class Block(Struct, frozen=True):

@@ -23,10 +23,14 @@ function connected(is) {
   $("#gone").hidden = is;
 }
 
+function failure(words, { status, statusText }) {
+  return Object.assign(new Error(words ?? statusText), { status });
+}
+
 async function html(address) {
   const response = await ask(address, { headers: { Accept: "text/html" } });
   const made = new DOMParser().parseFromString(await response.text(), "text/html");
-  if (!response.ok) throw new Error($(".failure p", made)?.textContent ?? response.statusText);
+  if (!response.ok) throw failure($(".failure p", made)?.textContent, response);
   return made;
 }
 
@@ -53,7 +57,7 @@ async function api(method, address, body, tries = 4) {
     await new Promise((go) => { setTimeout(go, 300); });
     return api(method, address, body, tries - 1);
   }
-  if (!response.ok) throw new Error(told.error?.message ?? response.statusText);
+  if (!response.ok) throw failure(told.error?.message, response);
   return told;
 }
 
@@ -409,6 +413,7 @@ function tellNew(count) {
 let refreshing = false;
 let again = false;
 async function refresh() {
+  if (deleted()) return;
   if (refreshing) { again = true; return; }
   refreshing = true;
   try {
@@ -428,7 +433,9 @@ async function takeIn() {
   const last = Number($$(".part", talk).at(-1).dataset.last);
   const from = prompt ? prompt.dataset.seq - 1 : 0;
   // Of a very long turn only what is new comes.
-  const made = await trying(() => part({ after: last - from > 300 ? last : from }));
+  const made = await trying(() => {
+    return part({ after: last - from > 300 ? last : from }).catch(endIfDeleted);
+  });
   if (made === undefined) return;
   tellState(made.dataset);
   let count;
@@ -496,11 +503,23 @@ function follow() {
   source.addEventListener("error", lost);
   source.addEventListener("message", () => refresh());
   source.addEventListener("change", () => refresh());
-  source.addEventListener("deleted", () => {
-    toast("This session was deleted.", true);
-    followed = false;
-    leave();
-  });
+  source.addEventListener("deleted", endPage);
+}
+
+// What is shown stays, and nothing more can be done with it here.
+const deleted = () => !$("#deleted").hidden;
+function endPage() {
+  $("#deleted").hidden = false;
+  $("#state")?.remove();
+  for (const one of $$("#say *, #rename, #retag, [data-undo], [data-fork-at]")) one.disabled = true;
+  followed = false;
+  leave();
+  connected(true);
+}
+
+function endIfDeleted(error) {
+  if (error.status !== 404 && error.status !== 410) throw error;
+  endPage();
 }
 
 // A browser tries again by itself, but not after every kind of failure.
@@ -657,7 +676,7 @@ async function said(words, session, model) {
   });
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
-  throw new Error(told.error?.message ?? response.statusText);
+  throw failure(told.error?.message, response);
 }
 
 // What is being said stands here as plain text, until the stored message takes its place.
@@ -728,8 +747,9 @@ if (say) {
       writing.hidden = true;
       box.value = box.value ? `${words}\n${box.value}` : words;
       fit();
+      if (error.status === 410) endPage();
     }
-    $("#send").disabled = false;
+    $("#send").disabled = deleted();
     $("#stop").hidden = true;
   });
   $("#stop").addEventListener("click", () => trying(() => api("POST", `${base}/stop${ofAgent()}`)));
