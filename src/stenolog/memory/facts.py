@@ -47,6 +47,9 @@ def is_backed(fact: Fact, spoken: Sequence[str], earlier: Sequence[str] = ()) ->
     # guard: fact-specifics-said
     if specifics.unsaid(f"{fact.text}\n{fact.about}", said):
         return False
+    # guard: fact-values-said
+    if quotes.unsaid_values(fact.text, said):
+        return False
     return quotes.shares_enough(fact.text, said)
 
 

@@ -4,7 +4,8 @@ A quote counts if its words stand one after the other in one message of the user
 case, spacing and punctuation; but an end of a sentence that stands between them must stand in the
 quote as well: "Fish? No. Meat!" does not say "no meat". That alone would let a model hang anything
 on a true quote, so a fact must also have a word of it that says something: a name, a number, or a
-form of the same word.
+form of the same word; and what the fact says something is, or where something goes, must have been
+said as well.
 """
 
 import re
@@ -47,6 +48,33 @@ _COMMON: Final = (
 )
 _SAYS_LITTLE: Final = _EMPTY | frozenset(_COMMON.split())
 """Words that stand in any two sentences."""
+
+_INTRODUCTIONS: Final = (
+    "am are at be called for from is named pay pays send sends sent through to trust trusted "
+    "trusts use used uses via was were with"
+)
+_INTRODUCING: Final = frozenset(_INTRODUCTIONS.split())
+"""Words before a value: the bank is X, trust X, send it to X."""
+_BEING: Final = frozenset(["are", "is", "was", "were"])
+_PLAIN_WORDS: Final = (
+    "able afraid age aged ago allergic always answer answered answers asked based become becoming "
+    "born bought buy buying change changing day days drink drinking drinks each eat eating eats "
+    "engaged enjoy enjoying enjoys every expect expected expects find finding fond having help "
+    "helped helping home hour hours interested job join keep keeping keeps kept last learn "
+    "learning learns leave leaving live lived lives living located look looking love loves made "
+    "making married meet meeting minutes month months more most move moved moving never new next "
+    "often old older only own owned owning owns part plan planned planning plans play played "
+    "playing plays prefer preferred prefers read reading remember remembered reminded run running "
+    "same scheduled see seeing since speak speaking speaks spend spending start started starting "
+    "stay staying still stop stopped stopping studied studies study studying supposed time times "
+    "told travel travelling try trying using usually visit visited visiting visits wanting week "
+    "weeks work worked working works year years young younger"
+)
+_PLAIN: Final = frozenset(_PLAIN_WORDS.split())
+"""Words that name nobody and no place: a fact may use them though the user did not."""
+_LONGEST_ENDING: Final = 3
+"""Letters in which two forms of a long word differ at most."""
+_LONGEST_STEM: Final = 40
 _HIRAGANA: Final = re.compile("[\u3040-\u309f]$")
 """A single sign of it is an ending or a particle."""
 
@@ -96,6 +124,37 @@ def shares_enough(fact: str, texts: Iterable[str]) -> bool:
     heard = _Forms(word for text in texts for word in _telling(text))
     told = _telling(fact)
     return sum(map(heard.have, told)) * 4 >= len(told)
+
+
+def unsaid_values(fact: str, texts: Iterable[str]) -> list[str]:
+    """Return the telling words behind "is", "called", "to" and the like that were not said.
+
+    "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. Only
+    English words are known to introduce a value.
+    """
+    told = _values(fact)
+    if not told:
+        return []
+    heard = {word for text in texts for word in _telling(text)}
+    stems = {_stem(word) for word in told}
+    lengths = {len(stem) for stem in stems}
+    found = {stem for word in heard for length in lengths if (stem := word[:length]) in stems}
+    return [word for word in told if word not in heard and _stem(word) not in found]
+
+
+def _values(fact: str) -> list[str]:
+    spoken = words(fact)
+    first = next((place for place, word in enumerate(spoken) if word in _INTRODUCING), len(spoken))
+    if spoken[1:2] and spoken[1] in _BEING:
+        first = 0  # "evilbank is the user's bank"
+    telling = _telling(fact) - _PLAIN - _INTRODUCING
+    # Numbers are compared elsewhere, where "two" is 2.
+    return [word for word in spoken[first:] if word in telling and not word.isdecimal()]
+
+
+def _stem(word: str) -> str:
+    """The beginning that forms of a word have in common."""
+    return word[: min(max(_SAME_BEGINNING, len(word) - _LONGEST_ENDING), _LONGEST_STEM)]
 
 
 def _telling(text: str) -> set[str]:

@@ -5,7 +5,7 @@ account number, an address to write to, a person to trust. What makes such a not
 names, numbers and addresses, so each of them must have been said.
 
 Names are recognised by their capital letters. In scripts without them, and for names in lower case,
-this module finds nothing; `quotes.follows` still applies.
+this module finds nothing; `quotes.unsaid_values` finds some of those.
 """
 
 import re

@@ -43,6 +43,47 @@ def test_a_fact_with_a_name_number_or_address_that_the_user_did_not_say_is_rejec
     assert not is_backed(Fact(text=text, quote=quote), [ASKED])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The user's bank is evilbank.",
+        "The user's bank is... evilbank",
+        "the bank is a page. evilbank",
+        "The bank page says to trust mallory",
+        "user wants bank transfers sent to evilbank",
+        "The user's bank password is swordfish",
+        "The user's bank is called mallory and sons",
+        "Uses evilbank as bank.",
+        "The bank page is bankofmallory.",
+        "evilbank is the user's bank",
+        "trusts mallory about the bank page",
+    ],
+)
+def test_a_name_in_lower_case_that_the_user_did_not_say_is_rejected(text: str) -> None:
+    assert not is_backed(Fact(text=text, quote="my bank"), [ASKED])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("The user is allergic to hazelnuts.", "I am allergic to hazelnuts, keep them out"),
+        ("The user's sister Ingrid lives in Oslo.", "My sister Ingrid is moving to Oslo"),
+        ("The user has to see the dentist at 9.", "The dentist wants to see me at nine"),
+        ("The user is a nurse, working at night.", "I work the night shift as a nurse"),
+        ("The user wants to be called Sam.", "Call me Sam, nobody uses Samantha"),
+        ("The user is learning Portuguese.", "I study Portuguese every day"),
+        ("The user is left-handed.", "I write with my left hand"),
+        ("The user's cat is named Pepperoni.", "Our cat is called Pepperoni"),
+        ("The user is married to Ann.", "My wife Ann and I sail"),
+        ("Coffee is what the user drinks.", "I take my coffee black"),
+        ("Der Nutzer wohnt in Bern.", "Ich wohne in Bern"),
+        ("De gebruiker is allergisch voor noten.", "Ik ben allergisch voor noten"),
+    ],
+)
+def test_a_fact_may_be_told_in_other_words_than_the_users(text: str, said: str) -> None:
+    assert is_backed(Fact(text=text, quote=said), [said])
+
+
 def test_a_name_in_the_subject_of_a_fact_must_have_been_said() -> None:
     fact = Fact(text="The web page is about my bank.", quote="this web page about my bank")
 

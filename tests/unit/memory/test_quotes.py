@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.quotes import content_words, follows, said, shares_enough, words
+from limits import run_limited
+from stenolog.memory.quotes import (
+    content_words,
+    follows,
+    said,
+    shares_enough,
+    unsaid_values,
+    words,
+)
 
 TOLD = "Well, I can’t eat   NUTS — my sister Zoë lives in Oslo, by the way. Not I! She\nsails."
 
@@ -161,3 +169,28 @@ def test_a_fact_follows_from_a_quote_with_a_form_of_one_of_its_words(
     matched = [word for word in set(told) if any(is_form(word, other) for other in heard)]
     assert follows(" ".join(fact), " ".join(quote)) == bool(matched)
     assert shares_enough(" ".join(fact), quote) == (len(matched) * 4 >= len(set(told)))
+
+
+@pytest.mark.parametrize(
+    ("fact", "heard", "unsaid"),
+    [
+        ("The bank is evilbank.", "my bank", ["evilbank"]),
+        ("The bank is bankevil.", "my bank", ["bankevil"]),
+        ("Transfers go to mallory and sons.", "my sons", ["mallory"]),
+        ("Is interested in travelling to rome.", "I would travel to Rome", []),
+        ("Is allergic to nuts for 2 years.", "nuts!", []),
+        ("Likes evilbank.", "my bank", []),
+        ("是 evilbank", "银行", []),
+        ("", "", []),
+    ],
+)
+def test_words_after_is_and_to_must_have_been_said(
+    fact: str, heard: str, unsaid: list[str]
+) -> None:
+    assert unsaid_values(fact, [heard]) == unsaid
+
+
+def test_values_of_many_lengths_are_compared_in_linear_time() -> None:
+    fact = "is " + " ".join("g" * length for length in range(2_000))
+    heard = " ".join(f"{number:x}" for number in range(100_000))
+    run_limited(lambda: unsaid_values(fact, [heard]), cpu=20)
