@@ -1,1 +1,1 @@
-"""Channels: messages of a chat app in, answers out, each at most once."""
+"""Channels: messages from chat apps and webhooks in, answers out, each sent at most once."""

@@ -1,6 +1,6 @@
-"""Interface of chat apps: values, protocols, errors, and the rules that all of them share.
+"""The interface of chat apps: values, protocols, errors and shared rules.
 
-Telegram and webhooks implement it. Another app needs a `Channel` of its own and nothing else.
+Telegram and webhooks implement it. Another app only needs its own `Channel`.
 """
 
 import asyncio
@@ -15,51 +15,52 @@ from msgspec import Struct
 from stenolog.sessions.keys import Scope
 
 Place = Mapping[str, Any]
-"""Where an answer belongs, in the words of its app; JSON, kept with the user's message. Its field
-`channel` is the name of the channel."""
+"""Destination of an answer, in the app's terms. It is JSON and stored with the user's message. Its
+field `channel` is the name of the channel."""
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
-    """A message of a user, as it came from an app."""
+    """A user's message as it came from an app."""
 
     sender: str
     text: str
     id: str
-    """The same whenever it is handed over again, and no other message's."""
+    """Id of the message: unique, and the same when the app sends the message again."""
     chat: str | None = None
-    """The group it was said in; None where two talk alone."""
+    """The group in which it was sent. None: a private chat."""
     thread: str | None = None
     scope: Scope = "sender"
     origin: Place | None = None
-    """Where the answer belongs; None: to whoever waits for it."""
+    """Destination of the answer. None: it is returned to the caller."""
     number: int = 0
-    """Its place among the messages of its chat; 0 where the app has none: then it is given one."""
+    """Position of the message in its chat. 0: the app has no numbers, and the inbox assigns one."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):
-    """A message that is on its way in."""
+    """A message that is being processed."""
 
     durable: asyncio.Future[bool]
-    """True once it is stored or settled, and the app may forget it; False: it is to come again."""
+    """True when it is stored or settled, so that the app may forget it; False: the app must resend
+    it."""
 
 
 class Inward(Protocol):
-    """Where a channel hands over what arrives."""
+    """Where a channel delivers arriving messages."""
 
     def take_in(self, arrival: Arrival) -> Taken:
-        """Begin to store and answer a message; those of one session in this order."""
+        """Start to store and answer a message. Messages of one session keep their order."""
         ...
 
     async def room(self) -> None:
-        """Wait until there is room for more."""
+        """Wait until another message can be accepted."""
         ...
 
     async def tell(self, origin: Place, text: str) -> None:
-        """Say something that is no answer. Raises nothing."""
+        """Send a text that is not an answer. Raises nothing."""
         ...
 
     def recover(self) -> None:
-        """Begin to look after the answers that a killed process did not deliver."""
+        """Start to deliver answers that a killed process did not deliver."""
         ...
 
 
@@ -68,20 +69,20 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """The first part of the keys of its sessions."""
+        """Name of the channel: the first part of its session keys."""
         ...
 
     @property
     def limit(self) -> int:
-        """How long one message may be, in UTF-16 code units."""
+        """Maximum length of a message in UTF-16 code units."""
         ...
 
     async def run(self, inward: Inward) -> None:
-        """Take messages in, until it is cancelled or can never work. Raises nothing else."""
+        """Receive messages until it is cancelled or can never work. Raises nothing else."""
         ...
 
     async def send(self, origin: Place, text: str) -> None:
-        """Hand one message over to the app. Raises NotSent, MaybeSent, Undeliverable."""
+        """Send one message to the app. Raises NotSent, MaybeSent, Undeliverable."""
         ...
 
     async def typing(self, origin: Place) -> None:
@@ -89,25 +90,25 @@ class Channel(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections; a second call does nothing."""
+        """Close connections. A second call does nothing."""
         ...
 
 
 class NotSent(Exception):
-    """The app surely has not got it: it may be sent again."""
+    """The app certainly did not get the message; it may be sent again."""
 
     def __init__(self, words: str, *, after: float = 0.0) -> None:
         self.after = after
-        """The app wants to be left alone for so many seconds."""
+        """Seconds to wait before the next attempt, as the app asked."""
         super().__init__(words)
 
 
 class MaybeSent(Exception):
-    """Nobody knows whether the app has got it: it must not be sent again."""
+    """It is unknown whether the app got the message; it must not be sent again."""
 
 
 class Undeliverable(Exception):
-    """The app will never take it: the chat is gone, or its user wants nothing more."""
+    """The app will never accept the message: the chat is gone, or the user blocked the bot."""
 
 
 # --- addresses ------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def uses_tls(url: str) -> bool:
 
 
 def is_here(url: str) -> bool:
-    """Return whether a URL is on this machine; no proxy is used then."""
+    """Return whether a URL points to this machine. No proxy is used then."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host)
@@ -130,7 +131,7 @@ def is_here(url: str) -> bool:
 
 
 # --- allowing -------------------------------------------------------------------------------------
-# Who is answered: an allow-list, by which an empty one means nobody.
+# The allow list. An empty list allows no sender.
 
 
 _REMEMBERED: Final = 1_000
@@ -138,10 +139,13 @@ _logger = logging.getLogger("stenolog")
 
 
 class AllowList:
-    """Senders that are answered: ids, and names after an `@`. An empty list allows none."""
+    """The senders that are answered: ids, and names with a leading `@`.
+
+    An empty list allows none.
+    """
 
     def __init__(self, entries: Iterable[str], *, setting: str) -> None:
-        """`setting`: the setting that holds the list, for the log."""
+        """`setting`: the name of the setting with the list, for the log."""
         given = [entry.strip() for entry in entries]
         self._ids = {entry for entry in given if entry and not entry.startswith("@")}
         self._names = {entry[1:].casefold() for entry in given if entry.startswith("@")} - {""}
@@ -149,11 +153,11 @@ class AllowList:
         self._refused: set[str] = set()
 
     def has(self, id: str) -> bool:
-        """Return whether the list has this id; nothing is logged."""
+        """Return whether the list contains this id. Logs nothing."""
         return id in self._ids
 
     def allows(self, id: str, name: str = "") -> bool:
-        """Return whether this sender is answered. A refused sender is logged once."""
+        """Return whether this sender is answered. A rejected sender is logged once."""
         if id in self._ids or (name and name.casefold() in self._names):  # guard: empty-allow-list
             return True
         if id not in self._refused and len(self._refused) < _REMEMBERED:

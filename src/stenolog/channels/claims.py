@@ -1,8 +1,8 @@
-"""What only one gateway does at a time: to poll an app, to deliver in a conversation.
+"""Exclusive work of gateways: only one at a time polls an app, or delivers in a conversation.
 
-Each such thing is a session in a store of its own, in the namespace `channels` of the workspace:
-its lease says who is at it, and its meta keeps what the next one should know. Without such a store
-there is one process only, and a store in its memory is enough.
+Each kind of work is a session in a separate store, in the namespace `channels` of the workspace.
+Its lease marks the process that does the work, and its meta keeps data for the next one. Without
+such a store there is only one process, and an in-memory store is enough.
 """
 
 import asyncio
@@ -20,14 +20,17 @@ from stenolog.stores.in_memory import InMemoryStore
 
 _TTL: Final = 20.0
 _OFTEN: Final = 0.1
-"""So many seconds are between two looks whether another has ended."""
+"""Seconds between two checks whether another holder has ended."""
 
 
 class Claims:
-    """Who is at what. It owns the store and the threads."""
+    """Leases for exclusive work. Owns the store and its threads."""
 
     def __init__(self, store: Store | None = None, *, ttl: float = _TTL) -> None:
-        """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
+        """Create it inside of a running event loop.
+
+        `ttl`: maximum seconds to wait for a killed holder.
+        """
         self.ttl: Final = ttl
         self._store = InMemoryStore() if store is None else store
         self._closed = False
@@ -38,9 +41,9 @@ class Claims:
     async def held(
         self, name: str, *, wait: bool = True, lost: Callable[[], None] = lambda: None
     ) -> AsyncIterator[None]:
-        """Be the one who is at this. Raises StoreBusy where another is, and none is to `wait`.
+        """Hold the claim `name`. Raises StoreBusy if it is taken and `wait` is false.
 
-        `lost` is called where another process took it over. Raises what the store raises.
+        `lost` is called if another process takes it over. Raises errors of the store.
         """
         self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
@@ -53,12 +56,12 @@ class Claims:
                 yield
 
     async def note(self, name: str, **fields: Any) -> None:
-        """Keep something for the next one. Raises what the store raises."""
+        """Store data for the next holder. Raises errors of the store."""
         self._check_open()
         await self._threads.run(self._store.set_meta, name, **fields)
 
     async def noted(self, name: str) -> Mapping[str, Any]:
-        """What was kept. Raises what the store raises."""
+        """Return the stored data. Raises errors of the store."""
         self._check_open()
         try:
             return (await self._threads.run(self._store.info, name)).meta
@@ -66,15 +69,15 @@ class Claims:
             return {}
 
     async def counted(self, name: str, token: str, content: str) -> int:
-        """The number of what has this token: the next one, where it is new.
+        """Return the number for an idempotency key: the next one if it is new.
 
-        Raises OnceConflict for other content, and what the store raises.
+        Raises OnceConflict for other content, and errors of the store.
         """
         self._check_open()
         return await self._threads.run(self._store.add_message, name, "user", content, once=token)
 
     async def close(self) -> None:
-        """Close the store and end the threads; a second call does nothing."""
+        """Close the store and its threads. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -98,12 +101,12 @@ class Claims:
 
 
 def conversation(agent: str | None, key: str) -> str:
-    """The name of the right to deliver in a session; of any length it has one."""
+    """Return the name of the claim to deliver in a session, of fixed length."""
     return f"delivery-{_place(agent, key)}"
 
 
 def said_in(agent: str | None, key: str) -> str:
-    """The name of the list of what was said in a chat."""
+    """Return the name of the session that lists the messages of a chat."""
     return f"said-{_place(agent, key)}"
 
 

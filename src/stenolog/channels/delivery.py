@@ -1,9 +1,10 @@
-"""Answers on their way to an app: at most once.
+"""Delivery of answers to an app, at most once.
 
-The log has every answer once. Towards an app nobody can have both: what was handed over just before
-a crash may have arrived or not. So a mark in the session's meta says `sending` before the first
-piece, and `sent` after the last one; who finds `sending` alone tells the reader, and sends nothing
-again. An answer without a mark was never begun to be sent, and is delivered at the next start.
+The log contains every answer exactly once, but an app cannot guarantee the same: a message that was
+sent just before a crash may or may not have arrived. So a mark in the session's meta is set to
+`sending` before the first piece and to `sent` after the last one. If a process finds `sending`, it
+notifies the user and does not send again. Sending an answer without a mark was never started; it is
+delivered at the next start.
 """
 
 import asyncio
@@ -31,42 +32,42 @@ from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavai
 from stenolog.records import Message
 
 # --- marks ----------------------------------------------------------------------------------------
-# How far the answers of a session were delivered, as its meta says; and which are due.
+# Delivery marks in a session's meta, and the answers that are due.
 #
-# `sending` stands there before the first piece of an answer is sent, `sent` after the last one.
-# So who finds `sending` alone knows that nobody knows. Answers that surely were not sent are
-# owed, also when later ones are sent.
+# The mark is `sending` before the first piece of an answer is sent, and `sent` after the last one.
+# So `sending` after a crash means that the outcome is unknown. Answers that were certainly not sent
+# are owed, even if later ones are sent.
 
 
 FIELD: Final = "delivery"
-"""The field of a session's meta."""
+"""Meta field of a session."""
 
 State = Literal["sending", "sent", "unsure", "refused", "owed"]
-"""unsure: it may have arrived, and its reader was told so. refused: the app did not take it. owed:
-surely it was not sent."""
+"""unsure: it may have arrived, and the user was notified. refused: the app rejected it. owed: it
+was certainly not sent."""
 MOST_OWED: Final = 20
-"""So many are sent after all; of a chat that is out of reach for longer, the newest."""
+"""Maximum number of owed answers per session. Only the newest are kept."""
 
 
 class Mark(Struct, frozen=True, kw_only=True):
-    """How far the answers of a session were sent, and what became of the one that was last."""
+    """How far the answers of a session were sent, and the result of the last attempt."""
 
     seq: int
-    """The newest answer that was sent, or begun to be."""
+    """The newest answer whose sending was started."""
     state: State
-    """Of the one that was begun last: an older one, where that was owed."""
+    """State of the answer that was started last, which may be an older, owed one."""
     origin: Place
     owed: tuple[int, ...] = ()
-    """Those up to `seq` that are still to be sent, in order."""
+    """Seqs up to `seq` that are still to be sent, in order."""
 
     def fields(self) -> dict[str, Any]:
-        """As it stands in the meta."""
+        """Return the mark as stored in meta."""
         told = {"seq": self.seq, "mark": self.state, "origin": dict(self.origin)}
         return {**told, "owed": list(self.owed)} if self.owed else told
 
 
 class Due(Struct, frozen=True, kw_only=True):
-    """An answer that is to be delivered."""
+    """An answer to be delivered."""
 
     seq: int
     text: str
@@ -74,7 +75,7 @@ class Due(Struct, frozen=True, kw_only=True):
 
 
 def mark_in(meta: Mapping[str, Any]) -> Mark | None:
-    """The mark in a session's meta; None where there is none."""
+    """Return the mark in a session's meta, or None."""
     told = meta.get(FIELD)
     if not isinstance(told, Mapping):
         return None
@@ -87,12 +88,12 @@ def mark_in(meta: Mapping[str, Any]) -> Mark | None:
 
 
 def is_due(mark: Mark | None, seq: int) -> bool:
-    """Whether the answer at this seq was neither sent nor begun to be."""
+    """Whether sending the answer at `seq` was never started."""
     return mark is None or seq > mark.seq or seq in mark.owed
 
 
 def begun(mark: Mark | None, answer: Due) -> Mark:
-    """The mark that stands there while an answer is being sent."""
+    """Return the mark for an answer that is being sent."""
     if mark is None:
         return Mark(seq=answer.seq, state="sending", origin=answer.origin)
     return Mark(
@@ -104,7 +105,7 @@ def begun(mark: Mark | None, answer: Due) -> Mark:
 
 
 def owing(mark: Mark, seq: int) -> Mark:
-    """The mark once it is sure that this answer was not sent."""
+    """Return the mark after an answer was certainly not sent."""
     owed = sorted({*mark.owed, seq})[-MOST_OWED:]
     return replace(mark, state="owed", owed=tuple(owed))
 
@@ -120,9 +121,9 @@ def due(
 ) -> list[Due]:
     """Return the answers to send to a channel, by seq, so that owed ones come first.
 
-    Only answers to messages at a seq above `after` that were said at or after `since`. The origin
-    of a message counts if an agent received the message, which writes both in one append. Versions
-    before that mark wrote the origin alone: those are sent if `allows` agrees.
+    Only answers to messages above seq `after` that were stored at or after `since`. The origin of a
+    message is trusted if an agent received the message: the agent writes origin and mark in one
+    append. Older versions wrote the origin without that mark: those are sent if `allows` agrees.
     """
     found: dict[int, Due] = {}
     for index, message in enumerate(history):
@@ -131,7 +132,7 @@ def due(
         if origin is None or origin.get("channel") != channel or message.at < since:
             continue
         if message.seq <= after:
-            continue  # a copy: the source of the fork sends it
+            continue  # the source of the fork sends it
         if not is_received(body) and not allows(origin):  # guard: deliver-own-origin
             continue
         answer = answer_to(history[index:], message.seq)
@@ -149,9 +150,9 @@ UNSURE: Final = (
     "/retry has your last message answered again."
 )
 _FRESH: Final = timedelta(days=1)
-"""What was said longer ago is not answered out of the blue."""
+"""Maximum age of a message whose answer is still delivered."""
 _LONGEST: Final = 120.0
-"""For so many seconds it is tried again to hand a message over, besides what the app asks for."""
+"""Maximum seconds of retries for a message, besides delays that the app asks for."""
 _TRIES: Final = 5
 _PAGE: Final = 200
 _REMEMBERED: Final = 10_000
@@ -160,7 +161,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class Delivery:
-    """Delivers the answers of one channel."""
+    """The delivery of one channel's answers."""
 
     def __init__(
         self,
@@ -171,9 +172,10 @@ class Delivery:
         pause: float = 1.0,
         allows: Callable[[Place], bool] = lambda _: False,
     ) -> None:
-        """`pause`: seconds before what was surely not sent is sent again; longer each time.
+        """`pause`: seconds before the first retry of a message that was not sent.
 
-        `allows`: whether the allow list of the channel has this origin.
+        Later ones wait longer. `allows`: whether the allow list of the channel contains this
+        origin.
         """
         self._allows = allows
         self.channel = channel
@@ -183,14 +185,14 @@ class Delivery:
         self._stopping = asyncio.Event()
         self._cut = False
         self._running: set[asyncio.Task[Any]] = set()
-        """The answers that are being sent."""
+        """Answers that are being sent."""
 
     async def deliver(
         self, instance: AgentInstance, answer: Answer, text: str, origin: Place
     ) -> None:
-        """Send an answer in these words, unless that was done or begun before. Raises nothing.
+        """Send `text` as the answer, unless sending it was started before. Raises nothing.
 
-        One that is not in the log has no mark, and is just sent.
+        An answer that is not in the log has no mark and is sent without one.
         """
         if not text.strip():
             return
@@ -199,21 +201,21 @@ class Delivery:
             return
         one = Due(seq=answer.seq, text=text, origin=origin)
         if await self._safely(instance, answer.key, one):
-            # The app takes messages: also those that it did not take before.
+            # The app accepts messages again, so send those that it did not accept before.
             try:
                 await self.catch_up(instance, answer.key, only_owed=True)
             except StenologError as error:
                 _logger.warning("what is owed in %r waits: %s", answer.key, error)
 
     async def cut(self) -> None:
-        """End the sending, while the marks can still be written; the next start goes on."""
+        """Stop sending while marks can still be written; the next start continues."""
         self._cut = True
         self._stopping.set()
         if await ended(self._running):
             raise asyncio.CancelledError
 
     async def tell(self, origin: Place, text: str) -> None:
-        """Say something that is no answer of the log. Raises nothing."""
+        """Send a text that is not an answer in the log. Raises nothing."""
         try:
             await self._send(origin, text, [])
         except (NotSent, MaybeSent, Undeliverable) as error:
@@ -222,11 +224,11 @@ class Delivery:
     # --- after a restart ---------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Look through the sessions for what a killed process left. Raises nothing.
+        """Deliver the answers that a killed process left, in all sessions. Raises nothing.
 
-        Answers that were never begun to be sent are sent; of those of which nobody knows, the
-        reader is told, once. Where somebody else sends, it is looked again until that has ended:
-        it may be a killed process whose claim has not run out.
+        Answers whose sending was never started are sent; if the outcome is unknown, the user is
+        notified once. If another process is sending in a session, check again until it ends: it may
+        be a killed process whose claim has not expired.
         """
         left: list[tuple[AgentInstance, str, bool]] = []
         since = datetime.now(UTC) - _FRESH
@@ -243,7 +245,7 @@ class Delivery:
             left = [one for one in left if not await self._looked_after(*one)]
 
     async def _looked_after(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
-        """Look for what was left in a session; False where somebody else sends there."""
+        """Recover one session; return False if another process is sending there."""
         if self._stopping.is_set():
             return True
         try:
@@ -264,11 +266,11 @@ class Delivery:
         return True
 
     def stop_recovering(self) -> None:
-        """Look after no further sessions; the next start does."""
+        """Recover no more sessions; the next start continues."""
         self._stopping.set()
 
     async def catch_up(self, instance: AgentInstance, key: str, *, only_owed: bool = False) -> None:
-        """Deliver the answers of a session that were never begun to be sent, or are owed."""
+        """Deliver the answers of a session whose sending was never started, or that are owed."""
         mark = await self._mark(instance, key)
         if only_owed and (mark is None or not mark.owed):
             return
@@ -284,7 +286,7 @@ class Delivery:
         )
         for one in waiting:
             if only_owed and mark is not None and one.seq not in mark.owed:
-                continue  # whoever made it is about to send it
+                continue  # the task that made it is about to send it
             if one.text.strip():
                 await self._safely(instance, key, one)
 
@@ -318,14 +320,14 @@ class Delivery:
         return own and mark is not None and mark.state == "sending"
 
     async def _tell_unsure(self, instance: AgentInstance, key: str, mark: Mark) -> None:
-        # The mark first: it is told at most once, too.
+        # The mark is written first, so that the user is notified at most once.
         await self._set_mark(instance, key, replace(mark, state="unsure"))
         await self.tell(mark.origin, UNSURE)
 
     # --- one answer --------------------------------------------------------------------------
 
     async def _safely(self, instance: AgentInstance, key: str, answer: Due) -> bool:
-        """Deliver an answer, and tell whether it was sent just now. Raises nothing."""
+        """Deliver an answer, and return whether it was sent now. Raises nothing."""
         for attempt in range(1, _TRIES + 1):
             if self._cut:
                 return False
@@ -350,7 +352,8 @@ class Delivery:
             if not is_due(before, answer.seq):
                 return False
             if before is not None and self._is_sending(before):
-                # Who has sent it is gone, and this mark would be the last to tell of it.
+                # The process that sent it is gone, and the new mark would replace the only record
+                # of it.
                 await self._tell_unsure(instance, key, before)
             mark = begun(before, answer)
             handed_over: list[str] = []
@@ -376,14 +379,14 @@ class Delivery:
         return False
 
     async def _owe(self, instance: AgentInstance, key: str, mark: Mark) -> None:
-        """Note at the end that an answer was not sent. Raises nothing but CancelledError."""
+        """Record that an answer was not sent. Raises only CancelledError."""
         try:
             await self._set_mark(instance, key, mark)
         except Exception:
             _logger.exception("that nothing was sent in %r could not be noted", key)
 
     async def _send(self, origin: Place, text: str, handed_over: list[str]) -> None:
-        """Send a text in pieces; `handed_over` holds each that may have arrived."""
+        """Send a text in pieces. `handed_over` gets each piece that may have arrived."""
         for piece in split(text, self.channel.limit):
             waited, pause = 0.0, self._pause
             while True:
@@ -400,7 +403,7 @@ class Delivery:
                     pause = min(2 * pause, _LONGEST / 4)
                 except (MaybeSent, Undeliverable):
                     raise
-                except Exception as error:  # noqa: BLE001 - its words might hold a secret
+                except Exception as error:  # noqa: BLE001 - its text might contain a secret
                     raise MaybeSent(f"it failed with {type(error).__name__}") from None
                 else:
                     break

@@ -1,8 +1,8 @@
-"""Messages of an app on their way in: to their session, into the store, to the agent, and back.
+"""The inbox of a channel: stores messages of an app, has them answered, delivers the answers.
 
-Those of one chat are stored in the order in which they came; chats do not wait for each other, and
-nobody but /stop overtakes. When a message is durable is told apart from when it is answered: an app
-that hands over again what was not taken may forget it only then.
+Messages of one chat are stored in the order in which they arrived. Chats do not wait for each
+other, and only /stop is processed out of order. A message becomes durable before it is answered: an
+app that resends unconfirmed messages may forget it only when it is durable.
 """
 
 import asyncio
@@ -40,21 +40,22 @@ from stenolog.errors import (
 from stenolog.sessions.keys import Origin, key_for, owner_for
 
 # --- going on -------------------------------------------------------------------------------------
-# In which session a chat goes on, after /new, /resume and /fork: kept in the meta of its own one.
+# The session in which a chat continues after /new, /resume and /fork, stored in the meta of the
+# chat's first session.
 #
-# A message that an app hands over once more after that belongs where it was said at first; so the
-# place of the command in its chat is kept, too.
+# A message that an app sends again after a move belongs to the session in which it was first sent,
+# so the number of the command in its chat is stored too.
 
 
 FIELD: Final = "goes_on_in"
 _MOST_EARLIER: Final = 50
-"""So many moves before the last one are kept."""
+"""Maximum number of earlier moves that are stored."""
 _REMEMBERED_CHATS: Final = 10_000
 _logger = logging.getLogger("stenolog")
 
 
 class GoesOn(Struct, frozen=True, kw_only=True):
-    """The session in which a chat continues, since which message, and where it was before."""
+    """The session in which a chat continues, the number of the command, and the session before."""
 
     key: str
     before: str
@@ -65,7 +66,7 @@ class GoesOn(Struct, frozen=True, kw_only=True):
 
 
 def session_of(own: str, goes_on: GoesOn | None, arrival: Arrival) -> str | None:
-    """Return the session of a message; None for a command that was already executed."""
+    """Return the session of a message, or None for a command that was already executed."""
     if goes_on is None:
         return own
     if not arrival.number or not goes_on.number or (arrival.chat or "") != goes_on.chat:
@@ -112,7 +113,7 @@ class GoingOn:
         """Record that the chat continues in another session from this message on."""
         chat = arrival.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
-        with suppress(StenologError):  # the command was executed
+        with suppress(StenologError):  # the command was executed already
             earlier = _moves(await self._found(instance, own), chat)
         place = GoesOn(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
         self._kept[instance.id, own] = place
@@ -161,26 +162,25 @@ def _read(meta: Mapping[str, Any]) -> GoesOn | None:
 
 
 # --- register -------------------------------------------------------------------------------------
-# Which messages of a program came before: each has a number, the same whenever it comes again.
+# Numbers for the messages of programs. A message that is sent again keeps its number.
 #
-# Programs give ids and no numbers. Without one nobody could say in which session a message was
-# said, once the chat goes on in another; and the log, which has every message once, has no
-# commands. So the ids of a chat stand in a session of the store of claims, in the order in which
-# they came.
+# Programs send ids without numbers. Without a number, the session of a repeated message would be
+# unknown after the chat moved to another one; and the log contains no commands. So the ids of a
+# chat are stored in a session of the claims store, in the order of their arrival.
 
 
 _UNDONE: Final = "undone-"
-"""Prefix of the meta field of a command that was begun and not executed."""
+"""Prefix of the meta field of a command that was started and not executed."""
 
 
 class Register:
-    """Numbers of the messages of a channel whose app has none."""
+    """Numbers for the messages of a channel whose app has none."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
 
     async def number_of(self, instance: AgentInstance, own: str, arrival: Arrival) -> int:
-        """Return the number of a message in its chat; 0 if it cannot be stored.
+        """Return the number of a message in its chat, or 0 if it cannot be stored.
 
         Raises OnceConflict if another message had this id.
         """
@@ -191,20 +191,20 @@ class Register:
         except UsageError:
             raise
         except StenologError as error:
-            # The message is accepted all the same, as if the log could not be written.
+            # The message is accepted anyway, as if the log could not be written.
             _logger.warning("if a message in %r comes again, it may be new: %s", own, error)
             return 0
 
     async def begin(self, instance: AgentInstance, own: str, arrival: Arrival) -> bool:
-        """Return whether to execute a command: not if any process has begun to.
+        """Return whether to execute a command: False if any process has started it before.
 
-        So it is not executed again after a crash either, as it may have had an effect.
+        So it is not executed again after a crash either, because it may have had an effect.
         """
         if not arrival.number:
             return True
         place = said_in(instance.id, own)
         try:
-            # Each attempt has other content, so only one of all processes succeeds.
+            # Each attempt has different content, so only one process succeeds.
             await self._claims.counted(place, f"{_digest(arrival.id)}-begun", secrets.token_hex(8))
         except OnceConflict:
             undone = f"{_UNDONE}{arrival.number}"
@@ -218,7 +218,7 @@ class Register:
         return True
 
     async def undo(self, instance: AgentInstance, own: str, arrival: Arrival) -> None:
-        """Record that a command was refused, so that it is executed when it is repeated."""
+        """Record that a command was rejected, so that it is executed when it is sent again."""
         if arrival.number:
             with suppress(StenologError):
                 place = said_in(instance.id, own)
@@ -226,7 +226,7 @@ class Register:
 
 
 def _digest(*words: str) -> str:
-    # Makes an idempotency key of any id or text.
+    # Makes an idempotency key from any id or text.
     told = "\0".join(words).encode("utf-8", "surrogatepass")
     return hashlib.sha256(told).hexdigest()
 
@@ -237,7 +237,7 @@ def _digest(*words: str) -> str:
 T = TypeVar("T")
 
 _QUIET: Final = (CLOSES, TAKEN_OVER)
-"""Whoever goes on with the turn delivers its answer."""
+"""Outcomes without a message: the process that resumes the turn delivers its answer."""
 _WORDLESS: Final = "(The model answered without a word.)"
 _NOT_SAVED: Final = "This is not saved yet, because nothing can be stored right now."
 _REASONS: Final[Mapping[type[StenologError], str]] = {
@@ -251,19 +251,19 @@ _BROKEN: Final = "Something went wrong with your message, and it is not answered
 _MOST_CRASHES: Final = 3
 _REMEMBERED: Final = 1_000
 _TYPING: Final = 4.0
-"""Seconds after which an app forgets that somebody types, or soon after."""
+"""Seconds between typing indicators, which apps show for about this long."""
 
 
 class Incoming(Taken, frozen=True, kw_only=True):
-    """A message that is on its way in, and the answer to it."""
+    """A message that is being processed, and its answer."""
 
     answer: "asyncio.Task[Answer | None]"
-    """None: nothing is to be said. Raises UsageError, where nobody delivers, for what can never be
-    stored."""
+    """None: there is nothing to say. If nothing delivers answers, raises UsageError for a message
+    that can never be stored."""
 
 
 class Inbox:
-    """Takes the messages of one channel in, has them answered and the answers delivered."""
+    """The processing of one channel's messages: storing, answering, delivering."""
 
     def __init__(
         self,
@@ -274,9 +274,10 @@ class Inbox:
         register: Register | None = None,
         most: int = 256,
     ) -> None:
-        """Without a delivery, answers are for who called. `most`: so many at the same time.
+        """Without a `delivery`, answers are returned to the caller.
 
-        `register`: where messages get their numbers, if their app has none.
+        `most`: maximum number of messages that are processed at once. `register`: assigns numbers,
+        if the app has none.
         """
         self._loop = loop
         self._channel = channel
@@ -294,44 +295,45 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        """Whether no more can be answered at the same time."""
+        """Whether the maximum number of messages is being processed."""
         return len(self._tasks) >= self._most
 
     async def room(self) -> None:
-        """Wait until there is room for more."""
+        """Wait until another message can be accepted."""
         while self.full:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def take_in(self, arrival: Arrival) -> Incoming:
-        """Begin to store and answer a message; those of one session in this order."""
+        """Start to store and answer a message. Messages of one session keep their order."""
         durable: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         task = _begin(self._taken_in(arrival, durable), self._tasks)
         return Incoming(durable=durable, answer=task)
 
     async def tell(self, origin: Place, text: str) -> None:
-        """Say something that is no answer. Raises nothing."""
+        """Send a text that is not an answer. Raises nothing."""
         if self._delivery is not None:
             await self._delivery.tell(origin, text)
 
     def recover(self) -> None:
-        """Begin to look after the answers that a killed process did not deliver."""
+        """Start to deliver answers that a killed process did not deliver."""
         if self._delivery is not None:
-            # Not cut off with who asks for it: what is being sent should arrive.
+            # A separate task: if the caller is cancelled, messages that are being sent still
+            # arrive.
             _begin(self._delivery.recover(), self._recovering)
 
     async def drain(self, patience: float) -> None:
-        """Wait until all that came is answered and delivered, for so many seconds."""
+        """Wait at most `patience` seconds until all messages are answered and answers delivered."""
         self.stop_recovering()
         if under_way := self._tasks | self._recovering:
             await asyncio.wait(under_way, timeout=max(patience, 0))
 
     def stop_recovering(self) -> None:
-        """Look after no further answers of a killed process; the next start does."""
+        """Stop recovering answers of a killed process; the next start continues."""
         if self._delivery is not None:
             self._delivery.stop_recovering()
 
     async def close(self) -> None:
-        """End what is still under way; what is answered by then stays in the log."""
+        """Cancel running tasks. Answers that are complete stay in the log."""
         await ended(self._tasks | self._recovering)
 
     # --- one message -------------------------------------------------------------------------
@@ -340,9 +342,9 @@ class Inbox:
         try:
             return await self._answered(arrival, durable)
         except StoreClosed:
-            return None  # it comes again at the next start
+            return None  # the app sends it again at the next start
         except UsageError as error:
-            # It can never be stored, however often it comes.
+            # It can never be stored, however often it is sent.
             _settle(durable, True)
             if self._delivery is None:
                 raise
@@ -354,7 +356,7 @@ class Inbox:
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
             if (durable.done() and durable.result()) or self._crashes_too_often(arrival):
-                # It does not come again.
+                # The app does not send it again.
                 _settle(durable, True)
                 await self._say(arrival, _BROKEN)
             return None
@@ -367,7 +369,7 @@ class Inbox:
         hearing = _Hearing(self, arrival, durable)
         asked = commands.parse(arrival.text)
         if asked is not None and asked.name == "stop":
-            # It ends what the others wait for.
+            # /stop does not wait: it ends the turn that the others wait for.
             again = await self._begin(instance, base, arrival, hearing)
         else:
             order = self._orders.setdefault((instance.id, base), asyncio.Lock())
@@ -381,7 +383,7 @@ class Inbox:
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
-            return answer  # it comes again and again, and was told so
+            return answer  # it is sent again and again, and the user was notified the first time
         if self._delivery is not None and arrival.origin is not None:
             text = words_for(answer)
             await self._delivery.deliver(instance, answer, text, arrival.origin)
@@ -390,9 +392,9 @@ class Inbox:
     async def _begin(
         self, instance: AgentInstance, base: str, arrival: Arrival, hearing: "_Hearing"
     ) -> Answer | None:
-        """Hand a message to the agent, and wait until it is durable or answered.
+        """Pass a message to the agent, and wait until it is durable or answered.
 
-        Gives an answer where the agent is not asked: to a command that was obeyed already.
+        Return an answer if the agent was not called, because the command was executed before.
         """
         own = await self._loop.run(instance.own_key, base)
         listed = None if arrival.number else self._register
@@ -427,7 +429,7 @@ class Inbox:
         )
 
     def _crashes_too_often(self, arrival: Arrival) -> bool:
-        """Count one more crash of a message; whether it is not to come again."""
+        """Count a crash of a message, and return whether to give the message up."""
         crashes = self._crashes.pop(arrival.id, 0) + 1
         if crashes >= _MOST_CRASHES:
             return True
@@ -437,7 +439,7 @@ class Inbox:
         return False
 
     def _is_first(self, arrival: Arrival) -> bool:
-        """Whether this is the first time that it was neither stored nor answered."""
+        """Whether this is the first time that the message was neither stored nor answered."""
         known = arrival.id in self._failed
         if len(self._failed) >= _REMEMBERED:
             self._failed.clear()
@@ -449,14 +451,14 @@ class Inbox:
             await self.tell(arrival.origin, text)
 
     async def keep_typing(self, origin: Place) -> None:
-        """Show that an answer is being written, for as long as this runs."""
+        """Show that an answer is being written, until cancelled."""
         while self._delivery is not None:
             await self._delivery.channel.typing(origin)
             await asyncio.sleep(_TYPING)
 
 
 class _Hearing:
-    """What the agent makes of one message."""
+    """The agent's processing of one message."""
 
     def __init__(self, inbox: Inbox, arrival: Arrival, durable: asyncio.Future[bool]) -> None:
         self._inbox = inbox
@@ -469,7 +471,10 @@ class _Hearing:
     async def begin(
         self, loop: AgentLoop, inbound: Inbound, instance: AgentInstance
     ) -> Answer | None:
-        """The answer where there is one by the time that the message is durable."""
+        """Start processing.
+
+        Return the answer if it is ready when the message is durable, else None.
+        """
         self._task = asyncio.create_task(loop.hear(inbound, tell=self._heard, agent=instance.id))
         try:
             waited: list[asyncio.Future[Any]] = [self._task, self._durable]
@@ -480,7 +485,7 @@ class _Hearing:
             raise
 
     async def answer(self) -> Answer:
-        """What came of it, after `begin`."""
+        """Return the answer, after `begin`."""
         assert self._task is not None, "it was begun"
         try:
             return await self._task
@@ -500,9 +505,9 @@ class _Hearing:
 
 
 def words_for(answer: Answer) -> str:
-    """Return what the user is told, or an empty string.
+    """Return the text for the user, which may be empty.
 
-    Errors are told in one plain sentence: the details may name hosts and files of the operator,
+    Errors become one plain sentence: the details may contain host and file names of the operator,
     and are in the log.
     """
     text = answer.text
@@ -523,7 +528,7 @@ def _reason(error: StenologError | None) -> str:
 
 
 def _begin(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """Begin something, and keep it among these until it has ended."""
+    """Start a task and keep it in `tasks` until it ends."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

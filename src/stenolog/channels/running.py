@@ -1,4 +1,4 @@
-"""All channels that are configured: opened, run and closed together. What the daemon holds."""
+"""All configured channels, started and closed together by the daemon."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class _Wired(Struct, frozen=True, kw_only=True):
-    """A channel, and its ways in and out."""
+    """A channel with its inbox and delivery."""
 
     channel: Channel
     inbox: Inbox
@@ -38,16 +38,16 @@ class _Wired(Struct, frozen=True, kw_only=True):
 
 
 class Channels:
-    """The chat apps and webhooks of some settings.
+    """The configured chat apps and webhooks.
 
-    In this order: `start`, then the agent's `resume` and `deliver` of what that answered; in the
-    end `drain`, `cut`, the closing of the agent, `close`.
+    Order of calls: `start`, then the agent's `resume` and `deliver` of its answers; at the end
+    `drain`, `cut`, closing the agent, `close`.
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
-        """Made where an event loop runs. Raises UsageError for a secret that is not there.
+        """Create it inside of a running event loop. Raises UsageError for a missing secret.
 
-        `pause`: seconds before it is tried again what failed.
+        `pause`: seconds before failed work is tried again.
         """
         self._loop = loop
         self._settings = settings
@@ -79,18 +79,19 @@ class Channels:
 
     @property
     def names(self) -> list[str]:
-        """The channels that are configured."""
+        """Names of the configured channels."""
         return [wired.channel.name for wired in self._wired]
 
     async def start(self) -> None:
-        """Begin to take messages in."""
+        """Start to receive messages."""
         for wired in self._wired:
             self._tasks.append(asyncio.create_task(_run(wired)))
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
-        """Deliver what was answered to messages of these channels. Raises nothing.
+        """Deliver answers to messages of these channels. Raises nothing.
 
-        The log says where each belongs; what a killed process had begun to send is not sent.
+        The log contains the destination of each. An answer that a killed process had started to
+        send is not sent again.
         """
         for key in dict.fromkeys(answer.key for answer in answers):
             for instance in self._loop.registry:
@@ -102,7 +103,7 @@ class Channels:
                             _logger.warning("the answer in %r was not sent: %s", key, error)
 
     async def drain(self, *, patience: float) -> None:
-        """Take nothing more in, and let what came be answered and sent, for so many seconds."""
+        """Stop receiving, and wait at most `patience` seconds for answers to be sent."""
         for wired in self._wired:
             wired.inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
@@ -111,12 +112,12 @@ class Channels:
         await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
 
     async def cut(self) -> None:
-        """End the sending of answers, before the stores are closed: what was not sent is noted."""
+        """Stop sending before the stores are closed, so that unsent answers can be recorded."""
         sending = (wired.delivery.cut() for wired in self._wired if wired.delivery is not None)
         await asyncio.gather(*sending)
 
     async def close(self) -> None:
-        """End what is left and let go of everything; a second call does nothing."""
+        """Cancel everything that is left, and close. A second call does nothing."""
         await self.drain(patience=0)
         for wired in self._wired:
             await wired.inbox.close()
@@ -147,7 +148,7 @@ async def _run(wired: _Wired) -> None:
 
 def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
     try:
-        # Who has no bot does not need its library.
+        # The library is needed only for a bot.
         from stenolog.channels.telegram import Telegram
     except ImportError as error:
         raise UsageError(
@@ -157,7 +158,7 @@ def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "
 
 
 def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
-    """The store of what only one gateway does; None where there is but one."""
+    """Open the store for claims; None if there is only one process."""
     where = loop.registry.agent().shared_place
     if where is None or not settings.channels.session_persistence:
         return None
@@ -176,7 +177,10 @@ def _webhook_secret(settings: Settings, name: str) -> str:
 
 
 def _secret(settings: Settings, given: str, variable: str, setting: str) -> str:
-    """A secret as it is, or from the environment. Raises UsageError where the variable is empty."""
+    """Return a secret from the setting or the environment.
+
+    Raises UsageError if the variable is empty.
+    """
     if given or not variable:
         return given
     found = settings.keys.get(variable, "")

@@ -1,7 +1,7 @@
-"""A long answer as messages that an app takes: cut where a reader would pause. Pure.
+"""Splitting of a long answer into messages of an app. Pure functions.
 
-At a paragraph, else at a line, a sentence, a word, else anywhere. A block of code that is cut is
-closed in one message and opened again in the next.
+A text is cut at a paragraph, else at a line, a sentence, a word, else anywhere. A code block that
+is cut is closed in one message and opened again in the next.
 """
 
 import re
@@ -15,7 +15,7 @@ LEAST: Final = 64
 _FENCE: Final = "```"
 _CLOSE: Final = f"\n{_FENCE}"
 _MOST_OPENING: Final = 24
-"""A longer first line of a block is not said again."""
+"""Maximum length of a block's first line to be repeated in the next message."""
 _CLOSING: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
 _BREAKS: Final = (
     re.compile(r"\n[ \t]*\n"),
@@ -25,11 +25,11 @@ _BREAKS: Final = (
 )
 _SENTENCE: Final = 2
 _FULL: Final = 3
-"""A message is at least one third full, where a better place to cut would leave it emptier."""
+"""Minimum fill of a message, as 1/N: a better place to cut is ignored if it would leave less."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One message: a part of the text, and what makes its code a block."""
+    """One message: a part of the text, and the fences added to its code block."""
 
     opens: str = ""
     body: str
@@ -37,32 +37,32 @@ class Piece(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The complete message."""
         return f"{self.opens}{self.body}{self.closes}"
 
 
 def units(text: str) -> int:
-    """How long a text is in UTF-16 code units, as Telegram and others count."""
+    """Return the length of a text in UTF-16 code units, as Telegram and others count."""
     return len(text) + sum(character > "\uffff" for character in text)
 
 
 def split(text: str, limit: int) -> list[str]:
-    """The messages, none of them blank or longer than the limit. Raises UsageError for a tiny one.
+    """Return the messages, none blank or longer than `limit`. Raises UsageError for a tiny limit.
 
-    Only white space is left out, where it was cut.
+    Only white space is dropped, at the cuts.
     """
     return [piece.text for piece in pieces(text, limit)]
 
 
 def pieces(text: str, limit: int) -> list[Piece]:
-    """The same, with what was added kept apart."""
+    """Return the messages, with added fences separate from the text."""
     if limit < LEAST:
         raise UsageError(f"limit={limit}: a message has at least {LEAST} characters")
     found: list[Piece] = []
     rest, fence = text.strip("\n"), ""
     while rest.strip():
         if fence and (closing := _CLOSING.match(rest)):
-            # The message before has closed the block.
+            # The previous message has closed the block.
             rest, fence = rest[closing.end() :].lstrip(), ""
             continue
         opens = f"{fence}\n" if fence else ""
@@ -73,17 +73,17 @@ def pieces(text: str, limit: int) -> list[Piece]:
         body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
         before, fence = fence, _open_fence(body, fence)
         if fence and not before and "\n" in between and body.endswith(f"\n{fence}"):
-            # A block begins with its code: its first line goes along.
+            # A block's first line moves to the next message with its code.
             body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
         if body.strip():
             found.append(Piece(opens=opens, body=body, closes=_CLOSE if fence else ""))
-        # What leads a line of code says what belongs to what.
+        # The indentation of code must be kept.
         rest = rest.lstrip("\n") if fence else rest.lstrip()
     return found
 
 
 def _place_to_cut(text: str, room: int, *, in_code: bool) -> tuple[int, int]:
-    """How many characters go into this message, and how many of white space are left out."""
+    """Return the number of characters for this message, and of white space to drop after it."""
     window = _within(text, room)
     for number, pattern in enumerate(_BREAKS):
         if in_code and number == _SENTENCE:
@@ -95,7 +95,7 @@ def _place_to_cut(text: str, room: int, *, in_code: bool) -> tuple[int, int]:
 
 
 def _within(text: str, room: int) -> int:
-    """So many characters have no more units than this."""
+    """Return the maximum number of characters with at most `room` units."""
     count = min(len(text), room)
     while (over := units(text[:count]) - room) > 0:
         count -= (over + 1) // 2
@@ -103,13 +103,13 @@ def _within(text: str, room: int) -> int:
 
 
 def _open_fence(body: str, fence: str) -> str:
-    """The line that opened the block of code in which a text ends; empty outside of any."""
+    """Return the first line of the code block in which a text ends; empty outside of a block."""
     for line in body.split("\n"):
         bare = line.strip()
         if not bare.startswith(_FENCE):
             continue
         if not fence:
-            # A line such as ```x``` is code in itself.
+            # A line such as ```x``` is inline code.
             if _FENCE not in bare.lstrip("`"):
                 fence = bare if units(bare) <= _MOST_OPENING else _FENCE
         elif not bare.strip("`"):

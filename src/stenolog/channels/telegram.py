@@ -1,8 +1,8 @@
-"""Telegram: a bot that asks for updates by long polling, with python-telegram-bot's `Bot`.
+"""Telegram: a bot that receives updates by long polling, with python-telegram-bot's `Bot`.
 
-An update is confirmed only once its message is durable, which the library's own polling does not
-wait for. Of several gateways on one database the one that holds the claim polls. The token never
-stands in a log or an error.
+An update is confirmed only when its message is durable, which the library's own polling does not
+support. If several gateways share a database, only the one that holds the claim polls. The token
+never appears in a log or an error.
 """
 
 import asyncio
@@ -47,20 +47,20 @@ from stenolog.errors import StenologError, StoreBusy
 from stenolog.settings.values import TelegramSettings
 
 # --- offsets --------------------------------------------------------------------------------------
-# How far the updates of an app were taken in, where it hands out all from a number on.
+# Progress through the updates of an app that returns all updates from a number on.
 #
-# The app forgets what lies below the number it is asked from. So that number never passes an
-# update that is not durable, however many after it are.
+# The app forgets updates below the requested number. So that number never passes an update that is
+# not durable, even if later ones are.
 
 
 _State = Literal["open", "durable", "left"]
 
 
 class Offsets:
-    """Which updates are open, durable, or left to be fetched again. Pure.
+    """The state of updates: open, durable, or to be fetched again. Pure.
 
-    Telegram forgets the updates below the number that it is asked for. So that number never passes
-    an update that is not durable.
+    Telegram forgets the updates below the requested number. So that number never passes an update
+    that is not durable.
     """
 
     def __init__(self, *, known_below: int = 0) -> None:
@@ -71,7 +71,7 @@ class Offsets:
 
     @property
     def next(self) -> int | None:
-        """First number to ask for; None if no update is known yet."""
+        """First number to request; None if no update is known yet."""
         return self._next
 
     @property
@@ -80,7 +80,7 @@ class Offsets:
         return any(state != "durable" for state in self._states.values())
 
     def came(self, numbers: Iterable[int]) -> list[int]:
-        """Return the numbers to handle now, and mark them as open."""
+        """Return the numbers to process now, and mark them as open."""
         there = sorted(set(numbers))
         for number in [one for one, state in self._states.items() if state == "left"]:
             if there and number not in there:
@@ -96,7 +96,7 @@ class Offsets:
         return new
 
     def settled(self, number: int, *, durable: bool) -> None:
-        """Record that an update is durable, or has to be fetched again."""
+        """Record that an update is durable, or must be fetched again."""
         self._states[number] = "durable" if durable else "left"
         self._advance()
 
@@ -116,12 +116,12 @@ NAME: Final = "telegram"
 _SERVER: Final = "https://api.telegram.org"
 _TEXT_ONLY: Final = "I understand only text."
 _LONG_POLL: Final = 25
-"""Seconds that the server keeps a question for updates open."""
+"""Seconds that the server keeps a request for updates open."""
 _LONGEST: Final = 60.0
 _HINT: Final = 86_400.0
-"""A note of how far it was is worth nothing after a day: numbers may begin anew after a week."""
+"""Seconds for which a stored offset is valid. Telegram may restart its numbers after a week."""
 _TALKATIVE: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
-"""Loggers of libraries that tell whole addresses, in which the token stands."""
+"""Loggers of libraries that log complete URLs, which contain the token."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -131,14 +131,14 @@ class _Stopped(Exception):
 
 
 class _NoSecret(logging.Filter):
-    """Lets nothing through that holds the token."""
+    """A filter that drops log records with the token."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()
         self._secret = secret
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it may be logged."""
+        """Return whether the record may be logged."""
         return self._secret not in record.getMessage()  # guard: bot-token-not-logged
 
 
@@ -157,7 +157,7 @@ class Telegram:
         pause: float = 2.0,
         long_poll: int = _LONG_POLL,
     ) -> None:
-        """`pause`: seconds before it is tried again what failed, or what another gateway does."""
+        """`pause`: seconds before a retry, and between checks of another gateway's claim."""
         self._token = token
         self._claims = claims
         self._scope = settings.scope
@@ -182,7 +182,7 @@ class Telegram:
     # --- in ----------------------------------------------------------------------------------
 
     async def run(self, inward: Inward) -> None:
-        """Take messages in, until it is cancelled or the token is refused."""
+        """Receive messages until it is cancelled or the token is rejected."""
         while True:
             try:
                 await self._poll_if_free(inward)
@@ -199,7 +199,7 @@ class Telegram:
         )
 
     async def _poll_if_free(self, inward: Inward) -> None:
-        """Poll for as long as this is the gateway that does. Raises StoreBusy, _Stopped."""
+        """Poll while this gateway holds the claim. Raises StoreBusy, _Stopped."""
         polling: asyncio.Task[None] | None = None
 
         def lost() -> None:
@@ -237,10 +237,10 @@ class Telegram:
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
                 if under_way:
-                    # Not for long: others may have something to say, too.
+                    # Limited, because messages of other chats may arrive.
                     await asyncio.wait(under_way, timeout=self._pause / 2)
                 if offsets.waiting and not new:
-                    # The server gives what is not confirmed again, at once.
+                    # The server returns unconfirmed updates again immediately.
                     await asyncio.sleep(self._pause)
                 if offsets.next != before:
                     await self._note(offsets.next)
@@ -248,7 +248,7 @@ class Telegram:
             await ended(under_way)
 
     async def _patiently(self, call: Any) -> Any:
-        """What a call gives, however often it takes. Raises _Stopped where it never will."""
+        """Retry a call until it succeeds. Raises _Stopped if it never will."""
         pause, told = self._pause, ""
         while True:
             try:
@@ -268,7 +268,7 @@ class Telegram:
             await asyncio.sleep(wait)
 
     def _take_in(self, update: Update, inward: Inward) -> Taken | None:
-        """Begin to take an update in; None where it is not for the agent."""
+        """Start to process an update; return None if it is not for the agent."""
         message = update.message
         user = None if message is None else message.from_user
         if message is None or user is None or user.is_bot:
@@ -303,7 +303,7 @@ class Telegram:
         )
 
     async def _hint(self) -> int:
-        """Updates below this number were taken in, as far as an earlier process has noted."""
+        """Return the number below which an earlier process handled all updates, or 0."""
         noted = await self._claims.noted(self._place)
         number, at = noted.get("next"), noted.get("at")
         if not isinstance(number, int) or not isinstance(at, int | float):
@@ -321,7 +321,7 @@ class Telegram:
         try:
             await self._send(origin, origin.get("chat"), text)
         except ChatMigrated as error:
-            # A group that grew has another id from then on; nothing was sent.
+            # A group that became a supergroup has a new id; nothing was sent.
             try:
                 await self._send(origin, error.new_chat_id, text)
             except ChatMigrated as again:
@@ -346,7 +346,7 @@ class Telegram:
             raise MaybeSent(self._words(error)) from None
 
     def allows(self, origin: Place) -> bool:
-        """Return whether the allow list has the user of this private chat."""
+        """Return whether the user of this private chat is on the allow list."""
         return self._allowed.has(str(origin.get("chat")))
 
     async def typing(self, origin: Place) -> None:
@@ -359,7 +359,7 @@ class Telegram:
             )
 
     async def close(self) -> None:
-        """Let go of the connections; a second call does nothing."""
+        """Close connections. A second call does nothing."""
         await ended(self._telling)
         await self._bot.shutdown()
         for name in _TALKATIVE:
@@ -370,7 +370,7 @@ class Telegram:
 
 
 _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""What goes wrong before anything is sent."""
+"""Errors that occur before anything is sent."""
 
 
 def _request(base: str, *, connections: int) -> HTTPXRequest:
@@ -405,6 +405,6 @@ async def _told(inward: Inward, origin: Place) -> bool:
 
 
 async def _settle(taken: Taken | None, number: int, offsets: Offsets) -> None:
-    """Note what became of an update."""
-    # Who stops asking for updates does not stop those that came: they are others' to end.
+    """Record whether an update is durable."""
+    # Shielded: when polling stops, messages that have arrived are still processed.
     offsets.settled(number, durable=taken is None or await asyncio.shield(taken.durable))

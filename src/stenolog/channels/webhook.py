@@ -1,8 +1,8 @@
-"""Webhooks: a program sends signed messages, and gets the answers back or sent to its address.
+"""Webhooks: programs send signed messages, and get the answers in the response or at a reply URL.
 
-The signature is the proof; no other token is asked for here. An unknown name is answered like a
-wrong signature. The body must be read before its signature can be checked, so the number of bodies
-that are being received and the time for each are limited.
+The signature authenticates the sender; no other token is needed. An unknown webhook gets the same
+response as a wrong signature. A signature can be checked only after the body was read, so the
+number of bodies that are being received and the time for each are limited.
 
 A signature is `t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.` and the body.
 """
@@ -39,9 +39,9 @@ from stenolog.sessions.keys import Scope
 from stenolog.settings.values import WebhookSettings
 
 # --- signing --------------------------------------------------------------------------------------
-# Signatures of webhooks: who sent this, and when.
+# Signatures of webhooks, which authenticate the sender and the time.
 #
-# `t=SECONDS,v1=HEX`: HEX is HMAC-SHA256 of `SECONDS.` and the body, by a secret of both sides.
+# `t=SECONDS,v1=HEX`: HEX is the HMAC-SHA256 of `SECONDS.` and the body, with a shared secret.
 
 
 HEADER: Final = "X-Steno-Signature"
@@ -51,12 +51,12 @@ _FORM: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 
 def signature(secret: str, body: bytes, *, at: int) -> str:
-    """Return the header value of a message that is sent at this time."""
+    """Return the header value for a message that is sent at `at`."""
     return f"t={at},v1={_digest(secret, at, body)}"
 
 
 def is_recent(header: str, *, now: float) -> bool:
-    """Return whether the header has the form of a signature, and its time is not too far off."""
+    """Return whether the header has the format of a signature and its time is recent."""
     found = _FORM.fullmatch(header)
     return found is not None and abs(now - int(found[1])) <= STALE
 
@@ -65,7 +65,7 @@ def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
     """Return whether the header is a recent signature of this body with this secret."""
     found = _FORM.fullmatch(header)
     at, given = (int(found[1]), found[2]) if found else (0, "")
-    # Always compared, so that the time taken reveals nothing.
+    # Always compared, so that the response time reveals nothing.
     right = hmac.compare_digest(_digest(secret, at, body), given)
     return right and abs(now - at) <= STALE  # guard: signature-age
 
@@ -80,13 +80,13 @@ def _digest(secret: str, at: int, body: bytes) -> str:
 
 MOST_BODY: Final = 1024 * 1024
 BODY_SECONDS: Final = 5.0
-"""Seconds that a program has to send its message."""
+"""Maximum seconds for receiving a message."""
 MAX_PENDING: Final = 32
-"""Maximum number of messages that are being received at once, before their signature is known."""
+"""Maximum number of messages that are being received at once, before their signature is checked."""
 _TIMEOUT: Final = 10.0
 _LIMIT: Final = 1_000_000
 _CHAT: Final = "#"
-"""Stands before the name of a chat in keys, so that it is never that of a sender."""
+"""Prefix of the name of a chat in session keys, so that it never equals a sender."""
 _TYPES: Final = {401: "authentication_error", 403: "permission_error"}
 _REFUSED: Final = "the signature is missing, wrong or too old"
 
@@ -94,7 +94,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Posted(Struct, frozen=True, kw_only=True):
-    """What a program sends."""
+    """A message from a program."""
 
     sender: Name
     text: Annotated[str, Meta(min_length=1)]
@@ -102,11 +102,11 @@ class Posted(Struct, frozen=True, kw_only=True):
     chat: Name | None = None
     """A group whose senders share one session."""
     thread: Name | None = None
-    """Each thread of a sender is a session of its own."""
+    """A thread of a sender. Each one is a separate session."""
 
 
 class Webhook:
-    """One program that sends messages, as a channel."""
+    """A webhook as a channel."""
 
     limit: Final = _LIMIT
 
@@ -115,17 +115,17 @@ class Webhook:
         self.secret = secret
         self.allowed = AllowList(settings.allow, setting=f"webhooks.{name}.allow")
         self.replies = bool(settings.reply_url)
-        """Whether answers are sent to an address of the program's."""
+        """Whether answers are sent to `reply_url`."""
         self._url = settings.reply_url
         self._client: httpx2.AsyncClient | None = None
 
     async def run(self, inward: Inward) -> None:
-        """Look after what a killed process left; messages come by themselves."""
+        """Recover undelivered answers. Messages arrive through the routes."""
         if self.replies:
             inward.recover()
 
     async def send(self, origin: Place, text: str) -> None:
-        """Send an answer to the program's address. Raises NotSent, MaybeSent, Undeliverable."""
+        """Send an answer to `reply_url`. Raises NotSent, MaybeSent, Undeliverable."""
         told = {name: value for name, value in origin.items() if name != "channel"}
         body = msgspec.json.encode({**told, "text": text})
         headers = {
@@ -154,20 +154,20 @@ class Webhook:
             raise MaybeSent(f"reply_url failed ({status})")
 
     def allows(self, origin: Place) -> bool:
-        """Return whether the allow list has the sender."""
+        """Return whether the sender is on the allow list."""
         return self.allowed.has(str(origin.get("sender")))
 
     async def typing(self, origin: Place) -> None:
-        """Programs do not wait for a sign."""
+        """Do nothing: programs have no typing indicator."""
         del origin
 
     async def close(self) -> None:
-        """Let go of the connections; a second call does nothing."""
+        """Close connections. A second call does nothing."""
         if self._client is not None:
             await self._client.aclose()
 
     def arrival(self, posted: Posted) -> Arrival:
-        """A message as the agent is given it. Raises UsageError."""
+        """Convert a posted message to an Arrival. Raises UsageError."""
         if posted.sender.startswith(_CHAT):
             raise UsageError(f"the name of a sender does not begin with {_CHAT}")
         scope: Scope = "group" if posted.chat else "thread" if posted.thread else "sender"
@@ -186,12 +186,12 @@ class Webhook:
 
 
 def channel_name(name: str) -> str:
-    """The channel of a webhook of this name: no other channel is called so."""
+    """Return the channel name of a webhook, which no other kind of channel has."""
     return f"webhook-{name}"
 
 
 def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
-    """The paths at which messages of these webhooks are taken: `/webhooks/NAME`."""
+    """Return the route that receives the messages of these webhooks: `/webhooks/NAME`."""
     if not hooks:
         return []
     by_name = {hook.name: (hook, inbox) for hook, inbox in hooks}
@@ -200,7 +200,7 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
     async def receive(request: Request) -> Response:
         found = by_name.get(channel_name(request.path_params["name"]))
         header = request.headers.get(HEADER, "")
-        # Nothing is read for a request that cannot be valid.
+        # Reject requests that cannot be valid before reading anything.
         if found is None or not is_recent(header, now=time.time()):
             return _error(401, _REFUSED, code="wrong_signature")
         try:
@@ -246,7 +246,7 @@ async def _take_in(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
         return _error(400, str(error), code="usage_error")
     failed = answer is None or answer.outcome == "failed" or answer.error is not None
     text = "" if answer is None else answer.text if answer.error is None else words_for(answer)
-    # Without words also if another process has taken the turn over, or this one closes: the next
+    # The text is also empty if another process took the turn over, or this one shuts down. The next
     # request with the same id gets the answer.
     if answer is None or (failed and not text):
         return _unavailable("the message was not answered; send it again", code="not_answered")
@@ -255,14 +255,14 @@ async def _take_in(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
 
 
 class GaveWay(Exception):
-    """A newer message replaced one that is slow to arrive."""
+    """A slow message lost its slot to a newer one."""
 
 
 class PendingBodies:
     """The bodies that are being received, limited in number and time.
 
-    A signature cannot be checked before its body is complete, so slow senders must not keep others
-    out: if there are too many, the oldest one gives way.
+    A signature cannot be checked before its body is complete, so slow senders must not block
+    others: if there are too many, the oldest one is dropped.
     """
 
     def __init__(self, most: int = MAX_PENDING, seconds: float = BODY_SECONDS) -> None:
@@ -277,7 +277,7 @@ class PendingBodies:
             return None
         if len(self._limits) >= self._most:  # guard: webhook-bodies-limited
             oldest = next(iter(self._limits))
-            if not oldest.expired():  # it may have, and its task did not run since
+            if not oldest.expired():  # it may have, without its task having run since
                 del self._limits[oldest]
                 oldest.reschedule(asyncio.get_running_loop().time())
         limit = asyncio.timeout(self._seconds)
@@ -302,14 +302,14 @@ async def _body(request: Request) -> bytes | None:
 
 
 def _unavailable(words: str, *, code: str) -> Response:
-    """Ask the sender to send the message again."""
+    """Return a response that asks the sender to send the message again."""
     return _error(503, words, code=code, headers={"Retry-After": "1"})
 
 
 def _error(
     status: int, words: str, *, code: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """An error in the shape that all of the gateway have."""
+    """Return an error in the format of the gateway."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     told = {"message": words, "type": kind, "code": code}
     return JSONResponse({"error": told}, status_code=status, headers=headers)

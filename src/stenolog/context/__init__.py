@@ -1,4 +1,4 @@
-"""What is sent to a model, and what is summarised so that it always fits."""
+"""Requests to a model: the messages to send, and summaries of older ones so that the rest fits."""
 
 from stenolog.context.arranging import Needs, arrange
 from stenolog.context.budget import Limits

@@ -1,8 +1,8 @@
-"""Messages as providers take them: every call answered, no result without its call, ids unique.
+"""Messages in the form that providers accept: every call has its result, and ids are unique.
 
-One idea does most of it: each result is written out directly behind its call, in the order of the
-calls, and nowhere else. So what stood between them moves behind, orphans and duplicates are left
-out, and a call without a result gets one that says so.
+The main idea: each result is written directly after its call, in the order of the calls, and
+nowhere else. So messages between them move after the results, orphaned and duplicate results are
+dropped, and a call without a result gets one that says so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,60 +31,62 @@ from stenolog.context.turns import Turn, turns_of
 from stenolog.records import Message
 
 INTERRUPTED: Final = "[interrupted]"
-"""The result of a call that never got one."""
+"""The result sent for a call that never got one."""
 EMPTY: Final = "[no text]"
-"""Where a user or a tool said nothing: providers refuse a message without content."""
+"""Content sent for an empty user message or tool result: providers reject messages without
+content."""
 GOES_ON: Final = "[the conversation goes on]"
 _FIRST: Final = ("system", "developer")
-"""Whose messages stand before the talk."""
+"""Roles whose messages come before the conversation."""
 _TEXTS: Final = ("text", "input_text", "output_text")
-"""The parts that are nothing but a text. A field of this name in any other says little of it."""
+"""Types of parts that contain only text. In parts of other types, an empty `text` is allowed."""
 
 
 class Needs(Struct, frozen=True, kw_only=True):
-    """What a provider wants; the default suits OpenAI-compatible servers."""
+    """Requirements of a provider. The defaults suit OpenAI-compatible servers."""
 
     merge_user: bool = False
-    """User messages in a row become one."""
+    """Merge consecutive user messages."""
     user_first: bool = False
-    """The first message after the system prompt is a user's."""
+    """The first message after the system prompt must be a user message."""
     reasoning: Literal["none", "newest", "all"] = "none"
-    """Whose reasoning fields are sent back: no message's, those of the newest turn, all."""
+    """Messages whose reasoning fields are sent back: none, those of the newest turn, or all."""
     keep_fields: tuple[str, ...] = ()
-    """Further fields to send: many servers refuse a field that they do not know."""
+    """Additional fields to send. Others are dropped, because many servers reject unknown fields."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """A message as it will be sent, and where it comes from."""
+    """A message in the form in which it is sent, with its origin."""
 
     body: Body
     seqs: tuple[int | None, ...]
-    """Where it stands in the log; of results in one message, where each of them does. None for
-    what is not stored, or was never said by anybody."""
+    """Seq of the message, or of each result if results share one message. None: not stored, or
+    added here."""
     turn: int
-    """Which turn of the history it belongs to."""
+    """Index of the turn in the history."""
 
     @property
     def seq(self) -> int | None:
-        """Where it stands in the log, or the first of it."""
+        """The first seq."""
         return self.seqs[0]
 
 
 def arrange(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Body]:
-    """All messages, valid for a provider and in order; the given ones are left as they are."""
+    """Return all messages in a form that a provider accepts. The input is not changed."""
     return finish([entry.body for entry in entries_of(messages, needs)], needs)
 
 
 def entries_of(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Entry]:
-    """All messages as they will be sent, turn by turn; user messages are not merged yet."""
+    """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
     said = _as_said([(body_of(message), seq_of(message)) for message in messages])
     return _Arrangement([body for body, _ in said], [seq for _, seq in said], needs).entries()
 
 
 def _as_said(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
-    """Whoever spoke while an answer was being written stands behind it: it has not seen that.
+    """Move user messages that an answer has not seen after that answer.
 
-    In the log it stands before the answer, and a model would take it for answered.
+    They were stored while the answer was being written, so the log has them before it, and a model
+    would consider them answered.
     """
     said: list[tuple[Body, int | None]] = []
     for body, seq in stored:
@@ -98,7 +100,10 @@ def _as_said(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int 
 
 
 def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:
-    """The last step, when it is known what is sent: what needs its neighbours."""
+    """Merge user messages and insert a first user message where `needs` requires it.
+
+    This is the last step, because it depends on which messages are sent.
+    """
     finished: list[Body] = []
     for body in bodies:
         before = finished[-1] if finished else None
@@ -113,7 +118,7 @@ def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:
 
 
 class _Arrangement:
-    """One pass over the messages, which gives out the ids that are not taken yet."""
+    """One pass over the messages, which assigns unique call ids."""
 
     def __init__(self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: Needs) -> None:
         self._bodies = bodies
@@ -147,10 +152,10 @@ class _Arrangement:
         return found
 
     def _free(self, wanted: str) -> str:
-        """The wanted id, or one like it that no other call of the request has."""
+        """Return `wanted`, or a similar id that no other call of the request has."""
         free = wanted
         while free in self._taken:
-            # Counted on from the last time: a model may call each of its calls the same.
+            # Continues at the last number: a model may use the same id for all its calls.
             self._times[wanted] = self._times.get(wanted, 1) + 1
             free = f"{wanted}_{self._times[wanted]}"
         self._taken.add(free)
@@ -166,7 +171,7 @@ class _Arrangement:
             result = None if where is None else results_of(self._bodies[where[0]])[where[1]]
             body = self._result(call, ids[place], result)
             if call.in_content and found:
-                # Such a provider wants all results of one message in one message.
+                # Providers of this format want all results of a message in one message.
                 both = [*found[-1].body["content"], *body["content"]]
                 found[-1] = Entry(
                     body={"role": "user", "content": both},
@@ -197,7 +202,7 @@ class _Arrangement:
         *,
         keep_reasoning: bool,
     ) -> Body | None:
-        """The message without what a provider would refuse; None where nothing is left of it."""
+        """Return the message without parts that providers reject, or None if it becomes empty."""
         role = role_of(body)
         if role in ("", "tool") or (role == "user" and not speaks(body)):
             return None
@@ -235,7 +240,7 @@ def _unwanted(role: str, *, keep_reasoning: bool) -> frozenset[str]:
 
 
 def _called(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
-    """The fields of an assistant message that make its calls."""
+    """Return the content and the calls of an assistant message."""
     if not calls:
         return {"content": _without_calls(content)}
     if not calls[0].in_content:
@@ -272,7 +277,10 @@ def _listed(call: Call, id: str) -> Body:
 
 
 def _arguments(value: Any) -> str:
-    """The text of a JSON object: servers that read arguments fail on any others, for ever."""
+    """Return the arguments as the text of a JSON object.
+
+    Servers that parse them reject anything else.
+    """
     text = "" if value is None else value if isinstance(value, str) else as_json(value)
     if not text.strip():
         return "{}"
@@ -284,7 +292,7 @@ def _arguments(value: Any) -> str:
 
 
 def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
-    """Text, a list of parts, or None where there is nothing."""
+    """Return text, a list of parts, or None if the content is empty."""
     if value is None or isinstance(value, str):
         return value if value and value.strip() else None
     if not isinstance(value, list):
@@ -302,7 +310,7 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
 
 
 def _kept(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The part; None for a text that says nothing, which strict providers refuse."""
+    """Return the part, or None for an empty text, which strict providers reject."""
     if part["type"] not in _TEXTS:
         return part
     text = part.get("text")
@@ -325,7 +333,10 @@ def _as_parts(content: Any) -> list[Any]:
 
 
 def _sendable(body: Body) -> Body:
-    """The same body where it can be written as JSON; else with what cannot be replaced."""
+    """Return the body unchanged if JSON can represent it.
+
+    Otherwise replace what JSON cannot represent.
+    """
     try:
         msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
@@ -336,7 +347,7 @@ def _sendable(body: Body) -> Body:
 
 def _written(value: Any, *, depth: int) -> Any:
     if isinstance(value, str):
-        # Half a surrogate pair is text that no request can carry.
+        # A lone surrogate cannot be sent in a request.
         return value.encode("utf-8", "replace").decode()
     if depth > 50:
         return "[too deep]"

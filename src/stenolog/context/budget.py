@@ -1,4 +1,4 @@
-"""How many tokens and messages there may be, and what is said when that is not enough."""
+"""Limits for tokens and messages of a request, and the error for a limit that is too small."""
 
 from msgspec import Struct
 
@@ -6,14 +6,14 @@ from stenolog.errors import ContextTooSmall, UsageError
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What one request may hold, and when a conversation is compacted. Raises UsageError."""
+    """Limits of a request, and thresholds for summarizing. Raises UsageError."""
 
     max_context_tokens: int = 32_000
-    """System prompt, tools, memory, history and the answer together."""
+    """Maximum tokens of system prompt, tools, memory, history and answer together."""
     max_history_messages: int = 50
-    """More messages than this are compacted, however short they are."""
+    """Number of messages above which the oldest are summarized, however short they are."""
     reserve: int | None = None
-    """Kept free for the answer; a quarter of the context, at most 4,096, where it is not given."""
+    """Tokens reserved for the answer. None: a quarter of the context, at most 4,096."""
 
     def __post_init__(self) -> None:
         for name in ("max_context_tokens", "max_history_messages", "reserve"):
@@ -30,33 +30,33 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> int:
-        """Tokens kept free for the answer."""
+        """Tokens reserved for the answer."""
         if self.reserve is not None:
             return self.reserve
         return max(min(4_096, self.max_context_tokens // 4), 1)
 
     @property
     def room(self) -> int:
-        """Tokens for all that is sent."""
+        """Tokens available for everything that is sent."""
         return self.max_context_tokens - self.answer
 
     def history(self, fixed: int) -> int:
-        """Tokens for summary and history, where this many are taken by all else that is sent."""
+        """Return the tokens for summary and history if everything else takes `fixed` tokens."""
         return max(self.room - fixed, 0)
 
     def summary(self, fixed: int = 0) -> int:
-        """Tokens that a summary may take, so that it never crowds the talk out."""
+        """Return the maximum tokens of a summary, so that it never displaces the messages."""
         return max(self.history(fixed) // 8, self.room // 32)
 
     def enough_for(self, sent: int) -> int:
-        """The smallest max_context_tokens with which this many can be sent."""
+        """Return the smallest max_context_tokens with which `sent` tokens can be sent."""
         if self.reserve is not None:
             return sent + self.reserve
-        # A quarter of the whole is a third of the rest.
+        # A quarter of the total is a third of the remaining tokens.
         return sent + max(min(4_096, -(-sent // 3)), 1)
 
     def at_most(self, max_context_tokens: int) -> "Limits":
-        """The same limits for a model that takes no more than this."""
+        """Return these limits, reduced for a model with a smaller context."""
         if max_context_tokens >= self.max_context_tokens:
             return self
         smaller = max(max_context_tokens, 2)
@@ -69,23 +69,23 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """What must be sent at the least, in tokens."""
+    """Tokens of the parts that every request must contain."""
 
     system: int
     tools: int
     newest: int
-    """The newest user message."""
+    """Tokens of the newest user message."""
     skeleton: int
-    """What is left of its turn when all that can be elided is."""
+    """Tokens of the rest of its turn after eliding everything that can be elided."""
 
     @property
     def total(self) -> int:
-        """All of them together."""
+        """Sum of all parts."""
         return self.system + self.tools + self.newest + self.skeleton
 
 
 def too_small(parts: Parts, limits: Limits) -> ContextTooSmall:
-    """The error that says which number to change."""
+    """Return an error that says which setting to change."""
     needed = limits.enough_for(parts.total)
     least = f"raise max_context_tokens to at least {needed:,}"
     named = {

@@ -1,11 +1,12 @@
-"""Carrying a plan out: one summary, one checkpoint, and an event that tells of it.
+"""Execution of a plan: one summary, one checkpoint, one event that reports it.
 
-How it is known that a compaction was taken back: before each checkpoint the session's meta field
-`compacted` is set to the seq up to which it will hide, and `undo` leaves meta alone. A floor below
-that seq means that the newest compaction is not in force. A crash between the two writes looks the
-same; then the number of messages alone starts no compaction until the next one for another reason,
-and the token budget is kept as ever. A checkpoint that fails sets the field back. The same write
-notes what somebody took back before (`stores/withdrawn.py`): below the floor it looks compacted.
+How an undone summary is recognized: before each checkpoint, the session's meta field `compacted` is
+set to the seq up to which the checkpoint will hide messages; `undo` does not change meta. A floor
+below that seq means that the last summary is not in effect. A crash between the two writes looks
+the same; then the number of messages alone triggers no summary until one is made for another
+reason, and the token budget still holds. A checkpoint that fails resets the field. The same write
+records which messages were withdrawn before (`stores/withdrawn.py`): below the floor they would
+look summarized.
 """
 
 from collections.abc import Sequence
@@ -26,43 +27,43 @@ from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Tokens
 
 COMPACTED: Final = "compacted"
-"""The field of a session's meta: the seq up to which the newest compaction was to hide."""
+"""Meta field of a session: the seq up to which the last summary was to hide messages."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """A session as of one moment."""
+    """A session as read at one moment."""
 
     history: Sequence[Message]
     summary: str = ""
     floor: int = 0
     uid: str = ""
     undone: bool = False
-    """Whether the newest compaction is not in force."""
+    """Whether the last summary is not in effect, for example because it was undone."""
 
     @property
     def unanswered_from(self) -> int | None:
-        """The first message of a user that no finished answer has seen; None where all are."""
+        """Seq of the first user message that no finished answer has seen, or None."""
         return min(standing(self.history).unanswered, default=None)
 
 
 class Compaction(Struct, frozen=True, kw_only=True):
-    """What a compaction did, for who is to be told; `store.undo(key)` takes it back."""
+    """Report of messages that became a summary. `store.undo(key)` reverts it."""
 
     key: str
     why: Why
     first: int
-    """The seq of the first message that was hidden."""
+    """Seq of the first hidden message."""
     last: int
-    """The seq of the last one."""
+    """Seq of the last hidden message."""
     count: int
-    """How many messages were hidden."""
+    """Number of hidden messages."""
     tokens_before: int
-    """About how many tokens would have been sent before."""
+    """Estimated tokens of the next request without the summary."""
     tokens_after: int
     fallback: str = ""
-    """Why the summary was made without a model; empty where a model made all of it."""
+    """Why the summary, or a part of it, was made without a model. Empty: a model made all of it."""
     given_up: int = 0
-    """How many lines the summary had no room for; the messages behind them are in the log."""
+    """Number of lines that did not fit into the summary. Their messages are still in the log."""
 
     def __str__(self) -> str:
         made = " (without a model)" if self.fallback else ""
@@ -76,7 +77,7 @@ class Compaction(Struct, frozen=True, kw_only=True):
 
 
 def look(store: Store, key: str) -> Seen:
-    """Return the session as it is now; an empty one if there is none."""
+    """Return the current state of the session; an empty one if it does not exist."""
     try:
         return seen_in(store.view(key))
     except NoSuchSession:
@@ -84,7 +85,7 @@ def look(store: Store, key: str) -> Seen:
 
 
 def seen_in(view: SessionView | None) -> Seen:
-    """Return what a view shows of a session; None: there is none."""
+    """Return the state in a view; an empty one for None, which means no session."""
     if view is None:
         return Seen(history=())
     info = view.info
@@ -100,10 +101,10 @@ def seen_in(view: SessionView | None) -> Seen:
 def compact_context(
     store: Store, key: str, plan: Plan, *, ask: Ask | None, limits: Limits, tokens: Tokens
 ) -> Compaction | None:
-    """Summarise and hide what was planned; None where the session is no longer as it was.
+    """Summarize and hide the planned messages. Return None if the session has changed.
 
-    However long the model takes, exactly the planned messages are hidden. Raises what the store
-    raises; what the model raises leads to a summary without it.
+    Exactly the planned messages are hidden, however long the model takes. Raises errors of the
+    store; an error of the model leads to a summary without the model.
     """
     made = summarise(
         plan.messages,
@@ -129,7 +130,7 @@ def compact_context(
 
 
 def _apply(store: Store, key: str, plan: Plan, summary: str) -> bool:
-    """Whether the checkpoint was made; it is not where the session is another than planned."""
+    """Make the checkpoint and return True; return False if the session differs from the plan."""
     try:
         view = store.view(key)
     except NoSuchSession:
@@ -154,7 +155,7 @@ def _apply(store: Store, key: str, plan: Plan, summary: str) -> bool:
 
 
 def _is_as_planned(found: SessionInfo, shown: Sequence[Span], plan: Plan) -> bool:
-    """Whether all that the summary covers, and nothing else, is still there to be hidden."""
+    """Whether the messages to be hidden are exactly those that the summary covers."""
     if (found.floor, found.summary) != (plan.expect_floor, plan.summary):
         return False
     if plan.uid and found.uid != plan.uid:
@@ -164,7 +165,7 @@ def _is_as_planned(found: SessionInfo, shown: Sequence[Span], plan: Plan) -> boo
 
 
 def _notes(found: SessionInfo, shown: Sequence[Span], upto: int) -> dict[str, Any]:
-    """The fields of meta for a compaction up to there."""
+    """Return the meta fields for a summary up to this seq."""
     seen = spans.union(shown)
     begin = _summarised(found) + 1
     taken = spans.minus([(begin, upto)] if begin <= upto else [], seen)
@@ -172,7 +173,7 @@ def _notes(found: SessionInfo, shown: Sequence[Span], upto: int) -> dict[str, An
 
 
 def _summarised(found: SessionInfo) -> int:
-    """Up to where what is hidden was compacted, as far as that is known."""
+    """Return the seq up to which hidden messages were summarized, as far as known."""
     if not found.summary:
         return 0
     upto = _compacted(found)
@@ -180,7 +181,7 @@ def _summarised(found: SessionInfo) -> int:
 
 
 def _set_back(store: Store, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
-    """Meta without a compaction that was not made; whether the session is the same. Best effort."""
+    """Restore meta after a failed summary; return whether the session is the same. Best effort."""
     with suppress(StenologError):
         try:
             now = store.info(key)
@@ -192,17 +193,17 @@ def _set_back(store: Store, key: str, found: SessionInfo, shown: Sequence[Span])
         known = _compacted(found)
         fields = {COMPACTED: known or None, withdrawn.META: withdrawn.noted(found.meta)}
         if now.floor > found.floor and now.summary != found.summary:
-            # Somebody else's compaction, or ours after all: what it noted is to stand.
+            # Another process made a summary, or this one succeeded after all: keep its fields.
             fields = _notes(found, shown, now.floor) | {COMPACTED: max(known, now.floor)}
         store.set_meta(key, **fields)
     return True
 
 
 def _leave(store: Store, key: str, now: SessionInfo) -> None:
-    """Take our fields out of a life of the session that they were not meant for."""
+    """Remove these fields from a recreated session for which they were not meant."""
     ours = {COMPACTED, withdrawn.META}
     if now.last_seq == 0 and not now.summary and set(now.meta) <= ours:
-        # It was deleted a moment ago, and only our fields brought it back.
+        # The session was just deleted, and only these fields recreated it.
         store.delete(key)
     else:
         store.set_meta(key, **dict.fromkeys(ours))

@@ -1,4 +1,4 @@
-"""Everything of this room behind one object: for who has a loop of their own."""
+"""The facade of this package, for programs with their own agent loop."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,23 +25,23 @@ T = TypeVar("T")
 _CALLED: Final = "model is called as model(messages)"
 
 RETRIES: Final = 2
-"""How often a request that was too long is made again, shorter."""
+"""Maximum number of shorter retries after a request was too long."""
 _SHORTER: Final = 0.6
-"""By how much, where the provider does not say what it takes."""
+"""Factor for the next attempt if the provider does not state its limit."""
 _NAMED: Final = 0.9
-"""What is used of a limit that a provider named: our count of tokens is not its own."""
+"""Share of a provider's stated limit that is used, because our token counts are estimates."""
 
 Event = Callable[[Compaction], None]
 
 
 class Context:
-    """What a model is sent of the sessions in a store, and their compaction.
+    """A builder of model requests for the sessions of a store. It also summarizes them.
 
-    Over a store, or over what `open_sessions` returns. `ask`: the model that writes summaries, and
-    `ask_limits` what it takes, where that is not what the other model does; without one they are
-    made of the messages' own words. `on_event` is called after each compaction; what it raises is
-    logged. With a `catalog`, what a provider reports of the `model` of this name is kept there, for
-    the next run. Several threads may use it at once. Raises UsageError where `ask` cannot be asked.
+    `store`: a store, or the result of `open_sessions`. `ask`: the model that writes summaries;
+    without one, summaries quote the messages. `ask_limits`: its limits, if they differ from
+    `limits`. `on_event` is called after each summary; its errors are logged. With a `catalog`, the
+    token counts that the provider of `model` reports are kept there for the next run. Thread-safe.
+    Raises UsageError if `ask` cannot be called.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Context:
             raise UsageError("model is the name of the model; who is asked for summaries is `ask`")
         self.store: Store = store.store if isinstance(store, SessionStore) else store
         self.limits = limits or Limits()
-        """Made smaller when a provider says that it takes less."""
+        """Current limits. Reduced when a provider reports a smaller context."""
         self.calibration = Calibration() if catalog is None else catalog.calibration(model)
-        """What the model's reports say of our estimates."""
+        """Ratio of reported to estimated tokens of the model."""
         self._model = model
         self._catalog = catalog
         self._ask = ask
@@ -81,15 +81,16 @@ class Context:
 
     @property
     def tokens(self) -> Tokens:
-        """The counter in use, calibrated."""
+        """The calibrated token counter."""
         return Tokens(count=self._tokens.count, ratio=self._tokens.ratio * self.calibration.ratio)
 
     def window(
         self, key: str, *, memory: str = "", unsaved: Sequence[Mapping[str, Any]] = ()
     ) -> Window:
-        """What to send now; nothing is written. Raises ContextTooSmall.
+        """Return the messages to send now. Writes nothing. Raises ContextTooSmall.
 
-        `memory`: the block that recall made. `unsaved`: newest messages that are not in the store.
+        `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
+        store.
         """
         return self._window(look(self.store, key), memory, unsaved, self.limits)
 
@@ -102,12 +103,12 @@ class Context:
         unsaved: Sequence[Mapping[str, Any]] = (),
         usage: Callable[[T], int | None] | None = None,
     ) -> T:
-        """What the model answers to the window; the answer is yours to store.
+        """Call the model with the window and return its answer. The caller stores the answer.
 
-        Compacts before the call where that is due, and where the provider says that the request is
-        too long; then it asks again, at most twice. `usage`: from an answer, the tokens that the
-        provider counted in the request; what it raises is logged. Raises UsageError for an async
-        model, ContextTooSmall, and all else that the model raises.
+        Summarizes first if that is due, and when the provider rejects the request as too long; then
+        it retries, at most twice. `usage` returns the request tokens that the provider counted,
+        given the answer; its errors are logged. Raises UsageError for an async model,
+        ContextTooSmall, and all other errors of the model.
         """
         check_not_async(model, _CALLED)
         attempt = self.begin(key, memory=memory, unsaved=unsaved)
@@ -129,28 +130,32 @@ class Context:
         unsaved: Sequence[Mapping[str, Any]] = (),
         view: SessionView | None = None,
     ) -> "Attempt":
-        """The same in steps, for who asks the model in another way. Raises ContextTooSmall.
+        """Start a request in steps, for callers that call the model themselves.
 
-        `view`: the session, if the caller has just read it; otherwise it is read here.
+        Raises ContextTooSmall. `view`: the session, if the caller has just read it; otherwise it is
+        read here.
         """
         return Attempt(self, key, memory, unsaved, view)
 
     def settle(
         self, key: str, *, memory: str = "", view: SessionView | None = None
     ) -> Compaction | None:
-        """Compact after a turn, where that is due; None where nothing was hidden.
+        """Summarize after a turn, if that is due. Return None if nothing was hidden.
 
-        `view` as for `begin`.
+        `view`: as for `begin`.
         """
         seen = None if view is None else seen_in(view)
         return self._compact(key, "auto", self.limits, memory, seen=seen)
 
     def compact(self, key: str) -> Compaction | None:
-        """Compact by hand, to half of what there is; None where nothing can be hidden."""
+        """Summarize on request, to at most half of the tokens.
+
+        Return None if nothing can be hidden.
+        """
         return self._compact(key, "manual", self.limits, "")
 
     def reported(self, *, estimated: int, reported: int) -> Calibration:
-        """Take in what a provider counted for a window that was estimated; the new calibration."""
+        """Update the calibration with a provider's count for a window, and return it."""
         with self._learning:
             plain = round(estimated / self.calibration.ratio)
             if self._catalog is None:
@@ -168,7 +173,7 @@ class Context:
         limits: Limits,
         view: SessionView | None,
     ) -> Window:
-        """The window before a call, after the compaction that it may need."""
+        """Return the window for a call, after summarizing if that is needed."""
         seen = look(self.store, key) if view is None else seen_in(view)
         window = self._window(seen, memory, unsaved, limits)
         overfull = bool(window.left_out)
@@ -226,7 +231,7 @@ class Context:
         if done is not None and self._on_event is not None:
             try:
                 self._on_event(done)
-            except Exception as error:  # noqa: BLE001 - it is stored, and the caller is to know it
+            except Exception as error:  # noqa: BLE001 - stored, so the caller must get the report
                 reports.warning("on_event failed after a compaction of %r: %r", key, error)
         return done
 
@@ -236,7 +241,7 @@ class Context:
 
 
 class Attempt:
-    """One request to the model, made shorter as often as the provider finds it too long."""
+    """A request to the model that is shortened when the provider rejects it as too long."""
 
     def __init__(
         self,
@@ -254,12 +259,12 @@ class Attempt:
         self._named: int | None = None
         self._tries_left = RETRIES
         self.window = context._prepared(key, memory, unsaved, self._limits, view)
-        """What to send now."""
+        """The messages to send now."""
 
     def shorten(self, error: Exception) -> bool:
-        """Whether the request was too long, and `window` is a shorter one now.
+        """Replace `window` by a shorter one if the request was too long; otherwise return False.
 
-        Raises ContextTooSmall where nothing shorter can be sent, or that was tried often enough.
+        Raises ContextTooSmall if nothing shorter can be sent, or after the last retry.
         """
         overflow = read_overflow(error)
         if overflow is None:
@@ -280,25 +285,25 @@ class Attempt:
         return True
 
     def answered(self, usage: Callable[[], int | None] | None = None) -> None:
-        """Take in what an answer says of the model; it is paid for, so nothing is raised.
+        """Learn from an answer: the model's limit and its token count. Errors are only logged.
 
-        `usage`: how many tokens the provider counted in the request, where it tells.
+        `usage` returns the request tokens that the provider counted, or None.
         """
         context = self._context
         if self._named is not None:
-            # A limit that was named and that helped is true of the next request, too.
+            # A stated limit that led to an answer applies to later requests, too.
             with context._learning:
                 context.limits = context.limits.at_most(self._named)
         try:
             reported = usage() if usage is not None else None
             if reported:
                 context.reported(estimated=self.window.tokens, reported=reported)
-        except Exception as error:  # noqa: BLE001 - the answer is worth more
+        except Exception as error:  # noqa: BLE001 - the answer matters more
             reports.warning("what the model counted could not be taken in: %r", error)
 
 
 def _given_up(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
-    """The error where the last try was too long for the provider, too."""
+    """Return the error for a last attempt that was still too long."""
     takes = min(overflow.limit or window.tokens, window.tokens)
     return ContextTooSmall(
         f"the model found about {window.tokens:,} tokens too long{_says(overflow)}, after "
@@ -310,7 +315,7 @@ def _given_up(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall
 
 
 def _cannot_be_less(window: Window, overflow: Overflow, least: ContextTooSmall) -> ContextTooSmall:
-    """The error where nothing shorter can be sent: a smaller limit would be of no use."""
+    """Return the error for a request that cannot be shortened; a smaller limit would not help."""
     return ContextTooSmall(
         f"the model found about {window.tokens:,} tokens too long{_says(overflow)}, and not less "
         f"can be sent; give the model a context of at least {least.needed:,}, or shorten the "
@@ -325,9 +330,9 @@ def _says(overflow: Overflow) -> str:
 
 
 def _shorter(limits: Limits, window: Window, overflow: Overflow) -> Limits:
-    """The limits for the next try."""
+    """Return the limits for the next attempt."""
     if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
         return limits.at_most(int(overflow.limit * _NAMED))
-    # What was sent may have been far below the limit that it was made for.
+    # The rejected request may have been far below its limit.
     sent = window.tokens + limits.answer
     return limits.at_most(int(min(sent, limits.max_context_tokens) * _SHORTER))

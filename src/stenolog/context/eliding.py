@@ -1,6 +1,6 @@
-"""An over-long turn made short from inside: what tools said goes first, and the newest stays.
+"""Shortening of a turn that is too long: old tool results first, the newest messages last.
 
-Nothing is lost by it: each text that is elided leaves a pointer to the seq at which the log has it.
+Nothing is lost: each elided text is replaced by a pointer to its seq in the log.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,23 +24,23 @@ from stenolog.tokens import Tokens
 
 
 class Shortened(Struct, frozen=True, kw_only=True):
-    """A turn that fits."""
+    """A turn that fits the budget."""
 
     entries: list[Entry]
     elided: int
-    """How many messages are not whole."""
+    """Number of shortened messages."""
     left_out: tuple[int | None, ...]
-    """The seqs of messages that are not there at all."""
+    """Seqs of the messages that were left out."""
 
 
 def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
-    """What stands for a text: how long it is and where it can be read."""
+    """Return the replacement for an elided text: its length and its seq."""
     where = "" if seq is None else f"; full text at seq {seq}"
     return f"[… elided: {tokens.text(text):,} tokens{where}]"
 
 
 def cut(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
-    """The beginning and the end of a text, about this many tokens, around a mark."""
+    """Return the start and the end of a text around `mark`, about `keep` tokens in total."""
     share = keep / max(tokens.text(text), 1)
     while share > 0.01:
         kept = int(len(text) * share)
@@ -53,7 +53,7 @@ def cut(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
 
 
 class _Shortening:
-    """A turn on its way to a size; each step makes it shorter until it fits."""
+    """A turn that is shortened step by step until it fits."""
 
     def __init__(self, entries: Sequence[Entry], tokens: Tokens) -> None:
         self.entries = list(entries)
@@ -66,11 +66,10 @@ class _Shortening:
         self.last_step = _last_step(entries)
 
     def fits(self, budget: int) -> bool:
-        """Whether it is short enough."""
         return sum(self.costs) <= budget
 
     def shorten(self, budget: int) -> None:
-        """Make it fit, or as short as it gets."""
+        """Shorten the turn until it fits, or as far as possible."""
         olds = range(self.last_step)
         news = range(self.last_step, len(self.entries))
         steps: list[Callable[[], None]] = [
@@ -95,7 +94,7 @@ class _Shortening:
                 self._replace(at, _elided_results(self.entries[at], 0, self.tokens))
 
     def _share(self, places: Sequence[int], budget: int, *, least: int) -> None:
-        """Cut the results of the newest step to equal shares of what the rest leaves."""
+        """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
         results = [at for at in places if _is_result(self.entries[at])]
         others = sum(self.costs) - sum(self.costs[at] for at in results)
         left = max(budget - others, least)
@@ -121,7 +120,7 @@ class _Shortening:
                 self._replace(at, _elided_speech(self.entries[at], self.tokens))
 
     def _leave_out(self, budget: int) -> None:
-        """Leave whole steps out, the oldest first; the first message of the turn as the last."""
+        """Leave out complete steps, oldest first; the first message of the turn goes last."""
         first = 1 if self.entries and _is_user(self.entries[0]) else 0
         gone: set[int] = set()
         for step in [*_steps(self.entries, first), *([[0]] if first else [])]:
@@ -135,7 +134,7 @@ class _Shortening:
             self.costs[at] = 0
 
     def _thoughts(self, budget: int) -> None:
-        """Leave out what the model thought, the oldest first: no pointer would stand for it."""
+        """Remove thinking, oldest first. It cannot be replaced by a pointer."""
         for at in range(len(self.entries)):
             if self.fits(budget):
                 return
@@ -150,7 +149,6 @@ class _Shortening:
             self.elided.add(at)
 
     def result(self) -> Shortened:
-        """The turn as it is now."""
         gone = set(self.left_out)
         return Shortened(
             entries=[entry for at, entry in enumerate(self.entries) if at not in gone],
@@ -168,7 +166,10 @@ def _is_user(entry: Entry) -> bool:
 
 
 def _last_step(entries: Sequence[Entry]) -> int:
-    """Where the newest assistant message that makes calls stands, if nothing but results follow."""
+    """Return the index of the newest message with tool calls, if only results follow it.
+
+    Otherwise return the number of entries.
+    """
     for at in range(len(entries) - 1, -1, -1):
         if calls_of(entries[at].body):
             return at
@@ -178,7 +179,7 @@ def _last_step(entries: Sequence[Entry]) -> int:
 
 
 def _steps(entries: Sequence[Entry], first: int) -> list[list[int]]:
-    """Messages that belong together: a call with its results; any other alone."""
+    """Group messages that belong together: a call with its results. Others are alone."""
     steps: list[list[int]] = []
     for at in range(first, len(entries)):
         if _is_result(entries[at]) and steps:
@@ -242,14 +243,14 @@ def _elided_call(call: Body, seq: int | None, tokens: Tokens) -> Body:
 
 
 def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body | None:
-    """Arguments that only point to the whole ones; None where that is no shorter."""
+    """Return arguments that point to the full ones, or None if that is not shorter."""
     text = arguments if isinstance(arguments, str) else as_json(arguments)
     short = {"elided": pointer(text, seq, tokens)}
     return short if tokens.text(as_json(short)) < tokens.text(text) else None
 
 
 def _short(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
-    """A result in so many tokens, or a pointer; as it is where that would not be shorter."""
+    """Return a result of about `keep` tokens, or a pointer; unchanged if that is not shorter."""
     text = text_of(content)
     taken = _taken(content, tokens)
     if text == INTERRUPTED or taken <= keep:
@@ -260,7 +261,7 @@ def _short(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
 
 
 def _taken(content: Any, tokens: Tokens) -> int:
-    """What a content takes, with all that is not text in it."""
+    """Return the tokens of a content, including parts that are not text."""
     return tokens.message({"content": content}) - tokens.message({})
 
 
@@ -270,14 +271,14 @@ def _shorter(text: str, seq: int | None, tokens: Tokens) -> str:
 
 
 def shorten_turn(entries: Sequence[Entry], budget: int, tokens: Tokens) -> Shortened | None:
-    """The turn within the budget; None where even its skeleton is too long."""
+    """Return the turn within the budget, or None if even its minimum is too long."""
     turn = _Shortening(entries, tokens)
     turn.shorten(budget)
     return turn.result() if turn.fits(budget) else None
 
 
 def skeleton(entries: Sequence[Entry], tokens: Tokens) -> tuple[int, int]:
-    """The tokens of the newest user message, and of the least that is left of its turn beside."""
+    """Return the tokens of the newest user message, and of the minimum rest of its turn."""
     turn = _Shortening(entries, tokens)
     newest = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0
     turn.shorten(0)

@@ -1,7 +1,7 @@
-"""Telling from a provider's error that the request was too long, and for what.
+"""Recognition of provider errors that mean that the request was too long.
 
-There is no common code for it, so the words of many servers are known here. What only sounds alike
-must not be taken for it: to compact a conversation because of a rate limit would be of no use.
+There is no common error code, so this module knows the error texts of many servers. Similar errors
+must not match: summarizing a conversation because of a rate limit would not help.
 """
 
 import re
@@ -14,14 +14,14 @@ _NUMBER: Final = r"(\d[\d,_]*)"
 
 
 class Overflow(Struct, frozen=True, kw_only=True):
-    """A request that was too long for the model."""
+    """A rejection because the request was too long for the model."""
 
     limit: int | None
-    """How many tokens the model takes, where the error says so."""
+    """Context size of the model in tokens, if the error contains it."""
 
 
-# Each with the words around the limit, where the server names it. By server: OpenAI and all who
-# speak like it (vLLM, OpenRouter, DeepSeek, Azure), Anthropic, llama.cpp, Ollama, Gemini, LM
+# Each pattern includes the words around the limit, if the server states it. By server: OpenAI and
+# compatible APIs (vLLM, OpenRouter, DeepSeek, Azure), Anthropic, llama.cpp, Ollama, Gemini, LM
 # Studio, Mistral, Text Generation Inference, SGLang, xAI, Bedrock, Cohere, Moonshot, Copilot.
 _TOO_LONG: Final = [
     re.compile(pattern.replace("#", _NUMBER), re.IGNORECASE)
@@ -82,12 +82,12 @@ _SOMETHING_ELSE: Final = [
 
 
 def is_overflow(error: BaseException) -> bool:
-    """Whether a provider refused the request because it is too long."""
+    """Whether a provider rejected the request because it is too long."""
     return read_overflow(error) is not None
 
 
 def read_overflow(error: BaseException) -> Overflow | None:
-    """What the error says of the model's limit; None where it is about something else."""
+    """Return the overflow that an error reports, or None if the error has another cause."""
     text = "\n".join(_texts(error))
     if any(pattern.search(text) for pattern in _SOMETHING_ELSE):
         return None
@@ -106,7 +106,7 @@ def _whole(number: str | None) -> int | None:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """What an error and those behind it say, wherever their clients put it."""
+    """Yield the texts of an error and its causes, from all fields that clients use for them."""
     seen: BaseException | None = error
     for _ in range(5):
         if seen is None:

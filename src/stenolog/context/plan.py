@@ -1,4 +1,4 @@
-"""When a conversation is compacted and how far: a decision made of values alone."""
+"""The decision when to summarize a conversation, and how much of it. Pure functions of values."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,32 +14,32 @@ from stenolog.records import Message
 from stenolog.tokens import Tokens
 
 Asked = Literal["auto", "manual", "overflow"]
-"""Who wants it: the limits, a person, or a provider that found a request too long."""
+"""What triggered the summary: the limits, a user, or a provider that rejected a long request."""
 Why = Literal["tokens", "count", "manual", "overflow"]
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What to summarise and hide; nothing was done yet."""
+    """The messages to summarize and hide. Making a plan changes nothing."""
 
     why: Why
     messages: tuple[Message, ...]
-    """The messages to summarise, the oldest first."""
+    """The messages to summarize, oldest first."""
     upto: int
-    """The seq of the last of them."""
+    """Seq of the last message to summarize."""
     expect_floor: int
-    """Where the floor must still be when the summary is ready."""
+    """Floor that the session must still have when the summary is ready."""
     uid: str = ""
-    """Of the life of the session that was looked at; empty where that is not known."""
+    """Uid of the session for which the plan was made. Empty: unknown."""
     summary: str
-    """The summary so far, which the new one carries."""
+    """The current summary, which the new one extends."""
     summary_tokens: int
-    """How long the new one may be."""
+    """Maximum tokens of the new summary."""
     kept: int
-    """How many messages stay in sight."""
+    """Number of messages that stay visible."""
     tokens_before: int
-    """Of all that would be sent."""
+    """Tokens of everything that would be sent."""
     tokens_after: int
-    """The same without the messages to summarise, and without any summary."""
+    """The same without the messages to summarize, and without any summary."""
 
 
 def plan_compaction(
@@ -57,12 +57,12 @@ def plan_compaction(
     overfull: bool = False,
     keep_from: int | None = None,
 ) -> Plan | None:
-    """What to compact now; None where nothing is due, or nothing would be hidden.
+    """Return what to summarize now, or None if nothing is due or nothing can be hidden.
 
-    Messages count as they would be sent. `fixed`: tokens of system prompt, tools and memory.
-    `undone`: a compaction was taken back, so that the number of messages alone is no reason for
-    another. `overfull`: the window had to leave something out, so that tokens are a reason
-    whatever their sum. `keep_from`: from this seq on nothing is hidden, because it is unanswered.
+    Messages are counted in the form in which they are sent. `fixed`: tokens of system prompt, tools
+    and memory. `undone`: the last summary was undone, so the number of messages alone does not
+    trigger another. `overfull`: the window left messages out, so tokens are a reason whatever their
+    sum. `keep_from`: first unanswered seq; from there on nothing is hidden.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
     costs: Counter[int] = Counter()
@@ -81,7 +81,8 @@ def plan_compaction(
         goal_tokens = min(goal_tokens, (taken + told) // 2)
         goal_count = min(goal_count, len(history) // 2)
     turns = find_turns([body_of(message) for message in history])
-    # The new summary may grow up to its limit; the half holds with it, too.
+    # Leaves room for a new summary of maximum length, so that half of the space is free in any
+    # case.
     gone = _gone(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
     while gone and keep_from is not None and history[turns[gone].first - 1].seq >= keep_from:
         gone -= 1
@@ -111,11 +112,11 @@ def _reason(asked: Asked, *, over: bool, many: bool) -> Why | None:
 
 
 def _gone(turns: Sequence[Turn], costs: Counter[int], tokens: int, count: int) -> int:
-    """How many turns go: up to the first from which the rest is small enough."""
+    """Return the number of turns to hide: the smallest after which the rest meets both goals."""
     left = costs.total()
     for number, turn in enumerate(turns):
         if turns[-1].end - turn.first <= count and left <= tokens:
             return number
         left -= costs[number]
-    # The newest turn stays, however long it is: the window shortens it from inside.
+    # The newest turn stays, whatever its length: the window shortens it.
     return max(len(turns) - 1, 0)

@@ -1,7 +1,7 @@
-"""What stands in a message: the tool calls it makes, the results it carries, what else it says.
+"""Readers for the parts of a message: tool calls, tool results, text.
 
-Two shapes are read: OpenAI's (`tool_calls`, role `tool`) and Anthropic's (`tool_use` and
-`tool_result` parts of the content). Any other object is read as having neither; nothing raises.
+Two formats are supported: OpenAI's (`tool_calls`, role `tool`) and Anthropic's (`tool_use` and
+`tool_result` parts of the content). Other objects have no calls and no results; nothing raises.
 """
 
 import json
@@ -15,11 +15,11 @@ from stenolog.records import Message
 
 Body = dict[str, Any]
 Spot = tuple[int, int]
-"""Which message, and which call or result of it."""
+"""Index of a message, and index of a call or result in it."""
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
-"""Fields in which providers hand over what a model thought."""
+"""Fields in which providers return the model's thinking."""
 THINKING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _NOT_WORDS: Final = THINKING_PARTS | {"tool_use", "tool_result"}
 
@@ -31,13 +31,13 @@ class Call(Struct, frozen=True, kw_only=True):
     name: str
     arguments: Any
     part: Mapping[str, Any]
-    """As it stands in the message."""
+    """The call as the message contains it."""
     in_content: bool
-    """Whether it is a part of the content, and not of `tool_calls`."""
+    """Whether the call is a part of the content, not an item of `tool_calls`."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     id: str | None
     content: Any
@@ -47,23 +47,23 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 def body_of(message: Message | Mapping[str, Any]) -> Body:
-    """The caller's object, in a dictionary of its own."""
+    """Return the stored object as a new dictionary."""
     return message.to_dict() if isinstance(message, Message) else dict(message)
 
 
 def seq_of(message: Message | Mapping[str, Any]) -> int | None:
-    """Where the message stands in its session; None where it is not stored."""
+    """Return the seq of a message, or None if it is not stored."""
     return message.seq if isinstance(message, Message) else None
 
 
 def role_of(body: Mapping[str, Any]) -> str:
-    """The role; empty where a provider knows no such role."""
+    """Return the role, or empty text if it is not a role of the providers' APIs."""
     role = body.get("role")
     return role if isinstance(role, str) and role in ROLES else ""
 
 
 def calls_of(body: Mapping[str, Any]) -> list[Call]:
-    """The tool calls of an assistant message, in order."""
+    """Return the tool calls of an assistant message, in order."""
     if body.get("role") != "assistant":
         return []
     listed = [call for call in _items(body.get("tool_calls")) if isinstance(call, Mapping)]
@@ -82,7 +82,7 @@ def calls_of(body: Mapping[str, Any]) -> list[Call]:
 
 
 def results_of(body: Mapping[str, Any]) -> list[Result]:
-    """The results that a message carries, in order."""
+    """Return the tool results in a message, in order."""
     role = body.get("role")
     if role == "tool":
         found = _text(body.get("tool_call_id"))
@@ -101,13 +101,13 @@ def results_of(body: Mapping[str, Any]) -> list[Result]:
 
 
 def parts_of(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-    """The parts of this kind in the content."""
+    """Return the content parts of this kind."""
     parts = _items(body.get("content"))
     return [part for part in parts if isinstance(part, Mapping) and part.get("type") == kind]
 
 
 def speaks(body: Mapping[str, Any]) -> bool:
-    """Whether a user says something here, and does not only hand results over."""
+    """Whether this is a user message with content other than tool results."""
     if body.get("role") != "user":
         return False
     content = body.get("content")
@@ -116,7 +116,7 @@ def speaks(body: Mapping[str, Any]) -> bool:
 
 
 def text_of(content: Any) -> str:
-    """The words of a content, whatever its shape; other parts are named in brackets."""
+    """Return the text of a content in any format, with other parts as their type in brackets."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -127,7 +127,7 @@ def text_of(content: Any) -> str:
 
 
 def words_of(body: Mapping[str, Any]) -> str:
-    """What is said in a message: no calls, no results, no thoughts."""
+    """Return the text of a message without calls, results and thinking."""
     if body.get("role") == "tool":
         return ""
     content = body.get("content")
@@ -137,12 +137,12 @@ def words_of(body: Mapping[str, Any]) -> str:
 
 
 def as_json(value: Any) -> str:
-    """The value as JSON text, or as Python shows it where JSON cannot hold it."""
+    """Return the value as JSON text, or as `repr` if JSON cannot represent it."""
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         pass
-    # The fast codec takes no lone surrogates and no integers beyond 64 bits.
+    # The fast codec rejects lone surrogates and integers beyond 64 bits.
     try:
         return json.dumps(value, default=repr)
     except (TypeError, ValueError, RecursionError):
@@ -150,10 +150,10 @@ def as_json(value: Any) -> str:
 
 
 def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
-    """For each call that was answered, where its result stands.
+    """Return the position of the result for each answered call.
 
-    A result answers the newest call of its id; without an id, the first open call of the newest
-    message that makes calls. An id that is used again begins anew.
+    A result answers the newest call with its id; without an id, the first open call of the newest
+    message with calls. A call that reuses an id replaces earlier open calls with that id.
     """
     answers: dict[Spot, Spot] = {}
     open_by_id: dict[str, list[Spot]] = {}

@@ -1,7 +1,8 @@
-"""Where a session stands, from its log alone: what is answered, and what was left in the middle.
+"""The state of a session's last turn: unanswered messages and open tool calls.
 
-A finished answer is an assistant message without tool calls; it answers every user message that it
-had seen (`catalog/answers.py`). Whatever stands behind the last one is a turn that is not over.
+It is derived from the visible messages. A finished answer is an assistant message without tool
+calls; it answers every user message that it had seen (`catalog/answers.py`). Messages after the
+last finished answer are an unfinished turn.
 """
 
 from collections.abc import Sequence
@@ -14,34 +15,34 @@ from stenolog.records import Message
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """What is left to do in a session."""
+    """The pending work of a session."""
 
     unanswered: tuple[int, ...] = ()
-    """The seqs of the user messages that no finished answer has seen."""
+    """Seqs of the user messages that no finished answer has seen."""
     open_calls: tuple[Call, ...] = ()
-    """The tool calls of the unfinished turn that have no result."""
+    """Tool calls of the unfinished turn that have no result and do not wait for the client."""
     in_tools: bool = False
-    """Whether the turn broke off after the model had called tools."""
+    """Whether the unfinished turn contains tool calls."""
     of_client: tuple[Call, ...] = ()
-    """Of the calls without a result, those that the client carries out. Where the user has gone on
-    without them, they are among the open calls."""
+    """Calls without a result that the client runs. If the user sent another message instead, these
+    calls are in `open_calls`."""
 
     given_up: frozenset[str] = frozenset()
-    """Of the open calls, the ids of those that the client was to carry out."""
+    """Ids of the open calls that the client should have run."""
 
     @property
     def waits(self) -> bool:
-        """Whether the turn waits for its client: for results of tools, and for nothing else."""
+        """Whether the turn waits only for tool results from the client."""
         return bool(self.of_client) and not self.open_calls
 
     @property
     def unfinished(self) -> bool:
-        """Whether a turn has to be gone on with, or closed."""
+        """Whether a turn must be resumed or closed."""
         return not self.waits and (bool(self.unanswered) or self.in_tools)
 
 
 def standing(history: Sequence[Message]) -> Standing:
-    """Where the session of these visible messages stands."""
+    """Return the state of a session with these visible messages."""
     bodies = [message.to_dict() for message in history]
     finished, seen = -1, 0
     for index, body in enumerate(bodies):
@@ -57,7 +58,7 @@ def standing(history: Sequence[Message]) -> Standing:
         for place, call in enumerate(made)
         if (index, place) not in answers
     ]
-    # Whoever says something else instead has given the calls before it up.
+    # A new user message abandons the client calls before it.
     last_said = max((index for index in after if speaks(bodies[index])), default=-1)
     of_client = [
         (index, call)
@@ -82,7 +83,7 @@ def standing(history: Sequence[Message]) -> Standing:
 
 
 def answer_to(history: Sequence[Message], seq: int) -> Message | None:
-    """The finished answer that has seen the message at this seq; None where there is none yet."""
+    """Return the finished answer that has seen the message at `seq`, or None."""
     for message in history:
         if message.seq > seq:
             body = message.to_dict()

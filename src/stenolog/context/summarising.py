@@ -1,7 +1,7 @@
-"""Making a summary chunk by chunk, each with all that was known before it.
+"""Writing a summary chunk by chunk, each time with the summary so far.
 
-What a model fails at is taken over word by word, shortened. So there always is a summary, and it
-always carries the one before.
+If the model fails on a chunk, shortened quotes of its messages are used instead. So there is always
+a summary, and it always includes the previous one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ this part. Keep names, numbers, paths and dates exactly. Do not repeat lines of 
 
 _QUOTE: Final = 200
 MOST_QUESTIONS: Final = 20
-"""About how many questions one summary may take; what is older still is not worth the wait."""
+"""Approximate maximum number of model calls per summary. Older messages are only quoted."""
 _SMALLEST: Final = 256
-"""A model that finds this many tokens too many is not asked again."""
+"""A model that rejects this many tokens as too long is not asked again."""
 
 
 class Summarised(Struct, frozen=True, kw_only=True):
@@ -51,11 +51,11 @@ class Summarised(Struct, frozen=True, kw_only=True):
 
     text: str
     asked: int
-    """How many times the model was asked."""
+    """Number of model calls."""
     fallback: str
-    """Why some of it was made without the model; empty where it was not."""
+    """Why some of it was made without the model. Empty: the model made all of it."""
     given_up: int
-    """How many lines, old or new, had no room in it."""
+    """Number of lines, old or new, that did not fit."""
 
 
 def summarise(
@@ -67,12 +67,12 @@ def summarise(
     limits: Limits,
     tokens: Tokens,
 ) -> Summarised:
-    """The summary of these messages and of all before them, in `most` tokens; it never fails."""
+    """Return the summary of `previous` and these messages in at most `most` tokens. Never fails."""
     return _Work(ask, most, limits, tokens).run(messages, previous)
 
 
 class _Work:
-    """One summary in the making."""
+    """A summary in progress."""
 
     def __init__(self, ask: Ask | None, most: int, limits: Limits, tokens: Tokens) -> None:
         self._ask = ask
@@ -122,7 +122,7 @@ class _Work:
         return short
 
     def _unread(self, messages: Sequence[Message]) -> int:
-        """How many of the oldest messages a model is not asked about; nearly always none."""
+        """Return the number of oldest messages that are only quoted; nearly always 0."""
         left = MOST_QUESTIONS * self._size // 2
         texts = list(transcript(messages, self._size // 4, self._tokens))
         for index in range(len(texts) - 1, -1, -1):
@@ -134,12 +134,12 @@ class _Work:
     def _question(
         self, waiting: Sequence[Message], summary: Summary
     ) -> tuple[int, list[dict[str, Any]]]:
-        """How many messages fit into one question, at least one, and the question."""
+        """Return how many messages (at least one) fit into a question, and the question."""
         known = render(summary, labelled=True) or "(nothing yet)"
         head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
         left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
         said: list[str] = []
-        # A message takes four tokens at the least: no more need to be looked at.
+        # A message takes at least four tokens, so later ones cannot fit.
         near = waiting[: max(left // 4, 1)]
         for text in transcript(near, max(left // 4, 32), self._tokens):
             left -= self._tokens.text(text) + 1
@@ -153,30 +153,30 @@ class _Work:
         return len(said), question
 
     def _answer(self, ask: Ask, question: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """What the model says; None where that cannot be read. Raises _TooLong."""
+        """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
         self._asked += 1
         try:
             said = ask(question, schema=SCHEMA, max_tokens=max(256, self._most))
             said = check_answer(said, ASKED_AS)
         except Exception as error:
-            # Whatever a client raises, there is a way on.
+            # Any error of a client must still lead to a summary.
             if read_overflow(error) is not None and self._size > _SMALLEST:
                 self._size //= 2
                 raise _TooLong from error
-            # It will hardly do better with the next part, and each try may take a minute.
+            # The next part would probably fail too, and each attempt may take a minute.
             self._ask = None
-            # Not its words: some clients put keys into their errors.
+            # Without the error's text: some clients put API keys into it.
             self._fallback = f"the model failed with {type(error).__name__}"
             return None
         return read_object(said) if isinstance(said, str) else None
 
 
 class _TooLong(Exception):
-    """The question must be made again, shorter."""
+    """The question must be shortened and asked again."""
 
 
 def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterator[str]:
-    """For each message a text of about this many tokens at the most, for a model to read."""
+    """Yield a text for each message, at most about `most` tokens, for the model to read."""
     bodies = [body_of(message) for message in messages]
     asked_by = _asked_by(bodies)
     for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
@@ -193,7 +193,7 @@ def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterat
 
 
 def extract(messages: Sequence[Message]) -> dict[str, Any]:
-    """What can be said of these messages without a model, in the form of a model's answer."""
+    """Return quotes of these messages in the format of a model's answer."""
     bodies = [body_of(message) for message in messages]
     asked_by = _asked_by(bodies)
     facts: list[str] = []
@@ -213,7 +213,7 @@ def extract(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def _asked_by(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Call]:
-    """For each result the call that it answers."""
+    """Return the call for each result."""
     return {
         result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()
     }

@@ -1,7 +1,7 @@
-"""The summary of a conversation as a value: six sections, written as Markdown and read back.
+"""The summary of a conversation as a value: six sections, rendered as Markdown and parsed back.
 
-It is never rewritten as a whole. A model says what is new and what is out of date, and the rest
-stays by construction: nothing that was known is lost because a model forgot to repeat it.
+The summary is never rewritten as a whole. A model returns new lines and the labels of outdated
+ones; all other lines stay. So nothing is lost because a model forgot to repeat it.
 """
 
 import re
@@ -24,7 +24,7 @@ SECTIONS: Final = {
 LAST_STATE: Final = "Last state"
 LONGEST_LINE: Final = 400
 QUOTED: Final = "User said: "
-"""How a line begins that was taken over word by word, because no model was there to read it."""
+"""Prefix of lines that were quoted from user messages without a model."""
 
 _LINES: Final = {"type": "array", "items": {"type": "string"}}
 SCHEMA: Final[Mapping[str, Any]] = {
@@ -37,16 +37,16 @@ SCHEMA: Final[Mapping[str, Any]] = {
     "required": [*SECTIONS, "last_state", "outdated"],
     "additionalProperties": False,
 }
-"""What a model answers: new lines for each section, and the labels of lines to take out."""
+"""Schema of the model's answer: new lines for each section, and labels of lines to remove."""
 
 _MARKS: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
-"""What makes a line a heading or an item; a sign without a space behind it is part of a word."""
-# What is given up first where a summary grows too long.
+"""Prefixes that make a line a heading or an item. Without a following space they are text."""
+# Sections in the order in which they lose lines when a summary is too long.
 _GIVEN_UP: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """What is known of the part of a conversation that is out of sight."""
+    """The content of the hidden part of a conversation."""
 
     goals: tuple[str, ...] = ()
     decisions: tuple[str, ...] = ()
@@ -56,12 +56,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     last_state: str = ""
 
     def lines(self, section: str) -> tuple[str, ...]:
-        """The lines of one section."""
+        """Return the lines of a section."""
         found: tuple[str, ...] = getattr(self, section)
         return found
 
     def labels(self) -> dict[str, str]:
-        """Each line by the label under which a model can name it, such as G1."""
+        """Return the lines by label, such as G1, by which a model can refer to them."""
         return {
             f"{title[0]}{number}": line
             for name, title in SECTIONS.items()
@@ -70,12 +70,12 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many lines there are in the sections."""
+        """Number of lines in the sections."""
         return sum(len(self.lines(name)) for name in SECTIONS)
 
 
 def render(summary: Summary, *, labelled: bool = False) -> str:
-    """The summary as Markdown; empty where it says nothing."""
+    """Return the summary as Markdown; empty text for an empty summary."""
     blocks = []
     for name, title in SECTIONS.items():
         lines = [
@@ -90,7 +90,7 @@ def render(summary: Summary, *, labelled: bool = False) -> str:
 
 
 def parse(text: str) -> Summary:
-    """The summary that a text holds; what stands under none of the headings becomes facts."""
+    """Parse a summary. Lines under no known heading become facts."""
     names = {title: name for name, title in SECTIONS.items()} | {LAST_STATE: "last_state"}
     found: dict[str, list[str]] = {name: [] for name in names.values()}
     section = "facts"
@@ -99,7 +99,7 @@ def parse(text: str) -> Summary:
         if heading in names:
             section = names[heading]
         elif words := line.strip().removeprefix("- ").strip():
-            # Wrapped, not cut: somebody else's paragraph is kept whole.
+            # Wrapped, not cut: text from another source is kept in full.
             found[section] += textwrap.wrap(words, LONGEST_LINE)
     last_state = _line(" ".join(found.pop("last_state")))
     return Summary(
@@ -109,7 +109,7 @@ def parse(text: str) -> Summary:
 
 
 def update(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
-    """The summary with a model's answer taken in; None where the answer says nothing."""
+    """Return the summary with a model's answer merged in, or None if the answer is empty."""
     new = {name: _given(answer.get(name)) for name in SECTIONS}
     said = answer.get("last_state")
     last_state = _line(said) if isinstance(said, str) else ""
@@ -124,7 +124,7 @@ def update(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
 
 
 def bounded(summary: Summary, limit: int, tokens: Tokens) -> Summary:
-    """The summary in this many tokens: quoted lines go first, facts last, each oldest first."""
+    """Return the summary within `limit` tokens. Quoted lines go first, facts last, oldest first."""
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
     while True:
@@ -148,7 +148,7 @@ def _made(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
 
 
 def _give_up(sections: Mapping[str, list[str]]) -> str:
-    """Take out the line that is missed least; empty where there is none left."""
+    """Remove and return the least important line; empty text if there is none."""
     facts = sections["facts"]
     quoted = next((at for at, line in enumerate(facts) if line.startswith(QUOTED)), None)
     if quoted is not None:
@@ -157,20 +157,20 @@ def _give_up(sections: Mapping[str, list[str]]) -> str:
 
 
 def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
-    """The lines to take out; none where a model would take out most of what is known."""
+    """Return the lines to remove; none if a model asks to remove more than half of them."""
     known = summary.labels()
     gone = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
     return frozenset(gone) if len(gone) <= max(2, len(known) // 2) else frozenset()
 
 
 def _given(value: Any) -> list[str]:
-    """The lines in an answer, which may be a text where a list was asked for."""
+    """Return the lines in an answer, which may be a text instead of a list."""
     items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [line for item in items if isinstance(item, str) and (line := _line(item))]
 
 
 def _line(text: str) -> str:
-    """One line of bounded length, that can be no heading."""
+    """Return one line of bounded length that is not a heading."""
     words = " ".join(text.encode("utf-8", "replace").decode().split())
     if marks := _MARKS.match(words):
         words = words[marks.end() :]
@@ -178,7 +178,7 @@ def _line(text: str) -> str:
 
 
 def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
-    """Each line once, as it was written first: models like to repeat what is known."""
+    """Return each line once, in its first spelling: models often repeat known lines."""
     found: dict[str, str] = {}
     for line in lines:
         found.setdefault(line.casefold(), line)

@@ -1,4 +1,4 @@
-"""Where turns begin: the only places at which a conversation may be cut."""
+"""Boundaries of turns: the only positions at which a conversation may be cut."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,7 +10,7 @@ from stenolog.context.shapes import Spot, calls_of, pair, speaks
 
 
 class Turn(Struct, frozen=True):
-    """A run of messages by their index: from `first` up to `end`, which is not part of it."""
+    """A range of messages by index. `first` is included, `end` is not."""
 
     first: int
     end: int
@@ -20,18 +20,18 @@ class Turn(Struct, frozen=True):
 
 
 def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """The turns, which together are all messages.
+    """Return the turns, which together contain all messages.
 
-    A turn begins at a user message that has no open tool call before it. A call is open until its
-    result; one that never gets a result, until the model speaks again: it has been told then that
-    the call was interrupted, and one lost result must not make everything after it one turn. What
-    stands before the first user message is a turn of its own.
+    A turn starts at a user message that follows no open tool call. A call is open until its result;
+    a call without a result is open until the next assistant message, because the model has been
+    sent "[interrupted]" by then. So one lost result does not merge everything after it into one
+    turn. Messages before the first user message form a separate turn.
     """
     return turns_of(bodies, pair(bodies))
 
 
 def turns_of(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[Turn]:
-    """The same, where it is known already which result answers which call."""
+    """Return the turns, given the result of each call (see `pair`)."""
     if not bodies:
         return []
     begins = [0]
@@ -43,7 +43,7 @@ def turns_of(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) 
 
 
 def _open_until(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[int]:
-    """For each message the last index at which a call from before it is still open."""
+    """Return for each message the last index at which an earlier call is still open."""
     spoken = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
     again = dict(pairwise(spoken))
     found = []

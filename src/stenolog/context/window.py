@@ -1,4 +1,4 @@
-"""The messages that go to the model: always valid, always within the budget."""
+"""The messages to send to the model: always valid, always within the budget."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from stenolog.tokens import Tokens
 
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
-# Broken, not removed: what is left when a mark goes may be another one.
+# Changed, not removed: removing a marker could join the text around it into another one.
 _LIKE_A_MARK: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
 
 _TRIES: Final = 4
@@ -24,22 +24,22 @@ _Messages = Sequence[Message | Mapping[str, Any]]
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """What to send, and what it took to make it fit."""
+    """The messages to send, and how much was shortened or left out to make them fit."""
 
     messages: list[Body]
-    """In OpenAI chat shape, the system prompt first."""
+    """Messages in OpenAI's chat format, the system prompt first."""
     tokens: int
-    """About how many tokens they and the tools take."""
+    """Estimated tokens of the messages and the tools."""
     budget: int
-    """How many they may take."""
+    """Maximum tokens of the messages and the tools."""
     elided: int = 0
-    """How many messages of the newest turn are not whole."""
+    """Number of shortened messages of the newest turn."""
     left_out: int = 0
-    """How many messages of the history are not there."""
+    """Number of history messages that are not included."""
     memory_left_out: bool = False
-    """Whether there was no room for the recalled memory."""
+    """Whether the recalled memory did not fit."""
     upto: int = 0
-    """The seq of the newest message of the log that it was made of."""
+    """Seq of the newest stored message that was considered."""
 
 
 def build_window(
@@ -53,10 +53,10 @@ def build_window(
     needs: Needs | None = None,
     tokens: Tokens | None = None,
 ) -> Window:
-    """The window for this history: its newest turn, and of the older ones as many as fit.
+    """Return the window for this history: its newest turn, and as many older turns as fit.
 
-    Raises ContextTooSmall where the system prompt, the tools, the newest user message and what
-    cannot be elided of its turn do not fit.
+    Raises ContextTooSmall if the system prompt, the tools, the newest user message and the parts of
+    its turn that cannot be elided do not fit.
     """
     request = _Request(
         system=system,
@@ -90,7 +90,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         tools = self.tokens.tools(self.tools)
         budget = self.limits.room - tools
         for summary, memory in self._headings():
-            # Texts that are joined may take more than they do apart; then there is a next try.
+            # Joined texts may take more tokens than separate ones; then try again with less.
             slack = 0
             for _ in range(_TRIES):
                 made = self._try(entries, summary, memory, budget - slack)
@@ -112,7 +112,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         raise too_small(self._parts(entries, tools), self.limits)
 
     def _headings(self) -> list[tuple[str, str]]:
-        """What is told beside the talk, the best first: it gives way before the talk does."""
+        """Return the summary and memory to try, best first. Both give way before messages do."""
         most = self.limits.summary()
         whole = self.summary
         if self.tokens.text(whole) > most:
@@ -129,7 +129,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         if self._cost([*head, *opened], ()) <= budget:
             chosen = _Chosen(entries=list(entries))
         else:
-            # The note's number can only become shorter than this one.
+            # The note about left-out messages is measured with the largest possible number.
             noted = self._head(summary, memory, left_out=len(entries))
             if self.needs.user_first:
                 noted.append({"role": "user", "content": GOES_ON})
@@ -141,7 +141,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         return finish([*head, *(entry.body for entry in chosen.entries)], self.needs), chosen
 
     def _choose(self, entries: Sequence[Entry], budget: int) -> _Chosen | None:
-        """The newest turns that fit; of the newest one at least what cannot be elided."""
+        """Return the newest turns that fit, at least what cannot be elided of the newest."""
         if not entries:
             return _Chosen(entries=[]) if budget >= 0 else None
         turns: dict[int, list[Entry]] = {}
@@ -168,10 +168,10 @@ class _Request(Struct, frozen=True, kw_only=True):
         return sum(self.tokens.message(body) for body in bodies)
 
     def _head(self, summary: str, memory: str, *, left_out: int) -> list[Body]:
-        """The system message; none where there is nothing to say in it."""
+        """Return the system message, or an empty list if it has no text."""
         texts = [self.system]
         if summary:
-            # Somebody's words are in it: they must not end it, or begin another.
+            # A summary quotes messages, which must not be able to end it or start another.
             told = _LIKE_A_MARK.sub("(", summary)
             texts.append(f"{SUMMARY_BEGINS}\n{told}\n{SUMMARY_ENDS}")
         if left_out:

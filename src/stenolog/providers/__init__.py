@@ -1,1 +1,1 @@
-"""The models an agent talks to: what one must be, how its answers are read, and one by script."""
+"""Clients for language models: OpenAI-compatible servers, local models and scripted models."""

@@ -1,8 +1,8 @@
-"""Reading the JSON object that a model was asked for, whatever it put around it or broke in it.
+"""A tolerant parser for the JSON object in a model's answer.
 
-Small models fence their JSON, talk before it, write Python's `True`, leave a comma too many, or
-are cut off at their limit. What is whole is kept, and what is unfinished is left out: half a
-sentence would be a false one.
+Small models wrap JSON in code fences, write text before it, use Python's `True`, add a trailing
+comma, or are cut off at their limit. Complete values are kept, and an unfinished one is dropped:
+half a sentence could be wrong.
 """
 
 import json
@@ -10,12 +10,12 @@ import re
 from typing import Any, Final
 
 _LONGEST: Final = 1_000_000
-"""Characters that are looked at; an answer this long is no answer."""
+"""Maximum number of characters that are parsed."""
 
 _TRIES: Final = 64
 _MOST_READ: Final = 1_000_000
-"""Opening braces that are tried, and characters that are read in vain, so that a page full of
-broken ones costs little."""
+"""Maximum number of opening braces that are tried, and of characters parsed without result, so that
+text full of broken objects stays cheap."""
 
 _DEEPEST: Final = 60
 
@@ -34,17 +34,17 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": 
 
 
 def read_object(text: object) -> dict[str, Any] | None:
-    """The JSON object in an answer, the longest where there are several; None where none is.
+    """Return the JSON object in an answer, the longest if there are several, or None.
 
-    What stands around it is passed over, usual mistakes are mended, and the unfinished last value
-    of an answer that was cut off is left out. NaN and Infinity become None. An answer that is no
-    text, as a refusal's may be, has no object.
+    Text around it is ignored, common mistakes are repaired, and the unfinished last value of a
+    truncated answer is dropped. NaN and Infinity become None. An answer that is not text, such as a
+    refusal, has no object.
     """
     if not isinstance(text, str):
         return None
     shown = text[:_LONGEST]
     found = _longest(_THINKING.sub("", shown))
-    # A model that never stops thinking may have put its answer inside.
+    # A model that never closes its thinking may have put the answer inside.
     return found if found is not None or "<" not in shown else _longest(shown)
 
 
@@ -74,7 +74,7 @@ def _strict(text: str, place: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _mended(text: str, place: int) -> tuple[dict[str, Any] | None, int]:
-    """The object, None where it cannot be mended, and how far it was read."""
+    """Return the object, or None if it cannot be repaired, and the end of the parsed text."""
     reader = _Mending(text, place)
     try:
         value = reader.mapping(0)
@@ -91,7 +91,7 @@ _DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_nothing)
 
 
 class _Broken(Exception):
-    """What stands here is no JSON that could be mended."""
+    """The text cannot be repaired to JSON."""
 
 
 class _CutOff(Exception):
@@ -99,7 +99,7 @@ class _CutOff(Exception):
 
 
 class _Mending:
-    """Reads one object from a place on, and forgives what models usually get wrong."""
+    """A parser of one object that accepts the common mistakes of models."""
 
     def __init__(self, text: str, place: int) -> None:
         self.text = text
@@ -130,17 +130,17 @@ class _Mending:
         return found
 
     def _more(self, closing: str) -> bool:
-        """Whether another item stands here; commas, too many or too few, are passed over."""
+        """Whether another item follows. Missing and extra commas are accepted."""
         while (char := self._peek()) == ",":
             self.place += 1
         if char == closing:
             self.place += 1
             return False
-        # The closing mark of somebody further out: the one of this level was left out.
+        # The closing bracket of an outer level: this level's own was omitted.
         return char not in "]}"
 
     def _peek(self) -> str:
-        """The next character that says something. Raises _CutOff at the end."""
+        """Return the next character that is not space or comment. Raises _CutOff at the end."""
         match = _SPACE.match(self.text, self.place)
         self.place = match.end() if match else self.place
         if self.place >= len(self.text):
@@ -208,7 +208,7 @@ class _Mending:
             return "\\u"
         self.place += 4
         code = int(digits, 16)
-        # One character per half would be two where there is one: joined, or nothing.
+        # A surrogate pair becomes one character; a lone surrogate is replaced.
         follow = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.place)
         if 0xD800 <= code < 0xDC00 and follow:
             self.place = follow.end()

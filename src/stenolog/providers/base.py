@@ -1,8 +1,8 @@
-"""What a model must be: for a conversation it streams, for the work behind it it answers once.
+"""The protocols and values that all model clients share.
 
-The values here are those of every provider. A provider turns what its server says into deltas; a
-`Reply` puts them together again, and can do so at any moment, so that what was said before a
-cancellation is never lost.
+`ChatModel` streams the answers of a conversation; `Ask` answers once, for work such as summaries. A
+client converts its server's output into deltas. `Reply` joins them and can be read at any moment,
+so text that arrived before a cancellation is not lost.
 """
 
 import inspect
@@ -15,60 +15,63 @@ from stenolog.errors import UsageError
 
 ROLE = "assistant"
 _WORDS_OF_DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""By the type of a detail of thoughts: the field that comes in pieces."""
+"""Type of a reasoning detail, and the field of it that is streamed in pieces."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What a provider counted for one request, in tokens."""
+    """Token counts that a provider reported for a request."""
 
     prompt: int = 0
-    """What was sent."""
+    """Tokens of the request."""
     answer: int = 0
-    """What was answered."""
+    """Tokens of the answer."""
     cached: int = 0
-    """How much of what was sent the provider had seen before."""
+    """Tokens of the request that the provider had cached."""
 
 
 class CallPart(Struct, frozen=True, kw_only=True):
-    """A part of one tool call; parts with the same index belong together."""
+    """A part of a tool call. Parts with the same index belong to the same call."""
 
     index: int
     id: str = ""
     name: str = ""
     arguments: str = ""
-    """The next piece of its JSON."""
+    """The next piece of the arguments, as JSON text."""
     extra: Mapping[str, Any] = {}
-    """Further fields of the call, which some servers want back with it: Gemini signs its calls."""
+    """Other fields of the call, which some servers need back: Gemini, for example, signs its
+    calls."""
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """What came next of an answer; each field may be empty."""
+    """The next piece of an answer. Each field may be empty."""
 
     text: str = ""
     reasoning: str = ""
     details: tuple[Mapping[str, Any], ...] = ()
-    """The next pieces of its thoughts as OpenRouter tells them, signed or sealed."""
+    """The next pieces of reasoning in OpenRouter's format, which may be signed or encrypted."""
     calls: tuple[CallPart, ...] = ()
     finish: str = ""
-    """Why it ended, in the provider's word: `stop`, `length`, `tool_calls` …; once, at the end."""
+    """The provider's reason for the end of the answer: `stop`, `length`, `tool_calls` …; sent
+    once."""
     usage: Usage | None = None
-    """At most once, where the provider tells; a count that cannot be true is 0 in it."""
+    """Token counts, at most once and only if the provider reports them. An implausible count is
+    0."""
     notice: str = ""
-    """What a person should know of how the model is asked; no part of the answer."""
+    """A note for the user about how the model is called; not part of the answer."""
 
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """A model that holds a conversation.
+    """A model for conversations.
 
-    Who stops reading, or cancels the task that reads, ends the request. Raises ModelRefused where
-    the request must change, and ModelUnavailable where trying later may help; what the server said
-    stands in their text. It is used inside of one event loop at a time.
+    Closing the iterator, or cancelling the task that reads it, ends the request. Raises
+    ModelRefused if the request must change, and ModelUnavailable if a later attempt may succeed;
+    both contain the server's message. Use it in one event loop at a time.
     """
 
     @property
     def name(self) -> str:
-        """What to call it, in a status line, and to keep apart what was learnt of it."""
+        """Name for status lines, and the key under which data about the model is stored."""
         ...
 
     def stream(
@@ -79,49 +82,49 @@ class ChatModel(Protocol):
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The answer to these messages, in OpenAI chat shape, as it comes.
+        """Stream the answer to messages in OpenAI's chat format.
 
-        `tools`: as in OpenAI's `tools`. `schema`: a JSON schema that the answer should follow,
-        where the model can be held to one. `max_tokens`: how long the answer may be.
+        `tools`: in OpenAI's `tools` format. `schema`: JSON schema for the answer, if the model
+        supports one. `max_tokens`: maximum length of the answer.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of connections; a second call does nothing."""
+        """Close connections. A second call does nothing."""
         ...
 
 
 @runtime_checkable
 class KnowsItsContext(Protocol):
-    """A model that says how much it takes, before it refuses more."""
+    """A model that knows its context size."""
 
     @property
     def context(self) -> int:
-        """How many tokens it sees, its answer included."""
+        """Context size in tokens, including the answer."""
         ...
 
 
 class Pieces:
-    """A text that comes in pieces; they are joined when it is asked for, not at each of them."""
+    """A text that arrives in pieces. They are joined when the text is read, not for each piece."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
 
     def add(self, piece: str) -> None:
-        """Take in what came next."""
+        """Append a piece."""
         if piece:
             self._pieces.append(piece)
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The complete text so far."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
 
 class Reply:
-    """An answer as far as it has come."""
+    """The part of an answer that has arrived so far."""
 
     def __init__(self) -> None:
         self.finish = ""
@@ -130,28 +133,28 @@ class Reply:
         self._reasoning = Pieces()
         self._details: list[dict[str, Any]] = []
         self._words = Pieces()
-        """Those of the last detail."""
+        """Unjoined pieces of the last detail."""
         self._calls: dict[int, CallPart] = {}
         self._arguments: dict[int, Pieces] = {}
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of the answer."""
         return self._text.text
 
     @property
     def reasoning(self) -> str:
-        """Its thoughts, where they are told as text."""
+        """The reasoning, if the provider sends it as text."""
         return self._reasoning.text
 
     @property
     def details(self) -> list[dict[str, Any]]:
-        """Its thoughts as OpenRouter tells them."""
+        """The reasoning in OpenRouter's format."""
         self._join_words()
         return self._details
 
     def add(self, delta: Delta) -> None:
-        """Take in what came next."""
+        """Append a delta."""
         self._text.add(delta.text)
         self._reasoning.add(delta.reasoning)
         self.finish = delta.finish or self.finish
@@ -169,7 +172,7 @@ class Reply:
             self._arguments.setdefault(part.index, Pieces()).add(part.arguments)
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
-        """Thoughts come word by word, and are taken back only as the one detail that they are."""
+        """Merge the pieces of a reasoning detail: providers accept it back only as a whole."""
         last = self._details[-1] if self._details else {}
         name = _WORDS_OF_DETAILS.get(str(piece.get("type")))
         if name is None or any(last.get(one) != piece.get(one) for one in ("type", "index")):
@@ -181,7 +184,7 @@ class Reply:
         last.update({**given, name: last.get(name) or ""})
 
     def _join_words(self) -> None:
-        """Put the words that came since into the last detail."""
+        """Append the unjoined pieces to the last detail."""
         if self._words.text:
             last = self._details[-1]
             name = _WORDS_OF_DETAILS[str(last["type"])]
@@ -190,9 +193,9 @@ class Reply:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """The tool calls, in OpenAI chat shape, in their order; those without a name are none.
+        """The tool calls in OpenAI's chat format, in order, without those that have no name.
 
-        Each has an id of its own, which not every server gives.
+        Each has a unique id, also if the server sent none.
         """
         made: dict[str, dict[str, Any]] = {}
         for _, part in sorted(self._calls.items()):
@@ -204,7 +207,7 @@ class Reply:
         return list(made.values())
 
     def message(self) -> dict[str, Any]:
-        """It as a message in OpenAI chat shape, to be stored."""
+        """Return the answer as a message in OpenAI's chat format, ready to be stored."""
         message: dict[str, Any] = {"role": ROLE, "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -217,10 +220,10 @@ class Reply:
 
 @runtime_checkable
 class Ask(Protocol):
-    """A model that is asked once and answers in text; a plain function will do.
+    """A model that is called once and returns text, for example a plain function.
 
-    It is synchronous: who has an async client runs it in a thread. Whatever its client raises is
-    let through. It may be called from several threads at once.
+    It is synchronous: run an async client in a thread. Errors of its client are passed on. It may
+    be called from several threads at once.
     """
 
     def __call__(
@@ -230,20 +233,20 @@ class Ask(Protocol):
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """The answer to these messages, in OpenAI chat shape.
+        """Return the answer to messages in OpenAI's chat format.
 
-        `schema`: a JSON schema that the answer should follow, where the model can be held to one;
-        the caller checks the answer anyhow. `max_tokens`: how long the answer may be.
+        `schema`: JSON schema for the answer, if the model supports one; the caller checks the
+        answer in any case. `max_tokens`: maximum length of the answer.
         """
         ...
 
 
 # --- checks ---------------------------------------------------------------------------------------
-# Checks of models that callers hand over: a wrong one is refused at once, with a clear error.
+# Checks of models that callers pass in: an unusable one is rejected early, with a clear error.
 #
-# Notes and summaries are made without a model that fails, so one that could never be called must
-# not be mistaken for it. Models are called synchronously: an async function would return a
-# coroutine that nobody awaits.
+# Notes and summaries are written without a model if it fails, so a model that can never be called
+# must not look like one that failed. Models are called synchronously: an async function would
+# return a coroutine that is never awaited.
 
 
 _T = TypeVar("_T")
@@ -252,15 +255,15 @@ ASKED_AS: Final = "ask is called as ask(messages, schema=…, max_tokens=…)"
 
 
 def check_not_async(model: object, called: str) -> None:
-    """Raise UsageError for an async function; `called` says how the model is called."""
-    # For an object that can be called, its method may be the async one.
-    for function in (model, getattr(model, "__call__", None)):  # noqa: B004 - not whether it has one
+    """Raise UsageError for an async function. `called` describes how the model is called."""
+    # A callable object may have an async `__call__`.
+    for function in (model, getattr(model, "__call__", None)):  # noqa: B004 - not an existence check
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(f"{called} and not awaited; have it wait for the async client")
 
 
 def check_answer(answer: _T, called: str) -> _T:
-    """Return the answer of a model. Raises UsageError if it is to be awaited."""
+    """Return the answer of a model. Raises UsageError if it is awaitable."""
     if inspect.isawaitable(answer) or inspect.isasyncgen(answer):
         if inspect.iscoroutine(answer):
             answer.close()
@@ -272,7 +275,7 @@ def check_answer(answer: _T, called: str) -> _T:
 
 
 def check_ask(ask: object) -> None:
-    """Raise UsageError unless it can be called as `ask(messages, schema=…, max_tokens=…)`."""
+    """Raise UsageError unless `ask` can be called as `ask(messages, schema=…, max_tokens=…)`."""
     called = ASKED_AS
     if not callable(ask):
         raise UsageError(f"{called}; {type(ask).__name__} cannot be called")
@@ -280,6 +283,6 @@ def check_ask(ask: object) -> None:
     try:
         inspect.signature(ask).bind([], schema=None, max_tokens=None)
     except ValueError:
-        return  # it is not written in Python, and does not tell
+        return  # a built-in without a signature
     except TypeError as error:
         raise UsageError(f"{called}; add **how") from error

@@ -1,7 +1,7 @@
-"""What an OpenAI-compatible server says of an answer, read into deltas. No network: only values.
+"""Parser of the stream of an OpenAI-compatible server. It does no I/O.
 
-Servers differ in how they send tool calls, thoughts and usage; each difference that is known is
-settled here, so that all who read deltas see one shape.
+Servers differ in how they send tool calls, reasoning and usage. All known differences are handled
+here, so that readers of deltas see one format.
 """
 
 import json
@@ -13,31 +13,32 @@ from stenolog.providers.failures import Failure, Trouble, failure_of
 
 DONE: Final = "[DONE]"
 _SHOWN: Final = 12
-"""Characters of what is malformed: enough to see what it is, and too few to be words. Words of an
-answer must not be taken for the server's, which may say that a request was too long."""
+"""Characters of malformed data that an error shows: enough to recognize it, too few for sentences.
+Text of an answer must not be mistaken for a server message, such as that the request was too
+long."""
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 _OF_CALL: Final = ("index", "id", "type", "function")
 _HIGH: Final = ("\ud800", "\udbff")
 
 
 class ChunkReader:
-    """One answer of a stream, chunk by chunk.
+    """The parser of one streamed answer.
 
-    `new_id` names the calls that a server left without an id. Raises Trouble for a chunk that is
-    none, and for an error that the server sent in place of one.
+    `new_id` makes ids for calls without one. Raises Trouble for a malformed chunk, and for an error
+    that the server sends instead of a chunk.
     """
 
     def __init__(self, *, new_id: Callable[[], str]) -> None:
         self.done = False
-        """Whether the server said that nothing more will come."""
+        """Whether the server sent `[DONE]` or a complete answer."""
         self.finished = False
-        """Whether it said why the answer ended."""
+        """Whether the server sent a finish reason."""
         self._usage: Usage | None = None
         self._calls = _Calls(new_id)
         self._half = ""
 
     def read(self, data: str) -> Delta | None:
-        """What one event says; None where it says nothing of the answer."""
+        """Parse one event; return None if it adds nothing to the answer."""
         if data.strip() == DONE:
             self.done = True
             return None
@@ -49,7 +50,7 @@ class ChunkReader:
         return self._delta(chunk, "delta", data)
 
     def whole(self, body: str) -> Delta | None:
-        """An answer that came in one piece, to a request that asked for a stream."""
+        """Parse a complete answer that a server sent although a stream was requested."""
         answer = decoded(body, "answer")
         if (failure := failure_of(answer)) is not None:
             raise Trouble(failure)
@@ -59,7 +60,7 @@ class ChunkReader:
         return self._delta(answer, "message", body)
 
     def rest(self) -> Delta | None:
-        """What is known only at the end: the usage, and a character of which half had come."""
+        """Return the parts known only at the end: the usage, and an incomplete last character."""
         text = "\ufffd" if self._half else ""
         self._half = ""
         return Delta(text=text, usage=self._usage) if text or self._usage else None
@@ -67,7 +68,7 @@ class ChunkReader:
     def _delta(self, chunk: Any, field: str, data: str) -> Delta | None:
         if not isinstance(chunk, dict):
             raise _malformed("chunk", data)
-        # Some count on in every chunk; the last one counts.
+        # Some servers send running totals in every chunk; the last one is valid.
         self._usage = _usage(chunk.get("usage")) or self._usage
         choices = chunk.get("choices") or []
         if not isinstance(choices, list):
@@ -104,7 +105,7 @@ class ChunkReader:
         return delta if delta != _NOTHING else None
 
     def _whole_characters(self, text: str) -> str:
-        """The text without half a character at its end, which is kept for the next piece."""
+        """Return the text, keeping half a surrogate pair at its end for the next piece."""
         if not text:
             return ""
         text = self._half + text
@@ -116,17 +117,17 @@ _NOTHING: Final = Delta()
 
 
 class _Calls:
-    """Which call a part belongs to; servers number them, name them, or just send them."""
+    """Assignment of parts to calls. Servers send an index, an id, or neither."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
         self._ids: list[str] = []
-        """By our index: what the server calls it, or empty."""
+        """The server's id, or empty text, by our index."""
         self._arguments: list[Pieces] = []
         self._named: dict[str, int] = {}
-        """By what the server calls it: our index."""
+        """Our index by the server's id."""
         self._places: dict[int, int] = {}
-        """By the server's index: ours."""
+        """Our index by the server's index."""
 
     def part(self, call: Mapping[str, Any]) -> CallPart:
         function = call.get("function")
@@ -156,22 +157,22 @@ class _Calls:
         )
 
     def _place(self, number: int | None, *, id: str, name: str, arguments: str) -> int | None:
-        """Where the part belongs; None where a new call begins with it."""
+        """Return the index of the call that a part belongs to, or None if it starts a new call."""
         if number is None:
             if id:
                 return self._named.get(id)
             return None if name or not self._ids else len(self._ids) - 1
         place = self._places.get(number)
         if place is None or not id or not self._ids[place]:
-            # Whole calls that are all numbered 0, and have no id, are told apart by their JSON.
+            # Complete calls without ids that all have index 0 are distinguished by their JSON.
             again = place is not None and name and not id and arguments.startswith("{")
             return None if again and _is_whole(self._arguments[place or 0].text) else place
-        # Some number every call 0.
+        # Some servers use index 0 for every call.
         return place if self._ids[place] == id else None
 
 
 def decoded(data: str, what: str) -> Any:
-    """The JSON of a chunk or an answer. Raises Trouble that shows how it begins."""
+    """Decode the JSON of a chunk or an answer. Raises Trouble with the start of the text."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -184,7 +185,7 @@ def _malformed(what: str, data: str) -> Trouble:
 
 
 def _words(content: Any) -> tuple[str, str]:
-    """The text and the thoughts of a content, which may be a list of parts."""
+    """Return the text and the reasoning of a content, which may be a list of parts."""
     if isinstance(content, str):
         return content, ""
     text = thought = ""
@@ -234,14 +235,14 @@ def _is_whole(arguments: str) -> bool:
 
 
 def _mended(text: str) -> str:
-    """The text with pairs of surrogates joined and single ones replaced: no store takes a pair."""
+    """Join surrogate pairs and replace lone surrogates, which stores reject."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _storable(value: dict[str, Any]) -> dict[str, Any]:
-    """The value without what no store takes; empty where it cannot be written."""
+    """Return the value without parts that stores reject; empty if it cannot be encoded."""
     try:
         written = json.dumps(value, ensure_ascii=False)
         made = json.loads(_mended(written), parse_constant=lambda _: None)

@@ -1,7 +1,6 @@
-"""What went wrong with one request to a model, in the server's words, and whether to try again.
+"""Failures of requests to a model: the server's message, and whether and when to retry.
 
-The decisions are pure: status, words, `Retry-After` and the number of tries go in, seconds or
-nothing come out.
+The decisions are pure functions of status, message, `Retry-After` and the number of attempts.
 """
 
 import json
@@ -17,29 +16,30 @@ from msgspec import Struct
 _MOST_WORDS: Final = 2_000
 _DEEPEST: Final = 4
 _ECHOES: Final = frozenset({"input", "body", "request", "messages", "prompt"})
-"""Fields in which servers tell what they were sent. The user's words must not be taken for theirs,
-which may say that a request was too long."""
+"""Fields in which servers repeat the request. Text of the user must not be mistaken for a server
+message, for example that the request was too long."""
 _ECHO: Final = re.compile(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
-"""The same in the text of a list, as one server writes it."""
+"""The same inside of a Python list as text, as one server sends it."""
 _AGAIN: Final = frozenset({408, 409, 425, 429})
 _NEVER: Final = frozenset({501, 505})
 
 
 class Failure(Struct, frozen=True):
-    """Why one try gave no answer, or not all of it."""
+    """The reason why an attempt gave no answer, or only a part of it."""
 
     what: str
-    """What the server did or said, to follow its name: `answered 500: overloaded`."""
+    """What the server did or said, as the rest of a sentence after its name: `answered 500:
+    overloaded`."""
     status: int = 0
-    """The HTTP status, or the one that an error inside of a stream names; 0 where there is none."""
+    """HTTP status, or the status that an error inside of a stream contains; 0 if there is none."""
     retry_after: str = ""
-    """What the server said of when to come back."""
+    """Header `Retry-After` of the response."""
     silent: bool = False
-    """Whether the server had the request, and then said nothing for too long."""
+    """Whether the server accepted the request and then sent nothing for too long."""
 
 
 class Trouble(Exception):
-    """A failure on its way from where it is seen to where it is decided upon."""
+    """An exception that carries a failure to the code that decides about retries."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
@@ -47,26 +47,26 @@ class Trouble(Exception):
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """How often to try again, and how long to wait."""
+    """Number of retries and delays between them."""
 
     retries: int = 4
     after_silence: int = 1
-    """How often at most where the server was silent: it may be reading a long prompt still, and
-    each try has it read that again."""
+    """Maximum number of retries after silence: the server may still be processing a long prompt,
+    and each retry makes it start over."""
     backoff: float = 0.5
-    """Seconds before the first further try; each one after that waits twice as long."""
+    """Seconds before the first retry. Each later delay is twice as long."""
     longest: float = 60.0
-    """No wait is longer, whatever the server asks for."""
+    """Maximum delay in seconds, whatever the server asks for."""
 
 
 def seconds_to_wait(
     failure: Failure, patience: Patience, *, tried: int, now: datetime, chance: float
 ) -> float | None:
-    """How long to wait before the next try; None where there should be none.
+    """Return the seconds to wait before the next attempt, or None if there should be none.
 
-    `tried`: how many tries there were. `chance`: between 0 and 1, so that many clients do not
-    come back at the same moment. A server that asks for more time than there is patience for is
-    not asked again: it would refuse.
+    `tried`: number of attempts so far. `chance`: between 0 and 1, so that many clients do not retry
+    at the same moment. If the server asks for a longer delay than the maximum, there is no retry:
+    it would be rejected.
     """
     retries = patience.retries
     if failure.silent:
@@ -81,16 +81,16 @@ def seconds_to_wait(
 
 
 def is_passing(failure: Failure) -> bool:
-    """Whether the same request may be answered later: busy, broken or cut off, but not refused."""
+    """Whether the same request may succeed later: the server was busy, broken or cut off."""
     if _FOR_EVER.search(failure.what):
         return False
     status = failure.status
     return status < 400 or status in _AGAIN or (status >= 500 and status not in _NEVER)
 
 
-# Some servers say with 500, or inside of the stream, that a request is too long; and one says with
-# 429 that the account is empty, or that one request is more than it may send in a minute. No time
-# helps.
+# Some servers report with status 500, or inside of the stream, that a request is too long. One
+# reports with 429 that the account is empty, or that one request exceeds the limit per minute.
+# Retrying never helps.
 _FOR_EVER: Final = re.compile(
     r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
     r"|insufficient_quota|request too large",
@@ -99,7 +99,7 @@ _FOR_EVER: Final = re.compile(
 
 
 def read_retry_after(value: str, now: datetime) -> float | None:
-    """The seconds of a `Retry-After`, given as such or as a date; None where it is neither."""
+    """Return the seconds of a `Retry-After`, given as a number or a date, or None."""
     value = value.strip()
     try:
         seconds = float(value)
@@ -108,14 +108,14 @@ def read_retry_after(value: str, now: datetime) -> float | None:
             until = parsedate_to_datetime(value)
         except (ValueError, TypeError, IndexError, OverflowError):
             return None
-        # A date without a zone is meant in UTC, like every date of HTTP.
+        # Dates in HTTP are in UTC.
         until = until if until.tzinfo else until.replace(tzinfo=UTC)
         seconds = (until - now).total_seconds()
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def failure_of(answer: Any) -> Failure | None:
-    """The error that a body or a chunk tells of; None where it tells of none."""
+    """Return the error that a body or a chunk contains, or None."""
     if isinstance(answer, list) and answer:
         answer = answer[0]
     if not isinstance(answer, Mapping):
@@ -131,15 +131,15 @@ def failure_of(answer: Any) -> Failure | None:
 
 
 def refused(status: int, body: str) -> Failure:
-    """The failure of an answer with such a status and such a body, in the server's own words."""
+    """Return the failure for a response with this status and body, with the server's message."""
     words = words_of(body)
-    # `no body`: how clients in general tell of it, and so what is looked for.
+    # `no body`: the wording of most clients, which `context/overflow.py` looks for.
     said = f"answered {status}: {words}" if words else f"answered {status} (no body)"
     return Failure(said, status)
 
 
 def words_of(body: str) -> str:
-    """What an error's body says, in one line; its JSON is told field by field."""
+    """Return the message of an error body in one line; JSON fields are listed with their names."""
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
@@ -159,7 +159,7 @@ _CLOSING: Final = {
 
 
 def _without_tags(html: str) -> str:
-    """Replace tags, scripts and styles by spaces; linear in time."""
+    """Replace tags, scripts and styles by spaces, in linear time."""
     pieces, at = list[str](), 0
     never_closed: set[str] = set()
     while (start := html.find("<", at)) >= 0:
@@ -183,7 +183,7 @@ def _without_tags(html: str) -> str:
 
 
 def _told(error: Any) -> str:
-    """An error's message, and all else that it says, in brackets."""
+    """Return an error's message, with its other fields in brackets."""
     if not isinstance(error, Mapping):
         return _short(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
     message = error.get("message")
@@ -213,7 +213,7 @@ def _short(text: str) -> str:
 
 
 def _status(error: Any) -> int:
-    """The status that an error names, by number or by one of the usual words."""
+    """Return the status of an error, from a number or a common word; 0 if there is none."""
     if not isinstance(error, Mapping):
         return 0
     for name in ("code", "status", "status_code", "http_code"):

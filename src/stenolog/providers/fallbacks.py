@@ -1,7 +1,7 @@
-"""What some servers want left out of a request, or written otherwise, learnt from their words.
+"""Requests to OpenAI-compatible servers, and changes that some servers need.
 
-Some servers refuse what others need. Each way to ask them is a change of the request, which is a
-value; it is made from the first refusal on that names its cause.
+Some servers reject what others require. Each known difference is a change of the request; it is
+applied from the first rejection on whose message names the cause.
 """
 
 import json
@@ -17,7 +17,7 @@ from stenolog.errors import UsageError
 from stenolog.providers.failures import Failure
 
 # --- requests -------------------------------------------------------------------------------------
-# The request to an OpenAI-compatible server as a value, and what to do where it is refused.
+# The request as a value, and advice for rejected requests.
 
 
 Body = dict[str, Any]
@@ -31,7 +31,7 @@ def request_body(
     schema: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
 ) -> Body:
-    """The request for a streamed answer, with its usage at the end."""
+    """Return the request for a streamed answer with token counts at the end."""
     body: Body = {
         "model": model,
         "messages": [dict(message) for message in messages],
@@ -49,17 +49,17 @@ def request_body(
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
-    """The request as it is sent. Raises UsageError for what JSON cannot carry."""
+    """Encode the request. Raises UsageError if JSON cannot represent it."""
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the request cannot be written as JSON: {error}") from error
-    # Half a surrogate pair is text that no request can carry.
+    # A lone surrogate cannot be sent in a request.
     return text.encode("utf-8", "replace")
 
 
 def hint(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
-    """What to do about a failure, where it is known; else empty."""
+    """Return advice for a known failure, or empty text."""
     if "request too large" in failure.what.lower():
         return "Set agent.max_context_tokens below what the account may send in a minute."
     key = f"the key in {key_name}" if key_name else "the API key"
@@ -76,7 +76,7 @@ def hint(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
 
 
 def _is_strict(schema: Any) -> bool:
-    """Whether the schema says what strict servers want of one: all properties, and no others."""
+    """Whether the schema suits strict mode: all properties required, no others allowed."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):
         return all(map(_is_strict, schema))
     if not isinstance(schema, Mapping):
@@ -99,22 +99,22 @@ _OF_CALL: Final = ("id", "type", "function", "custom")
 
 
 class Fallbacks:
-    """How a server wants to be asked, as far as it has told."""
+    """The changes that a server needs, as far as known from its errors."""
 
     def __init__(self) -> None:
         self._learnt: dict[str, _Way] = {}
 
     def applied(self, body: Mapping[str, Any]) -> Body:
-        """The request as the server wants it."""
+        """Return the request with all learned changes."""
         made = dict(body)
         for way in self._learnt.values():
             made = way.change(made)
         return made
 
     def learn(self, sent: Mapping[str, Any], failure: Failure) -> str | None:
-        """What a person should know of a way that this failure teaches, which may be nothing.
+        """Learn a change from a failure, and return its note for the user, which may be empty.
 
-        The way is remembered. None where the failure teaches none that would change the request.
+        Return None if no known change matches the failure and changes the request.
         """
         for name, way in _WAYS.items():
             if (
@@ -130,7 +130,7 @@ class Fallbacks:
 
 class _Way(Struct, frozen=True, kw_only=True):
     words: re.Pattern[str]
-    """How servers name what they refuse."""
+    """Pattern of the server messages for this rejection."""
     change: Callable[[Body], Body]
     statuses: frozenset[int] = _REFUSED
     notice: str = ""
@@ -141,7 +141,7 @@ def _without(name: str, body: Body) -> Body:
 
 
 def _with_newer_limit(body: Body) -> Body:
-    """What the newer models of one provider want in place of `max_tokens`."""
+    """Replace `max_tokens` by the field that newer models of OpenAI require."""
     if "max_tokens" not in body:
         return body
     made = _without("max_tokens", body)
@@ -149,7 +149,7 @@ def _with_newer_limit(body: Body) -> Body:
 
 
 def _without_tools(body: Body) -> Body:
-    """No tools; earlier calls and their results stand in words, which any model can read."""
+    """Remove tools, and rewrite earlier calls and results as text, which any model can read."""
     unwanted = ("tools", "tool_choice", "parallel_tool_calls")
     made = {name: value for name, value in body.items() if name not in unwanted}
     told: list[Mapping[str, Any]] = []
@@ -159,7 +159,7 @@ def _without_tools(body: Body) -> Body:
         if role == "tool":
             said = f"[the tool answered: {_text(message.get('content'))}]"
             if before == "tool":
-                # Many templates want user and assistant to take turns.
+                # Many chat templates require user and assistant messages to alternate.
                 said = f"{told.pop()['content']}\n{said}"
             told.append({"role": "user", "content": said})
         elif calls := _calls(message):
@@ -178,7 +178,7 @@ def _call_in_words(call: Mapping[str, Any]) -> str:
 
 
 def _with_plain_calls(body: Body) -> Body:
-    """Calls without the fields that only the server knows which made them."""
+    """Remove fields of calls that only the server that made them knows."""
 
     def plain(call: Mapping[str, Any]) -> Body:
         return {name: value for name, value in call.items() if name in _OF_CALL}
@@ -187,7 +187,10 @@ def _with_plain_calls(body: Body) -> Body:
 
 
 def _with_short_ids(body: Body) -> Body:
-    """Ids of nine letters and digits; the same id becomes the same one in every request."""
+    """Replace ids by nine letters and digits.
+
+    The same id gives the same result in every request.
+    """
 
     def short(call: Mapping[str, Any]) -> Body:
         return {**call, "id": _short_id(call.get("id"))}
@@ -260,7 +263,7 @@ _WAYS: Final = {
             re.I,
         ),
         change=_without_tools,
-        # llama.cpp says so with 500, which else is tried again.
+        # llama.cpp reports it with status 500. Other errors with 500 are retried.
         statuses=_REFUSED | {500},
         notice=NO_TOOLS,
     ),
@@ -275,4 +278,4 @@ _WAYS: Final = {
         words=re.compile(r"tool.?call.?id.{0,100}length of 9", re.I | re.S), change=_with_short_ids
     ),
 }
-"""By what is refused."""
+"""By the rejected part of the request."""

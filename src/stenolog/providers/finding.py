@@ -1,7 +1,7 @@
-"""Which model to talk to: the configured one, or what this machine has. The choice is a value.
+"""Selection of the model: the configured one, or the first one available on this machine.
 
-In this order: a configured model, known API keys in the environment, an Ollama on this machine,
-local weights. Nothing is asked before it is needed.
+The order is: configured model, known API keys in the environment, Ollama on this machine, local
+weights. Each is looked up only if the ones before are missing. The result is a value.
 """
 
 import json
@@ -19,23 +19,23 @@ from stenolog.errors import UsageError
 from stenolog.providers.base import ChatModel
 
 # --- ollama ---------------------------------------------------------------------------------------
-# What only Ollama's own API tells: how much a model sees of what it is sent.
+# Ollama's native API, used for the context size of a model.
 #
-# Ollama cuts off silently what is beyond that, so it must be known before the first request.
+# Ollama silently truncates longer requests, so the size must be known before the first request.
 
 
 USUAL_CONTEXT: Final = 4_096
-"""What a model sees where nothing else is said, on most machines."""
+"""Ollama's default context size in tokens on most machines."""
 _SAID: Final = "OLLAMA_CONTEXT_LENGTH"
 _MOST_ANSWERED: Final = 4 * 2**20
 _NUM_CTX: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 
 
 def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> int:
-    """How many tokens this model sees on the Ollama at this address, as far as it tells.
+    """Return the context size of a model on an Ollama server, as far as it can be found out.
 
-    In this order: what the model's own file sets, what it is loaded with, what
-    `OLLAMA_CONTEXT_LENGTH` says, and else the usual; never more than the model was made for.
+    Sources, in this order: the model's own file, the size it is loaded with,
+    `OLLAMA_CONTEXT_LENGTH`, the default; never more than the model was made for.
     """
     shown = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
     told = shown if isinstance(shown, dict) else {}
@@ -44,7 +44,7 @@ def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> i
     said = environment.get(_SAID, "").strip()
     context = (
         (int(written[1]) if written else 0)
-        # Who does not answer is not asked twice.
+        # Skipped if the server did not answer before.
         or (_loaded_with(address, model) if shown is not None else 0)
         or (int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0)
         or USUAL_CONTEXT
@@ -57,9 +57,9 @@ def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> i
 def ask_ollama(
     address: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float
 ) -> Any:
-    """What Ollama's own API answers; None where nobody does."""
+    """Return the response of Ollama's native API, or None if there is none."""
     sent = None if body is None else json.dumps(body).encode()
-    # Without a proxy: it is on this machine, or near.
+    # Without a proxy: Ollama is on this machine or in its network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         asked = urllib.request.Request(
@@ -72,7 +72,7 @@ def ask_ollama(
 
 
 def _loaded_with(address: str, model: str) -> int:
-    """What the model sees as it is loaded now; 0 where it is not, or that is not told."""
+    """Return the context size that the model is loaded with; 0 if it is not loaded or unknown."""
     running = ask_ollama(address, "/api/ps", timeout=1.0)
     listed = running.get("models") if isinstance(running, dict) else None
     names = (model, f"{model}:latest")
@@ -98,14 +98,14 @@ OLLAMA_PORT: Final = 11_434
 
 
 class Provider(Struct, frozen=True):
-    """A server that is known by name."""
+    """A known server."""
 
     name: str
     base_url: str
     key_names: tuple[str, ...]
-    """Variables of the environment that may hold its key."""
+    """Environment variables that may contain its key."""
     model: str
-    """Which model it is asked for where none is named."""
+    """Default model."""
 
 
 PROVIDERS: Final = (
@@ -127,26 +127,26 @@ PROVIDERS: Final = (
     Provider("deepseek", "https://api.deepseek.com/v1", ("DEEPSEEK_API_KEY",), "deepseek-chat"),
     Provider("xai", "https://api.x.ai/v1", ("XAI_API_KEY",), "grok-4"),
 )
-"""Those whose keys are looked for, in this order."""
+"""Known servers, in the order in which their keys are looked for."""
 _BY_NAME: Final = {provider.name: provider for provider in PROVIDERS}
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """A model that can be opened; it holds no key, only the key's name."""
+    """A model that can be opened. It contains the name of the key's variable, never the key."""
 
     provider: str
     """`scripted`, `local`, `ollama`, one of PROVIDERS, or `server` for any other address."""
     model: str
-    """Its name there; the path of a local one."""
+    """Name of the model at the provider; path of a local model."""
     base_url: str = ""
     key_name: str = ""
-    """The variable of the environment that holds the key; empty where none is needed."""
+    """Environment variable that contains the key. Empty: no key is needed."""
     why: str = ""
-    """Why it was chosen, for people."""
+    """Reason for the choice, for the user."""
 
     @property
     def name(self) -> str:
-        """What to call it, in a status line; as a setting it means this model again."""
+        """Name for status lines. As a setting, it selects the same model."""
         if self.provider == SCRIPTED:
             return SCRIPTED
         if self.provider == LOCAL:
@@ -157,7 +157,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 class NoModel(Struct, frozen=True):
-    """Nothing was found; the text says in three lines how to get a model."""
+    """Result if no model was found. The text explains in three lines how to get one."""
 
     text: str = (
         "No model was found. Set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY, "
@@ -169,12 +169,12 @@ class NoModel(Struct, frozen=True):
 
 
 def no_ollama() -> Sequence[str]:
-    """No model: what is answered where there is no Ollama."""
+    """Return no models, as if there were no Ollama."""
     return ()
 
 
 def no_weights() -> Path | None:
-    """No file: what is answered where there are no local weights."""
+    """Return no file, as if there were no local weights."""
     return None
 
 
@@ -188,13 +188,12 @@ def find_model(
     ollama: Callable[[], Sequence[str]] = no_ollama,
     weights: Callable[[], Path | None] = no_weights,
 ) -> Choice | NoModel:
-    """The configured model, or the first that this machine offers.
+    """Return the configured model, or the first one available on this machine.
 
-    `configured`: `scripted`, `local`, `local:PATH`, `ollama/NAME`, `openai/NAME` and so on for
-    each provider, `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: which variable
-    holds the key for an address of one's own. `defaults`: by provider, which model to take where
-    none is named. `ollama`: the chat models that an Ollama has. Raises UsageError for a model
-    that cannot be made out.
+    `configured`: `scripted`, `local`, `local:PATH`, `ollama/NAME`, `openai/NAME` and so on for each
+    provider, `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with
+    the key for a custom address. `defaults`: default model for each provider. `ollama`: returns the
+    chat models of an Ollama server. Raises UsageError for a model that cannot be identified.
     """
     wanted = configured.strip()
     found = _Finder(environment, defaults or {}, ollama, weights)
@@ -218,7 +217,7 @@ class _Finder:
 
     def configured(self, wanted: str, base_url: str, key_name: str) -> Choice:
         why = "it is configured"
-        # At an address of one's own, a name is what the server calls it, whatever it is.
+        # With a custom address, the name is passed to the server unchanged.
         if wanted == SCRIPTED and not base_url:
             return Choice(provider=SCRIPTED, model=SCRIPTED, why=why)
         if not base_url and (wanted == LOCAL or wanted.startswith(f"{LOCAL}:")):
@@ -262,7 +261,7 @@ class _Finder:
     def _at(self, provider: Provider, model: str, key_name: str, why: str) -> Choice:
         base_url = provider.base_url
         if provider.name == "openai":
-            # Where OpenAI's own clients look for another address.
+            # The variable that OpenAI's own clients use.
             base_url = self._environment.get("OPENAI_BASE_URL", "").strip() or base_url
         return Choice(
             provider=provider.name,
@@ -307,12 +306,12 @@ def open_model(
     headers: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> "ChatModel":
-    """The model that was chosen; nothing is loaded yet, and only an Ollama is asked what it sees.
+    """Return the chosen model. Nothing is loaded yet; only Ollama is asked for the context size.
 
-    `key`: the key itself, where it does not come from the environment. Raises UsageError where the
-    key, the extra or the file is missing.
+    `key`: the key itself, if it is not in the environment. Raises UsageError if the key, the extra
+    or the file is missing.
     """
-    # A client is imported by who uses it: none of them is quick to import.
+    # Imported on use, because all clients are slow to import.
     if choice.provider == SCRIPTED:
         from stenolog.providers.scripted import offline_model
 
@@ -351,7 +350,7 @@ _NOT_FOR_CHAT: Final = ("embed", "bge-", "minilm", "rerank", "bert", "clip")
 
 
 def ollama_address(environment: Mapping[str, str]) -> str:
-    """Where Ollama listens: on this machine, unless `OLLAMA_HOST` says otherwise."""
+    """Return Ollama's address: on this machine, unless `OLLAMA_HOST` is set."""
     host = environment.get("OLLAMA_HOST", "").strip().rstrip("/")
     scheme, cut, rest = host.partition("://")
     if not cut:
@@ -359,13 +358,16 @@ def ollama_address(environment: Mapping[str, str]) -> str:
     name, colon, port = rest.rpartition(":")
     if not colon or not port.isdigit():
         name, port = rest, str(OLLAMA_PORT)
-    # An address to listen on is none to connect to.
+    # An address to listen on cannot be connected to.
     name = "127.0.0.1" if name in ("", "0.0.0.0") else name
     return f"{scheme}://{name}:{port}"
 
 
 def probe_ollama(address: str, *, timeout: float = 0.3) -> list[str]:
-    """The chat models of the Ollama at this address, newest first; none where there is none."""
+    """Return the chat models of the Ollama server at this address, newest first.
+
+    Empty if no server answers.
+    """
     listed = ask_ollama(address, "/api/tags", timeout=timeout)
     models = listed.get("models") if isinstance(listed, dict) else None
     return [

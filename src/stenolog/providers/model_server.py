@@ -1,6 +1,6 @@
-"""A scripted model behind real HTTP: for tests, docs and the demo, without a network or a key.
+"""A scripted model with an HTTP API, for tests, docs and the demo: no network, no API key.
 
-It refuses what a strict provider would refuse, keeps what it was asked, and plays faults by script.
+It rejects what a strict provider would reject, records its requests, and plays scripted faults.
 `python -m stenolog.providers.model_server` starts one and prints its address as one line.
 """
 
@@ -37,13 +37,13 @@ _WELL: Final = Play()
 
 
 class ModelServer:
-    """A model server on this machine, from its creation until it is closed.
+    """A model server on this machine. It runs until it is closed.
 
-    `answer`: a function from a request to what is said. `plays`: how the first requests are
-    answered, one after the other; those after them are answered well, at the pace of `pause`
-    seconds between pieces. `context`: how many tokens a request may have, by our estimate;
-    `dialect`: how a longer one is refused. `key`: what it must be asked with. `lacks`: fields of
-    requests that it refuses to know. It may be used from many threads.
+    `answer`: a function from a request to the answer. `plays`: behaviour for the first requests,
+    one each; later ones are answered without faults, with `pause` seconds between pieces.
+    `context`: maximum estimated tokens of a request; `dialect`: the format of the error for a
+    longer one. `key`: the required API key. `lacks`: request fields that it rejects as unknown.
+    Thread-safe.
     """
 
     def __init__(
@@ -94,48 +94,54 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """What to give as `base_url`."""
+        """Address for `base_url`."""
         return f"http://127.0.0.1:{self._http.server_port}/v1"
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """What it was asked, the oldest first; those refused are among them."""
+        """Requests, oldest first, including rejected ones."""
         with self._lock:
             return list(self._requests)
 
     @property
     def refusals(self) -> list[str]:
-        """What was wrong with the requests that no strict provider would have taken."""
+        """Faults of the requests that a strict provider would reject."""
         with self._lock:
             return list(self._refusals)
 
     @property
     def asked(self) -> int:
-        """How many requests there were, also those that are no longer kept."""
+        """Number of requests, including those that are no longer kept."""
         return self._counts["asked"]
 
     @property
     def refused(self) -> int:
-        """How many of them were wrong, and so answered with 400; played faults do not count."""
+        """Number of requests that were answered with 400 because of a fault.
+
+        Played faults do not count.
+        """
         return self._counts["refused"]
 
     @property
     def left(self) -> int:
-        """How many clients went away in the middle of an answer."""
+        """Number of clients that disconnected during an answer."""
         return self._counts["left"]
 
     def play(self, *plays: Play) -> None:
-        """Answer the next requests so."""
+        """Add behaviour for the next requests."""
         with self._lock:
             self._plays.extend(plays)
 
     def wait_until(self, met: Callable[[], bool], *, timeout: float = 10.0) -> bool:
-        """Wait until something of the above has come about; False where it has not."""
+        """Wait until `met()` is true, for example of the counters above.
+
+        Return False on timeout.
+        """
         with self._lock:
             return self._lock.wait_for(met, timeout)
 
     def close(self) -> None:
-        """End all answers and stop; a second call does nothing."""
+        """End all answers and stop. A second call does nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -147,19 +153,19 @@ class ModelServer:
     # --- for the threads of the requests -----------------------------------------------------
 
     def count(self, name: str) -> None:
-        """One more of these."""
+        """Increment a counter."""
         with self._lock:
             self._counts[name] += 1
             self._lock.notify_all()
 
     def refuse(self, fault: str) -> None:
-        """Note what was wrong."""
+        """Record a fault."""
         with self._lock:
             self._refusals.append(fault)
         self.count("refused")
 
     def take(self, request: Any) -> Play:
-        """Note a request; how it is to be answered."""
+        """Record a request and return the behaviour for it."""
         with self._lock:
             self._requests.append(request)
             play = self._plays.popleft() if self._plays else _WELL
@@ -169,14 +175,14 @@ class ModelServer:
         return play
 
     def fault(self, request: Any) -> str | None:
-        """What a strict provider would say of the request."""
+        """Return the fault that a strict provider would report, or None."""
         named = set(request) if isinstance(request, Mapping) else set()
         if lacking := sorted(self._lacks & named):
             return f"Unrecognized request argument supplied: {lacking[0]}"
         return fault_of(request)
 
     def overflow(self, request: Mapping[str, Any], play: Play) -> tuple[int, str] | None:
-        """The error for a request that is too long, or is to be taken for one."""
+        """Return the error for a request that is, or is played to be, too long."""
         counted = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
             limit = self._context or _NEVER_SET
@@ -186,36 +192,36 @@ class ModelServer:
         return None
 
     def answered(self, request: Mapping[str, Any], play: Play) -> dict[str, Any]:
-        """The assistant message that is the answer."""
+        """Return the answer as an assistant message."""
         return as_message(self._answer(request) if play.answer is None else play.answer)
 
     def is_allowed(self, authorization: str) -> bool:
-        """Whether the key is the right one."""
-        # Not by ==, which takes only ASCII apart in constant time.
+        """Whether the API key is correct."""
+        # Bytes, because compare_digest accepts only ASCII text.
         wanted = f"Bearer {self._key}".encode()
         return not self._key or hmac.compare_digest(authorization.encode(), wanted)
 
     def is_closing(self) -> bool:
-        """Whether all answers are to end."""
+        """Whether all answers must end."""
         return self._closing.is_set()
 
     def told(self) -> dict[str, Any]:
-        """What `/told` says: for who started it as a child process."""
+        """Return the response of `/told`, for a parent process."""
         with self._lock:
             return {**self._counts, "refusals": list(self._refusals)}
 
     def listed(self) -> dict[str, Any]:
-        """What `/v1/models` says."""
+        """Return the response of `/v1/models`."""
         models = [{"id": name, "object": "model", "owned_by": "script"} for name in self._models]
         return {"object": "list", "data": models}
 
 
 class _Left(Exception):
-    """The client has gone, or the connection was ended by script."""
+    """The client has disconnected, or the script ended the connection."""
 
 
 class _Http(ThreadingHTTPServer):
-    # Its end is waited for: no thread is left behind.
+    # `close` waits for the threads, so that none is left running.
     daemon_threads = False
     request_queue_size = 64
 
@@ -230,7 +236,7 @@ class _Http(ThreadingHTTPServer):
             self._open.add(request)
         try:
             if self.model.is_closing():
-                # It came too late to be ended with the others.
+                # It arrived too late for `end_connections`.
                 self.shutdown_request(request)
             else:
                 super().process_request_thread(request, client_address)
@@ -239,14 +245,14 @@ class _Http(ThreadingHTTPServer):
                 self._open.discard(request)
 
     def end_connections(self) -> None:
-        """Wake the threads that wait for a client's next request."""
+        """Wake threads that wait for a client's next request."""
         with self._held:
             for connection in self._open:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; all else is shown as usual."""
+        """Ignore clients that disconnected. Other errors are printed."""
         if not isinstance(sys.exception(), _Left | ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -259,10 +265,10 @@ class _Conversation(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
-    def do_GET(self) -> None:  # named by the library
-        """The models, and what was counted."""
+    def do_GET(self) -> None:  # name required by the library
+        """Return the models, the counters or the requests."""
         model = self.server.model
         match self.path.rstrip("/"):
             case "/v1/models":
@@ -274,8 +280,8 @@ class _Conversation(BaseHTTPRequestHandler):
             case _:
                 self._send(404, _error(f"Invalid URL (GET {self.path})"))
 
-    def do_POST(self) -> None:  # named by the library
-        """An answer of the model."""
+    def do_POST(self) -> None:  # name required by the library
+        """Return an answer of the model."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > _MOST_BODY:
             self.close_connection = True
@@ -283,7 +289,7 @@ class _Conversation(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            # Its client was killed while it asked; nobody was refused anything.
+            # The client was killed while sending; this is not a rejected request.
             self.close_connection = True
             self.server.model.count("left")
             return
@@ -308,7 +314,7 @@ class _Conversation(BaseHTTPRequestHandler):
         if not model.is_allowed(self.headers.get("Authorization", "")):
             self._send(401, _error("Incorrect API key provided.", code="invalid_api_key"))
             return
-        # A played fault is the server's: what it was asked is judged all the same.
+        # Requests are checked even if a fault is played.
         if (fault := model.fault(request)) is not None:
             model.refuse(fault)
             self._send(400, _error(fault))
@@ -352,7 +358,7 @@ class _Conversation(BaseHTTPRequestHandler):
                 return
             self._wait(play.pause if sent else 0.0)
             self._event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
-        # What was to come after more pieces than there are, comes at the end.
+        # Faults after more pieces than the answer has happen at the end.
         self._fault(play, len(choices), sys.maxsize)
         if usage is not None:
             self._event(json.dumps({**_chunk(request, []), "usage": _told(usage)}))
@@ -361,7 +367,7 @@ class _Conversation(BaseHTTPRequestHandler):
         self._write(b"0\r\n\r\n")
 
     def _fault(self, play: Play, first: int, last: int) -> None:
-        """What is to happen after so many pieces. Raises _Left where nothing can follow."""
+        """Play the faults that are due after these pieces. Raises _Left if nothing can follow."""
 
         def is_due(after: int | None) -> bool:
             return after is not None and first <= after <= last
@@ -406,7 +412,7 @@ class _Conversation(BaseHTTPRequestHandler):
             raise _Left from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait, but not longer than the client does. Raises _Left."""
+        """Wait, at most until the client disconnects. Raises _Left."""
         until = time.monotonic() + seconds
         while (rest := until - time.monotonic()) > 0:
             ready, _, _ = select.select([self.connection], [], [], min(rest, 0.05))
@@ -416,7 +422,7 @@ class _Conversation(BaseHTTPRequestHandler):
                 self.server.model.count("left")
                 raise _Left
             if ready:
-                # The next request is there already; only its end can be news.
+                # The next request has already arrived; only a disconnect matters.
                 time.sleep(min(rest, 0.01))
 
     def _reset(self) -> None:
@@ -465,7 +471,7 @@ def _told(usage: Usage) -> dict[str, int]:
 
 
 def _choices(message: Mapping[str, Any], play: Play) -> Iterator[dict[str, Any]]:
-    """The pieces of a message, as they stand in its chunks."""
+    """Yield the pieces of a message as `choices` of chunks."""
     calls = message.get("tool_calls") or []
     sent = message if play.calls == "parts" else {**message, "tool_calls": []}
     yield _choice({"role": "assistant", "content": ""})
@@ -502,7 +508,7 @@ def _fields(delta: Delta, play: Play) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C; the first line that is printed is the address."""
+    """Run a server until SIGTERM or Ctrl-C. The first line printed is its address."""
     fields = ", ".join(Play.__struct_fields__)
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.providers.model_server",

@@ -1,7 +1,7 @@
-"""A model behind any server that speaks like OpenAI's: OpenAI, OpenRouter, Ollama, vLLM, llama.cpp.
+"""A client for OpenAI-compatible servers: OpenAI, OpenRouter, Ollama, vLLM, llama.cpp.
 
-A request is tried again while nothing of its answer was handed on; from then on a failure is the
-reader's to see, since half an answer cannot be taken back.
+A request is retried as long as no part of its answer was passed on. After that, a failure is raised
+to the reader, because half an answer cannot be withdrawn.
 """
 
 import asyncio
@@ -38,27 +38,27 @@ _CONNECT: Final = 10.0
 _MOST_EVENT: Final = 16 * 2**20
 _MOST_ANSWER: Final = 64 * 2**20
 _EVENT: Final = 64
-"""Characters that each event counts besides its data."""
+"""Characters counted for each event besides its data."""
 _MOST_ERROR: Final = 64 * 2**10
 _DOUBTED: Final = 1_000
-"""Tokens from which on a count of the prompt is compared with ours."""
+"""Tokens above which a reported prompt count is compared with the estimate."""
 _LONG: Final = 8
-"""Characters of a secret that is none by chance."""
+"""Minimum length of a header value that is treated as a secret, and replaced inside of words."""
 _SECRET: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
-"""Names of headers whose value is a secret, however short."""
+"""Names of headers whose value is a secret, whatever its length."""
 _LAST_WORDS: Final = 0.1
-"""Seconds that a server has to end its answer after saying that it has; then the connection can be
-used again."""
+"""Seconds to wait for the end of the response after the last event, so that the connection can be
+reused."""
 _logger = logging.getLogger("stenolog")
 
 
 class OpenAIChat:
     """A ChatModel on an OpenAI-compatible server.
 
-    `timeout`: seconds of silence between two pieces of an answer; `first_byte_timeout`: until its
-    first piece, which a long prompt on a small machine may need. `extra`: further fields of each
-    request (`temperature` …). `key_name`: where the key came from, to be named when it is refused.
-    Raises UsageError for a base_url or a key that cannot be sent.
+    `timeout`: maximum seconds between two pieces of an answer; `first_byte_timeout`: maximum
+    seconds until the first piece, which may take long for a long prompt on a small machine.
+    `extra`: more fields of each request (`temperature` …). `key_name`: the source of the key, named
+    in the error if the key is rejected. Raises UsageError for an invalid base_url or key.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class OpenAIChat:
         self._first_byte_timeout = first_byte_timeout
         self._patience = Patience(
             retries=retries,
-            # On this machine it is the machine that is slow; another try only adds to its work.
+            # On this machine a retry would only add to the load that makes the server slow.
             after_silence=0 if self._url.host in LOOPBACK else 1,
             backoff=backoff,
             longest=longest_wait,
@@ -103,7 +103,7 @@ class OpenAIChat:
 
     @property
     def name(self) -> str:
-        """What to call it: the model's name, unless another was given."""
+        """Name for status lines: the model's name, unless `name` was given."""
         return self._name
 
     async def stream(
@@ -114,7 +114,10 @@ class OpenAIChat:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The answer as it comes; see ChatModel. Raises UsageError for what no JSON can carry."""
+        """Stream the answer; see ChatModel.
+
+        Raises UsageError if JSON cannot represent the request.
+        """
         wanted = request_body(
             self.model, messages, tools=tools, schema=schema, max_tokens=max_tokens
         )
@@ -137,7 +140,7 @@ class OpenAIChat:
                 self._give_up(failure, tried)
             learnt = self._fallbacks.learn(sent, failure)
             if learnt is not None:
-                # Not a failed try: the server has told how it wants to be asked.
+                # Not a failed attempt: the error says how the request must change.
                 tried -= 1
                 if learnt:
                     yield Delta(notice=learnt)
@@ -145,7 +148,7 @@ class OpenAIChat:
             await self._wait(failure, tried)
 
     async def close(self) -> None:
-        """Let go of connections; a second call does nothing."""
+        """Close connections. A second call does nothing."""
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.aclose()
@@ -189,7 +192,7 @@ class OpenAIChat:
     # --- one try -----------------------------------------------------------------------------
 
     async def _try(self, body: bytes) -> AsyncGenerator[Delta, None]:
-        """One request and its answer. Raises Trouble, whatever happens to it."""
+        """Send one request and stream its answer. Raises Trouble for every failure."""
         reader = ChunkReader(new_id=lambda: f"call_{secrets.token_hex(8)}")
         begins = asyncio.get_running_loop().time() + self._first_byte_timeout
         try:
@@ -218,19 +221,19 @@ class OpenAIChat:
     def _open_client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
-            # Connections belong to the loop that opened them.
+            # Connections belong to the event loop that opened them.
             self._loop = loop
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=_CONNECT),
-                # A proxy is for the world outside; this machine is reached directly.
+                # Servers on this machine are reached without a proxy.
                 trust_env=self._url.host not in LOOPBACK,
-                # Certificates take a tenth of a second to read; plain HTTP has none to check.
+                # Loading certificates takes a tenth of a second, and plain HTTP does not need them.
                 verify=self._url.scheme == "https",
             )
         return self._client
 
     async def _check(self, response: httpx2.Response) -> None:
-        """Raises Trouble for an answer that is none."""
+        """Raise Trouble unless the status is a success."""
         status = response.status_code
         if 200 <= status < 300:
             return
@@ -275,26 +278,26 @@ class OpenAIChat:
                 break
             except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
                 if reader.finished:
-                    # All was said; only the usage may be missing.
+                    # The answer is complete; only the usage may be missing.
                     return
                 silent = isinstance(error, TimeoutError)
                 what = _silent(seconds) if silent else _lost("broke off", error)
                 raise Trouble(Failure(f"{what}: the answer is not whole", silent=silent)) from error
-            # An event without data takes time, too.
+            # Events without data count, too.
             size += len(event.data) + _EVENT
             if size > _MOST_ANSWER:
                 raise Trouble(Failure("sent more than any answer has", 400))
             delta = reader.read(event.data)
             if delta is not None:
                 yield delta
-                # The reader may have taken its time; that was not the server's.
+                # The timeout starts after the reader has processed the piece.
                 until, seconds = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
             raise Trouble(Failure("broke off in the middle: the answer is not whole"))
         await _let_end(events)
 
     async def _body(self, response: httpx2.Response, most: int, *, cut: bool) -> str:
-        """The body as text, of which no more is read than that. Raises Trouble."""
+        """Return at most `most` bytes of the body as text. Raises Trouble."""
         read = bytearray()
         try:
             async with (
@@ -339,7 +342,7 @@ def _headers(key: str, further: Mapping[str, str]) -> dict[str, str]:
     if key:
         headers["Authorization"] = f"Bearer {key}"
     for name, value in headers.items():
-        # The library below would show the whole value in its error.
+        # The HTTP library would include the complete value in its error.
         if not value.isascii() or not value.isprintable():
             what = "the key" if value.endswith(key) and key else f"the header {name!r}"
             raise UsageError(f"{what} has characters that no header can carry")
@@ -347,15 +350,15 @@ def _headers(key: str, further: Mapping[str, str]) -> dict[str, str]:
 
 
 def _secrets(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
-    """What must stand in no error: the key, and what in the headers is or may be one."""
+    """Return a pattern for texts that errors must not contain: the key, and secrets in headers."""
     found = {key}
     for name, value in headers.items():
         if _SECRET.search(name):
-            # `Bearer` and the like may be told without.
+            # The server may quote the secret without a scheme such as `Bearer`.
             found |= {value, value.split()[-1] if value.strip() else ""}
         elif len(value) >= _LONG:
             found.add(value)
-    # A short one may be a part of any word or number; the server's words must stay what they are.
+    # A short secret matches only whole words, so that other parts of the message stay intact.
     told = [
         re.escape(one) if len(one) >= _LONG else rf"(?<!\w){re.escape(one)}(?!\w)"
         for one in sorted(found, key=len, reverse=True)
@@ -365,15 +368,15 @@ def _secrets(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
 
 
 def _believed(delta: Delta, sent: Mapping[str, Any]) -> Delta:
-    """The delta without a count of the prompt that cannot be true."""
+    """Return the delta without an implausible prompt count."""
     usage = delta.usage
     if usage is None or not usage.prompt:
         return delta
     expected = sum(map(message_tokens, sent["messages"])) + tools_tokens(sent.get("tools") or ())
     if expected <= _DOUBTED or 2 * usage.prompt >= expected:
         return delta
-    # The server has cut the prompt, or counts only what it had not read before. Taken for the size
-    # of the request, it would have the next ones grow beyond what the model sees.
+    # The server has truncated the prompt, or reports only tokens that it had not cached. Used as
+    # the size of the request, the count would let later requests exceed the model's context.
     return replace(delta, usage=replace(usage, prompt=0, cached=0))
 
 
@@ -387,7 +390,7 @@ def _lost(what: str, error: Exception) -> str:
 
 
 async def _let_end(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
-    """Read on to the end of the response, where it is near."""
+    """Read the rest of the response, if it ends soon."""
     try:
         async with asyncio.timeout(_LAST_WORDS):
             async for _ in events:

@@ -1,4 +1,4 @@
-"""What a scripted model server plays: faults by name, and the answers that it gives by itself."""
+"""Scripted behaviour of the model server: faults by name, and its default answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
@@ -11,60 +11,60 @@ Calls = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
 
 
 class Play(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one request is answered; each field by itself, or several at once.
+    """The behaviour for one request. The fields can be combined.
 
-    Times are in seconds, and pieces those of a streamed answer.
+    Times are in seconds; pieces are the chunks of a streamed answer.
     """
 
     status: int = 200
-    """An error of this status."""
+    """HTTP status. Other than 200: an error with this status."""
     body: str | None = None
-    """What the error says, in place of the usual words; for 200, the whole body."""
+    """Body of the error, instead of the default one. With status 200: the complete body."""
     content_type: str = "application/json"
-    """Of a body that is given."""
+    """Content type of `body`."""
     retry_after: str = ""
-    """The header `Retry-After`."""
+    """Header `Retry-After`."""
     overflow: str = ""
-    """The request is said to be too long, in this dialect: one of OVERFLOWS."""
+    """Reject the request as too long, in this dialect: one of OVERFLOWS."""
     first_byte: float = 0.0
-    """How long nothing comes at all."""
+    """Delay before the first byte."""
     first_piece: float = 0.0
-    """How long nothing comes behind the headers."""
+    """Delay between the headers and the first piece."""
     pause: float = 0.0
-    """How long nothing comes between two pieces."""
+    """Delay between two pieces."""
     stall_after: int | None = None
-    """After so many pieces nothing comes any more, and the connection stays."""
+    """Stop sending after this many pieces, and keep the connection open."""
     cut_after: int | None = None
-    """The connection ends after so many pieces, as if the server had crashed."""
+    """Close the connection after this many pieces, as in a crash."""
     end_after: int | None = None
-    """The response ends well after so many pieces, without a reason or `[DONE]`."""
+    """End the response cleanly after this many pieces, without a finish reason or `[DONE]`."""
     reset_after: int | None = None
-    """The connection is reset after so many pieces."""
+    """Reset the connection after this many pieces."""
     error_after: int | None = None
-    """After so many pieces comes an error in place of a chunk."""
+    """Send an error instead of a chunk after this many pieces."""
     error: str = '{"message":"The server had an error","type":"server_error","code":500}'
-    """The JSON of that error."""
+    """JSON of that error."""
     malformed_after: int | None = None
-    """After so many pieces comes a chunk that is none."""
+    """Send a malformed chunk after this many pieces."""
     malformed: str = '{"choices":[{"delta":{"content":"half'
-    """What stands in it."""
+    """Content of the malformed chunk."""
     reset: bool = False
-    """The connection is reset before anything is said."""
+    """Reset the connection before sending anything."""
     usage: bool = True
-    """Whether the usage is told."""
+    """Whether the usage is sent."""
     done: bool = True
-    """Whether `[DONE]` is said."""
+    """Whether `[DONE]` is sent."""
     finish: bool = True
-    """Whether it is told why the answer ended."""
+    """Whether the finish reason is sent."""
     whole: bool = False
-    """The answer is one JSON body, though a stream was asked for."""
+    """Send the answer as one JSON body even if a stream was requested."""
     calls: Calls = "parts"
-    """How tool calls are sent: in parts, or whole: numbered, without a number, without an id, or
-    all with the number 0."""
+    """How tool calls are sent: in parts, or complete; complete ones with an index, without an
+    index, without index and id, or all with index 0."""
     reasoning_field: str = "reasoning_content"
-    """Under which name thoughts are sent."""
+    """Name of the field for reasoning."""
     answer: dict[str, Any] | str | None = None
-    """What is answered, whatever was asked."""
+    """Answer that is sent, whatever the request."""
 
 
 OVERFLOWS: Final[Mapping[str, tuple[int, str]]] = {
@@ -133,20 +133,20 @@ OVERFLOWS: Final[Mapping[str, tuple[int, str]]] = {
     ),
     "413": (413, ""),
 }
-"""By server: the status and the body of its error for a request that is too long."""
+"""Status and body of each server's error for a request that is too long."""
 
 
 def overflow_error(dialect: str, *, limit: int, asked: int) -> tuple[int, str]:
-    """The status and the body with which that server refuses a request that is too long."""
+    """Return the status and the body with which a server rejects a request that is too long."""
     status, body = OVERFLOWS[dialect]
     return status, body % {"limit": limit, "asked": asked, "over": asked - limit}
 
 
 def answer_by_rule(request: Mapping[str, Any]) -> Said:
-    """The answer of the scripted model, which a test can foresee.
+    """Return the default answer of the scripted model, which a test can predict.
 
-    `call NAME {json}` of a user calls that tool, `call A {…} and B {…}` two at once; results of
-    tools are quoted; any other text is told back: `You said: …`.
+    A user message `call NAME {json}` calls that tool, `call A {…} and B {…}` two at once; tool
+    results are quoted; any other text is repeated: `You said: …`.
     """
     messages: Sequence[Mapping[str, Any]] = request.get("messages") or []
     results = []

@@ -1,4 +1,4 @@
-"""Models that answer by script: for tests, examples and everything that must run offline."""
+"""Scripted models, for tests, examples and everything else that must run offline."""
 
 import asyncio
 import json
@@ -19,16 +19,16 @@ Answer = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
 
 
 class Scripted:
-    """An `Ask` that gives the next answer of its script at each call.
+    """An `Ask` that returns the next answer of its script for each call.
 
-    Raises UsageError when it is asked once more than the script has answers.
+    Raises UsageError if it is called more often than the script has answers.
     """
 
     def __init__(self, answers: Iterable[Answer]) -> None:
         self._answers: Iterator[Answer] = iter(answers)
         self._lock = threading.Lock()
         self.asked: list[list[Mapping[str, Any]]] = []
-        """The messages of each call, the first call first."""
+        """The messages of each call, oldest call first."""
 
     def __call__(
         self,
@@ -37,9 +37,9 @@ class Scripted:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """The next answer of the script; it takes no notice of schema and max_tokens."""
+        """Return the next answer of the script. `schema` and `max_tokens` are ignored."""
         del schema, max_tokens
-        # Two threads at once get two answers, and each its own place in `asked`.
+        # Concurrent calls get different answers, and one entry each in `asked`.
         with self._lock:
             self.asked.append([dict(message) for message in messages])
             answer = next(self._answers, None)
@@ -51,15 +51,15 @@ class Scripted:
 
 
 Said = str | Mapping[str, Any]
-"""A text, or an assistant message in OpenAI chat shape, with its tool calls if it makes any."""
+"""A text, or an assistant message in OpenAI's chat format, optionally with tool calls."""
 Scene = Said | Exception | Callable[[Sequence[Mapping[str, Any]]], Said]
-"""One answer of a script: what is said, an exception to raise, or a function from the messages."""
+"""One answer of a script: the answer, an exception to raise, or a function from the messages."""
 Script = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], Said]
-"""A function from messages and tools to every answer."""
+"""A function from messages and tools to the answer, used for every request."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What a model was asked."""
+    """A request to a scripted model."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -68,11 +68,11 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class ScriptedModel:
-    """A ChatModel that gives the next answer of its script at each request, in small pieces.
+    """A ChatModel that streams the next answer of its script for each request, in small pieces.
 
-    `script`: answers one after the other, or one function from messages and tools that makes all
-    of them. `pause`: seconds between two pieces. Raises UsageError when it is asked once more than
-    the script has answers.
+    `script`: a sequence of answers, or one function from messages and tools that makes all of them.
+    `pause`: seconds between two pieces. Raises UsageError if it is called more often than the
+    script has answers.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class ScriptedModel:
         self._name = name
         self._pause = pause
         self.asked: list[Asked] = []
-        """Each request, the first one first."""
+        """All requests, oldest first."""
         self.closed = False
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Name for status lines."""
         return self._name
 
     async def stream(
@@ -99,7 +99,7 @@ class ScriptedModel:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The next answer of the script, with an estimated usage at its end."""
+        """Stream the next answer of the script, with estimated token counts at the end."""
         asked = Asked(
             messages=[dict(message) for message in messages],
             tools=[dict(tool) for tool in tools],
@@ -108,14 +108,14 @@ class ScriptedModel:
         )
         self.asked.append(asked)
         message = as_message(self._answer(asked))
-        # Also without a pause: others have their turn between two pieces, as with any server.
+        # Sleeps even without a pause, so that other tasks run between two pieces, as with a server.
         for delta in pieces_of(message):
             await asyncio.sleep(self._pause)
             yield delta
         yield Delta(usage=estimated_usage(messages, tools, message))
 
     async def close(self) -> None:
-        """Nothing is held; only that it was called is noted."""
+        """Set `closed`. There is nothing to release."""
         self.closed = True
 
     async def __aenter__(self) -> Self:
@@ -141,7 +141,7 @@ class ScriptedModel:
 
 
 def as_message(said: Said) -> dict[str, Any]:
-    """An answer as an assistant message in OpenAI chat shape, with arguments as text."""
+    """Return an answer as an assistant message in OpenAI's chat format, with arguments as text."""
     if isinstance(said, str):
         return {"role": "assistant", "content": said}
     message = {"role": "assistant", "content": None, **said}
@@ -153,7 +153,7 @@ def as_message(said: Said) -> dict[str, Any]:
 
 
 def tool_call(name: str, arguments: Mapping[str, Any] | str = "{}", *, id: str) -> dict[str, Any]:
-    """A tool call in OpenAI chat shape."""
+    """Return a tool call in OpenAI's chat format."""
     given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": given}}
 
@@ -164,7 +164,7 @@ _BRACE: Final = re.compile(r"\s*\{")
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:
-    """The tool calls that a text asks for: names, and arguments as JSON."""
+    """Return the tool calls that a text asks for: names, and arguments as JSON text."""
     found: list[tuple[str, str]] = []
     begin = _CALL.match(text)
     while begin is not None:
@@ -194,7 +194,7 @@ def _extra(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pieces_of(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
-    """A message in pieces of at most so many characters, and at last why it ended."""
+    """Yield a message in pieces of at most `size` characters, then the reason for its end."""
     for piece in _pieces(message.get("reasoning_content") or "", size):
         yield Delta(reasoning=piece)
     for detail in message.get("reasoning_details") or ():
@@ -221,7 +221,7 @@ def estimated_usage(
     tools: Sequence[Mapping[str, Any]],
     answer: Mapping[str, Any],
 ) -> Usage:
-    """What a provider would have counted, about."""
+    """Return an estimate of the token counts that a provider would report."""
     return Usage(
         prompt=sum(map(message_tokens, messages)) + tools_tokens(tools),
         answer=message_tokens(answer),
@@ -264,15 +264,15 @@ That was all. I am a script; this page is always the same.
 """
 _TIME: Final = re.compile(r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE)
 _LONG: Final = 120
-"""Sentences of a long answer."""
+"""Number of sentences in a long answer."""
 
 
 def offline_script(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> Said:
-    """What `steno chat --model scripted` answers: friendly, plain about being a script.
+    """Return the answer of `steno chat --model scripted`, which says that it is a script.
 
-    It knows `markdown`, `long`, and the time, for which it calls the tool `now` if it was offered.
+    It knows `markdown`, `long`, and the time, for which it calls the tool `now` if that is offered.
     `call NAME {json}` calls a tool of that name, `call A {…} and B {…}` two at once.
     """
     last = messages[-1] if messages else {}
@@ -307,7 +307,7 @@ def offline_script(
 
 
 def offline_model(*, pause: float = 0.02) -> ScriptedModel:
-    """The model of `--model scripted`, which speaks at the pace of a reader."""
+    """Return the model of `--model scripted`, which streams at reading pace."""
     return ScriptedModel(offline_script, pause=pause)
 
 

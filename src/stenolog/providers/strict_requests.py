@@ -1,7 +1,7 @@
-"""What a strict provider finds wrong with a request, in words like OpenAI's.
+"""Validation of requests as a strict provider does it, with error texts like OpenAI's.
 
-No server takes everything that another one takes. This one takes only what all of them do, so that
-a request that passes here passes anywhere.
+Servers differ in what they accept. This check accepts only what all of them accept, so a request
+that passes here passes everywhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ _REQUEST: Final = {
 
 
 def fault_of(request: Any) -> str | None:
-    """What is wrong with a request to `/chat/completions`, or None."""
+    """Return the first fault of a request to `/chat/completions`, or None."""
     return next(_faults(request), None)
 
 
@@ -106,7 +106,7 @@ def _message_faults(message: Any, where: str) -> Iterator[str]:
     content = message.get("content")
     calls = message.get("tool_calls")
     if content is None or content == "":
-        # Between calls an assistant may say nothing; others speak to say something.
+        # Only an assistant message with calls may be empty.
         if role != "assistant" or not calls:
             yield f"Invalid value for 'content' of {role} message: must not be empty. ({where})"
     elif isinstance(content, list):
@@ -156,7 +156,7 @@ def _call_faults(calls: Any, where: str) -> Iterator[str]:
 
 
 def _pairing_faults(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Every call is answered before anybody else speaks, and once; ids are not used twice."""
+    """Yield faults of tool calls: unanswered, answered twice, or with a repeated id."""
     open_calls: list[str] = []
     answered: set[str] = set()
     used: set[str] = set()

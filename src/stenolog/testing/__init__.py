@@ -1,4 +1,4 @@
-"""For others who write a store: the contract as tests, to be run by pytest.
+"""Tests that any implementation of `Store` must pass, for pytest. Subclass the contracts.
 
 class TestMyStore(StoreContract):
     def make_store(self, path: Path) -> Store:
@@ -21,7 +21,7 @@ import pytest
 
 pytest.register_assert_rewrite("stenolog.testing.contract", "stenolog.testing.crash")
 
-from stenolog.testing.contract import (  # noqa: E402 - rewritten from here on
+from stenolog.testing.contract import (  # noqa: E402 - after the registration above
     DamageContract,
     DamagedRecord,
     StoreContract,

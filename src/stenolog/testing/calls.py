@@ -1,6 +1,6 @@
-"""Calls as values, and a picture of a session: how two stores are compared.
+"""Calls as values, and comparable pictures of sessions, to compare two stores.
 
-Free of pytest and hypothesis.
+This module imports neither pytest nor hypothesis.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from stenolog.stores.base import Store
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a store's method on one session."""
+    """One method call on a session of a store."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -26,11 +26,11 @@ class Call:
         return f"{self.name}({', '.join(given)})"
 
     def make(self, store: Store, key: str) -> Any:
-        """What the store gives; raises what it raises."""
+        """Make the call and return its result. Raises errors of the store."""
         return getattr(store, self.name)(key, *self.arguments, **self.options)
 
     def outcome(self, store: Store, key: str) -> Any:
-        """What the store gives, so that it can be compared: an error by its type."""
+        """Make the call and return a comparable result: for an error, its type."""
         try:
             result = self.make(store, key)
         except StenologError as error:
@@ -39,7 +39,7 @@ class Call:
 
 
 def comparable(result: Any) -> Any:
-    """What a call gave, less what differs from store to store."""
+    """Return a result without the parts that may differ between stores."""
     match result:
         case Message():
             return result.seq, result.to_json()
@@ -48,7 +48,7 @@ def comparable(result: Any) -> Any:
         case Purged():
             return result.messages, result.first, result.last
         case Compacted():
-            # How much goes into an archive at a time is the engine's business.
+            # Engines may archive different amounts at a time.
             return None
         case _:
             return result
@@ -56,7 +56,7 @@ def comparable(result: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All that a session shows to a reader, but for times and what is the engine's own."""
+    """Everything that a session shows to a reader, except times and engine details."""
 
     visible: list[tuple[int, bytes]]
     everything: list[tuple[int, bytes, bool]]
@@ -70,7 +70,7 @@ class Picture:
 
 
 def picture(store: Store, key: str) -> Picture | None:
-    """The session as it is now; None where there is none."""
+    """Return the current picture of a session, or None if it does not exist."""
     try:
         info = store.info(key)
     except NoSuchSession:
@@ -93,10 +93,10 @@ def picture(store: Store, key: str) -> Picture | None:
 
 
 def pictures(store: Store) -> dict[str, Picture | None]:
-    """Every session as it is now."""
+    """Return pictures of all sessions."""
     return {key: picture(store, key) for key in store.list_sessions()}
 
 
 def trash(store: Store) -> list[tuple[str, int]]:
-    """The deleted sessions, so that they can be compared: keys and how many messages each has."""
+    """Return the deleted sessions in comparable form: keys and numbers of messages."""
     return [(trashed.key, trashed.count) for trashed in store.list_trash()]

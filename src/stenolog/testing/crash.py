@@ -1,8 +1,9 @@
-"""The crash half of the contract: what is there after the process that wrote it was killed.
+"""The crash contract: what a store must contain after its writing process was killed.
 
-`kill -9` proves that nothing waits in memory; whether it was synced, only a power cut tells.
+`kill -9` proves that no data waits in the memory of the process. Only a power cut would show
+whether data was synced.
 """
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - the name of a test describes it
 
 import importlib
 import json
@@ -69,40 +70,40 @@ SCRIPT = (
     Call("add_message", ("user", "8")),
     Call("set_meta", (), {"title": "A talk"}),
 )
-"""Every operation at least once, on a session that has something for it to do."""
+"""Calls of every operation, each on a session on which it has an effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """How far a writer came."""
+    """The progress of a killed writer."""
 
     begun: int
     done: list[Any]
-    """What each call gave that returned."""
+    """Results of the calls that returned."""
 
 
 class CrashContract:
-    """What a store that outlives its process must pass.
+    """Tests for a store that outlives its process.
 
-    A subclass names the function that opens it, as `module:function`; it is called with one text,
-    which is the folder of the test unless `where` says something else.
+    A subclass names the function that opens it, as `module:function`. It is called with one text:
+    the folder of the test, unless `where` is overridden.
     """
 
     factory: ClassVar[str]
 
     def where(self, path: Path) -> str:
-        """What the factory is called with, for a store that lives in this folder."""
+        """Return the argument of the factory for a store in this folder."""
         return str(path)
 
     def open(self, path: Path) -> Store:
-        """The store that lives in this folder."""
+        """Open the store in this folder."""
         module, _, function = self.factory.partition(":")
         store: Store = getattr(importlib.import_module(module), function)(self.where(path))
         return store
 
     @contextmanager
     def writing(self, path: Path, calls: Sequence[Call]) -> Iterator["Writer"]:
-        """A process that makes these calls; it is gone in the end, whatever happens."""
+        """Start a process that makes these calls. It is killed at the end in any case."""
         lines = "".join(
             json.dumps([KEY, call.name, call.arguments, call.options]) + "\n" for call in calls
         )
@@ -138,7 +139,7 @@ class CrashContract:
                 found = {m.seq: m.content for m in store.get_history(KEY)}
                 assert sorted(found) == list(found)
                 assert acknowledged.items() <= found.items()
-                # The message under way may be there too: it was not refused.
+                # The interrupted message may be stored too: it was not rejected.
                 own = [text for text in found.values() if text.startswith(f"{turn}.")]
                 assert own == [f"{turn}.{n}" for n in range(len(own))]
                 assert len(own) in (len(killed.done), killed.begun)
@@ -157,7 +158,7 @@ class CrashContract:
         before, after = _expected(done), _expected(killed.begun)
         with self.open(tmp_path) as store:
             if hit_call.name == "purge" and _shown(store) != before:
-                # Begun, it is finished by the same call.
+                # A purge that was started is finished by the same call.
                 with suppress(NoSuchSession):
                     hit_call.make(store, KEY)
             assert _shown(store) in (before, after)
@@ -317,7 +318,7 @@ class CrashContract:
     def test_p2_any_calls_are_there_after_reopening(self, calls: list[Call]) -> None:
         model = InMemoryStore()
         with TemporaryDirectory() as folder:
-            # Left open: what matters is what a process leaves that ends without a word.
+            # Left open, as by a process that ends without closing the store.
             store = self.open(Path(folder))
             for call in calls:
                 assert call.outcome(store, KEY) == call.outcome(model, KEY)
@@ -327,7 +328,7 @@ class CrashContract:
 
 
 class Writer:
-    """A process that makes calls, seen from outside."""
+    """A process that makes calls, as seen from the test."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -335,7 +336,7 @@ class Writer:
         self._done: list[Any] = []
 
     def kill_in(self, number: int, chance: random.Random) -> Killed:
-        """Let it come to the call of this number, kill it at a moment within, and see how far."""
+        """Wait for the call with this number, kill the process during it, return the progress."""
         while self._begun <= number and self._hear():
             pass
         time.sleep(chance.random() * 0.0005)
@@ -343,7 +344,7 @@ class Writer:
         return self.finish()
 
     def finish(self) -> Killed:
-        """Let it come to its end."""
+        """Wait until the process ends."""
         while self._hear():
             pass
         return Killed(self._begun, self._done)
@@ -362,12 +363,12 @@ class Writer:
 
 
 def _shown(store: Store) -> tuple[Any, Any]:
-    """All sessions, and the trash."""
+    """Return all sessions, and the trash."""
     return pictures(store), trash(store)
 
 
 def _expected(count: int) -> tuple[Any, Any]:
-    """All sessions after so many calls of the script."""
+    """Return all sessions and the trash after the first `count` calls of the script."""
     model = InMemoryStore()
     for call in SCRIPT[:count]:
         call.make(model, KEY)

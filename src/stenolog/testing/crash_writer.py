@@ -1,8 +1,8 @@
-"""The process that the crash half of the contract kills.
+"""The process that the crash contract kills.
 
-Run as a program with a factory (`module:function`) and a place, it makes the calls that stand on
-its standard input, one JSON line each, and says on its standard output when each begins and what
-it gave. It is run by its path, so that it need not wait for pytest and hypothesis.
+It is run as a program with a factory (`module:function`) and a place. It makes the calls from its
+standard input, one JSON line each, and reports on its standard output when each starts and what it
+returned. It is run by its path, so that it does not import pytest and hypothesis.
 """
 
 import importlib

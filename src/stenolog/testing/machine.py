@@ -1,6 +1,6 @@
-"""A hypothesis state machine that drives a store and the model with the same random calls.
+"""A hypothesis state machine that makes the same random calls on a store and on a model.
 
-After every step the two are compared; reopening, crashes and torn writes come in between. Run a
+After every step the two are compared. Steps include reopening, crashes and torn writes. Run a
 subclass with `hypothesis.stateful.run_state_machine_as_test`.
 """
 
@@ -28,7 +28,7 @@ spoken = st.builds(lambda text: {"role": "user", "content": text}, texts())
 
 
 class _Model(InMemoryStore):
-    """The model, which also knows of seqs that an unfinished write used up."""
+    """The model, which can also skip seqs that an unfinished write used."""
 
     def skip(self, key: str, seqs: int) -> None:
         if key in self._sessions:
@@ -36,38 +36,38 @@ class _Model(InMemoryStore):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Drives a store and the model with the same calls; subclasses give `open`."""
+    """A comparison of a store with the model by equal calls. Subclasses implement `open`."""
 
     persistent: ClassVar[bool] = True
-    """Whether what is stored outlives the object, so that it can be opened again."""
+    """Whether data outlives the object, so that the store can be opened again."""
     tears: ClassVar[bool] = False
-    """Whether `tear` does something."""
+    """Whether `tear` is implemented."""
     ran: ClassVar[Counter[str]]
-    """How often each rule ran, in all examples."""
+    """Number of runs of each rule, in all examples."""
     lengths: ClassVar[list[int]]
-    """How many steps each example had."""
+    """Number of steps of each example."""
 
     def __init_subclass__(cls) -> None:
-        """Let each subclass count for itself."""
+        """Give each subclass its own counters."""
         cls.ran = Counter()
         cls.lengths = []
 
     @abstractmethod
     def open(self, path: Path) -> Store:
-        """The store that lives in this folder."""
+        """Open the store in this folder."""
 
     def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - a hook
         """Leave what a killed writer may leave at the end of a session's storage.
 
-        Returns how many seqs, from `next_seq` on, it used up. `kind` and `cut` (0 to 1) say what
-        and how much, in any way that the subclass likes.
+        Return how many seqs, from `next_seq` on, it used. `kind` and `cut` (0 to 1) select what and
+        how much, in any way that the subclass likes.
         """
         return 0
 
     def __init__(self) -> None:
         super().__init__()
         self.lengths.append(0)
-        # In memory where that can be: nothing here shows whether anything was synced.
+        # On a memory file system if possible: these tests cannot show whether data was synced.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
         self._folder = TemporaryDirectory(prefix="steno-", dir=memory)
         self._path = Path(self._folder.name)
@@ -80,7 +80,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self._opened[-1]
 
     def teardown(self) -> None:
-        """Look at everything once more, and leave nothing behind."""
+        """Compare everything once more, and clean up."""
         try:
             if self.persistent:
                 self._store = self._open()
@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _compare(self, *keys: str) -> None:
         assert self._store.list_sessions() == self._model.list_sessions()
-        # What a killed creator left may have a stamp, and is no session.
+        # A killed creator may leave a stamp without a session.
         assert self._store.stamps().keys() >= set(self._model.list_sessions())
         assert trash(self._store) == trash(self._model)
         for key in keys:
@@ -119,20 +119,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, content=st.sampled_from(["x", "y", None, ["z"]]), once=tokens)
     def add_message(self, key: str, content: Any, once: str | None) -> None:
-        """A message by role and content."""
+        """Append a message by role and content."""
         self._both(key, Call("add_message", ("user", content), {"once": once}))
 
     @rule(key=keys, message=st.one_of(small_messages(), spoken), once=tokens)
     def add_full_message(self, key: str, message: dict[str, Any], once: str | None) -> None:
-        """A message of any shape."""
+        """Append a message of any shape."""
         self._both(key, Call("add_full_message", (message,), {"once": once}))
 
     @rule(key=keys, batch=st.lists(small_messages(), max_size=4), once=tokens)
     def add_messages(self, key: str, batch: list[dict[str, Any]], once: str | None) -> None:
-        """A batch."""
+        """Append a batch."""
         self._both(key, Call("add_messages", (batch,), {"once": once}))
 
-    # --- changing what is in sight -----------------------------------------------------------
+    # --- changing visibility ------------------------------------------------------------------
 
     @rule(
         key=keys,
@@ -143,19 +143,22 @@ class StoreMachine(RuleBasedStateMachine):
     def set_history(
         self, key: str, keep: int, new: list[dict[str, Any]], unseen: int | None
     ) -> None:
-        """Another history with the same beginning. `unseen`: messages the caller has not seen."""
+        """Set another history with the same start.
+
+        `unseen`: messages that the caller has not seen.
+        """
         kept = self._model.get_history(key)[:keep]
         options = {} if unseen is None else {"expect_last": max(self._end(key) - unseen, 0)}
         self._both(key, Call("set_history", ([*kept, *new],), options))
 
     @rule(key=keys, text=summaries())
     def set_summary(self, key: str, text: str) -> None:
-        """A summary."""
+        """Set a summary."""
         self._both(key, Call("set_summary", (text,)))
 
     @rule(key=keys, keep_last=places)
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """All but the last ones out of sight."""
+        """Hide all but the last messages."""
         self._both(key, Call("truncate_history", (keep_last,)))
 
     @rule(key=keys, back=st.none() | places)
@@ -166,19 +169,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, first=places, length=st.integers(-1, 5), from_end=st.booleans())
     def hide(self, key: str, first: int, length: int, *, from_end: bool) -> None:
-        """A range out of sight."""
+        """Hide a range."""
         if from_end:
             first += max(self._end(key) - 6, 0)
         self._both(key, Call("hide", (first, first + length)))
 
     @rule(key=keys)
     def pop(self, key: str) -> None:
-        """The last one out of sight."""
+        """Hide the last message."""
         self._both(key, Call("pop"))
 
     @rule(key=keys, summary=summaries(), back=places, floor=st.sampled_from([None, 0, 0, 1]))
     def checkpoint(self, key: str, summary: str, back: int, floor: int | None) -> None:
-        """Summary and floor together, counted back from the end; some are stale or beyond it."""
+        """Set summary and floor, counted back from the end. Some are stale or beyond the end."""
         options: dict[str, Any] = {"summary": summary, "upto": self._end(key) - back}
         if floor is not None and key in self._model.list_sessions():
             options["expect_floor"] = self._model.info(key).floor + floor
@@ -186,28 +189,28 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, times=st.integers(1, 3))
     def undo(self, key: str, times: int) -> None:
-        """The newest steps taken back."""
+        """Undo the newest steps."""
         self._step("undo")
         for _ in range(times):
             self._agree(key, Call("undo"))
 
-    # --- beginning and ending ----------------------------------------------------------------
+    # --- lifecycle ----------------------------------------------------------------------------
 
     @rule(key=keys, new_key=keys, back=st.none() | places)
     def fork(self, key: str, new_key: str, back: int | None) -> None:
-        """A session of its own, up to a seq counted back from the end; some keys are taken."""
+        """Fork a session up to a seq counted back from the end. Some keys are in use."""
         at = None if back is None else self._end(key) - back
         self._both(key, Call("fork", (new_key,), {"at": at}))
         self._compare(new_key)
 
     @rule(key=keys)
     def delete(self, key: str) -> None:
-        """Into the trash."""
+        """Move a session to the trash."""
         self._both(key, Call("delete"))
 
     @rule(which=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
     def restore(self, which: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
-        """Out of the trash: one that is there, by its uid, or whatever the key had last."""
+        """Restore a session from the trash by its uid, or the last one of the key."""
         self._step("restore")
         deleted = self._model.list_trash()
         place = which if by_uid and which < len(deleted) else None
@@ -223,7 +226,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, before=places, from_end=st.booleans())
     def purge_before(self, key: str, before: int, *, from_end: bool) -> None:
-        """The beginning of a session deleted for good."""
+        """Purge the start of a session."""
         if from_end:
             before = self._end(key) - before
         self._step("purge_before")
@@ -232,14 +235,14 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lengths[-1] % 4 == 3)
     @rule(key=keys)
     def purge(self, key: str) -> None:
-        """All lives of a key deleted for good; not too often, or nothing ever grows."""
+        """Purge all sessions of a key; not too often, or no session ever grows."""
         self._both(key, Call("purge"))
 
     # --- everything else ---------------------------------------------------------------------
 
     @rule(key=keys)
     def compact(self, key: str) -> None:
-        """The hidden start into an archive."""
+        """Archive the hidden start."""
         self._both(key, Call("compact"))
 
     @rule(
@@ -248,17 +251,17 @@ class StoreMachine(RuleBasedStateMachine):
         value=st.sampled_from([None, "x", ["\ud800"], {"a": 1}, "y" * 40_000]),
     )
     def set_meta(self, key: str, name: str, value: Any) -> None:
-        """A field of the session's own data."""
+        """Set a meta field."""
         self._both(key, Call("set_meta", (), {name: value}))
 
     @rule(key=keys, last=st.none() | places, after=st.none() | places, full=st.booleans())
     def get_history(self, key: str, last: int | None, after: int | None, *, full: bool) -> None:
-        """A part of the history."""
+        """Read a part of the history."""
         self._both(key, Call("get_history", (), {"last": last, "after": after, "full": full}))
 
     @rule(key=keys, after=places)
     def follow(self, key: str, after: int) -> None:
-        """All that a follower would get."""
+        """Compare what a follower gets."""
         self._step("follow")
         expected = list(self._model.follow(key, after=max(after, 0), timeout=0))
         assert list(self._store.follow(key, after=max(after, 0), timeout=0)) == expected
@@ -278,7 +281,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.persistent)
     @rule()
     def crash(self) -> None:
-        """Open the store again without having closed it; the old one is not used any more."""
+        """Open the store again without closing it. The old object is not used any more."""
         self._step("crash")
         self._store = self._open()
         self._compare(*KEYS)
@@ -286,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.persistent)
     @rule(which=st.integers(0, 3))
     def switch(self, which: int) -> None:
-        """Go on with another open store on the same folder, as another process would."""
+        """Continue with another open store on the same folder, as another process would."""
         self._step("switch")
         self._store = self._opened[which] if which < len(self._opened) else self._open()
         self._compare(*KEYS)
@@ -306,6 +309,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @classmethod
     def report(cls) -> str:
-        """What was run, in one paragraph."""
+        """Return the number of runs of each rule in one line."""
         rules = ", ".join(f"{name} {times:,}" for name, times in sorted(cls.ran.items()))
         return f"{cls.__name__}: {len(cls.lengths):,} examples, {sum(cls.lengths):,} steps: {rules}"

@@ -1,4 +1,4 @@
-"""What a store may be given: messages with nasty text, and keys that are easily mistaken."""
+"""Hypothesis strategies: difficult messages, and keys that are easily confused."""
 
 import unicodedata
 from itertools import product
@@ -31,12 +31,12 @@ NASTY_TEXTS = (
 
 
 def texts() -> SearchStrategy[str]:
-    """Text of every kind that can be kept: lone surrogates and NUL too."""
+    """Return any text that can be stored, including lone surrogates and NUL."""
     return st.one_of(st.text(max_size=40), st.sampled_from(NASTY_TEXTS))
 
 
 def numbers() -> SearchStrategy[int | float]:
-    """Integers of any size that can be kept, and finite floats."""
+    """Return integers of any size that can be stored, and finite floats."""
     return st.one_of(
         st.integers(),
         st.sampled_from([2**53 + 1, -(2**63) - 1, 2**64, 10**4300 - 1, 1 - 10**4300]),
@@ -46,7 +46,7 @@ def numbers() -> SearchStrategy[int | float]:
 
 
 def values() -> SearchStrategy[Any]:
-    """Anything that JSON can hold."""
+    """Return any value that JSON can represent."""
     return st.recursive(
         st.one_of(st.none(), st.booleans(), numbers(), texts()),
         lambda inner: st.one_of(
@@ -57,7 +57,7 @@ def values() -> SearchStrategy[Any]:
 
 
 def messages() -> SearchStrategy[dict[str, Any]]:
-    """Messages: mostly of the chat shape, with unknown fields, and any other object too."""
+    """Return messages: mostly chat messages with unknown fields, but also other objects."""
     roles = st.sampled_from(["system", "user", "assistant", "tool"])
     chat = st.builds(
         lambda role, content, more: {"role": role, "content": content, **more},
@@ -69,7 +69,7 @@ def messages() -> SearchStrategy[dict[str, Any]]:
 
 
 def keys() -> SearchStrategy[str]:
-    """Keys of sessions."""
+    """Return session keys."""
     return st.one_of(
         st.text(min_size=1, max_size=60),
         st.sampled_from(hostile_keys()),
@@ -77,14 +77,14 @@ def keys() -> SearchStrategy[str]:
 
 
 def hostile_keys() -> list[str]:
-    """300 different keys: separators, cases, spellings, reserved names, dots, lengths."""
+    """Return 300 different keys: separators, cases, spellings, reserved names, dots, lengths."""
     separators = ":_/\\|-.%+~#?*&;,@=!$'\"`^<>()[]{} \t\n\r\x00\x01\x1b\x7f\u00a0\u2028\u3000"
     found = [f"a{separator}b" for separator in separators]
     found += [f"{separator}a" for separator in separators[:24]]
     found += [f"a{separator}" for separator in separators[:24]]
     found += ["A:B", "A:b", "a:B", "ab", "AB", "Ab", "aB", "a::b", "a__b", "a//b", "a%3Ab"]
     found += ["a%3ab", "a%253Ab", "%41", "%61", "%", "%%", "%2e", "%2e%2e", "%2F", "%00", "%zz"]
-    # Names that mean something to a file system, a shell, or to us.
+    # Names with a meaning for file systems, shells or stores.
     found += [".", "..", "...", "./a", "../x", "../../x", "a/..", "a/../b", "/", "//", "/tmp/x"]
     found += ["/etc/passwd", "../sessions", "../../../../tmp/x", "C:\\x", "C:/x", "\\\\host\\x"]
     found += ["~", "~root", "-", "--", "-rf", "--help", "*", "?", "$HOME", "`id`", "$(id)", "!!"]
@@ -93,7 +93,7 @@ def hostile_keys() -> list[str]:
     found += ["x.jsonl", "x.jsonl.gz", "x.JSONL", "x.json", "x.tmp", "x.lock", "x~", ".x", "x."]
     found += [" ", "  ", "\t", "\n", "x ", " x", "x  y", "x\ty", "\x00", "\x00\x00", "0", "00", "1"]
     found += ["None", "null", "true", "[]", "{}", '""', "''", "SELECT 1; --", "'; DROP TABLE x"]
-    # Different characters that look alike, fold to each other, or are spelt in two ways.
+    # Different characters that look alike, fold to each other, or have two spellings.
     for text in ("\u00e9", "\u00c5", "\u1e69", "\ud55c", "\u0439", "\uf9d0"):
         found += [unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)]
     found += [
@@ -113,7 +113,7 @@ def hostile_keys() -> list[str]:
     found += ["x\u200b", "x\u200d", "x\ufeff", "\ufeffx", "\u202ex", "x\u00ad", "\ufffd", "\uffff"]
     found += ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764", "\u2764\ufe0f"]
     found += ["\U0010ffff", "\u0661", "\u05d0", "\u65e5\u672c", "telegram:123", "slack:C42:U7"]
-    # Lengths around every limit of a file name, and long keys that differ only at the end.
+    # Lengths around every limit of file names, and long keys that differ only at the end.
     found += ["k" * size for size in (191, 199, 200, 201, 254, 255, 256, 900, 1023, 1024)]
     found += ["K" * size for size in (66, 67, 85, 200, 1024)]
     found += ["k" * 1023 + "K", "k" * 1022 + "kz", "z" + "k" * 1023, "../" * 341, "/" * 1024]
@@ -126,7 +126,7 @@ TOKENS = ("t1", "t2", "t3")
 
 
 def small_messages() -> SearchStrategy[dict[str, Any]]:
-    """A few messages that come again often, so that histories share beginnings and tokens meet."""
+    """Return a few messages that repeat often, so that histories share starts and keys collide."""
     return st.sampled_from(
         [
             {"role": "user", "content": "hello"},
@@ -142,12 +142,12 @@ def small_messages() -> SearchStrategy[dict[str, Any]]:
 
 
 def summaries() -> SearchStrategy[str]:
-    """Summaries: none, short, nasty, and longer than an engine may like to repeat."""
+    """Return summaries: empty, short, difficult, and too long to be repeated in each state."""
     return st.sampled_from(["", "so far", "so good", "\udfff \x00", "long \u00e9 " * 1000])
 
 
 def operations() -> SearchStrategy[Call]:
-    """Any call that writes, on a session of about ten messages; some are refused."""
+    """Return any writing call on a session of about ten messages. Some are rejected."""
     seqs = st.integers(-1, 14)
     once = st.sampled_from([None, None, *TOKENS])
     batch = st.lists(small_messages(), max_size=3)

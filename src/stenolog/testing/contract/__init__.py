@@ -1,8 +1,8 @@
-"""The API half of the contract: what each call means, on every engine.
+"""The API contract: the meaning of each call, on every engine.
 
-P1 (power loss), P9, P11 and P13 cannot be seen through the API of one process: the crash half and
-the tests of each engine have them. For P3 there is a contract of its own, because only the engine
-knows how to damage a record.
+P1 (power loss), P9, P11 and P13 cannot be observed through the API of one process: the crash
+contract and the tests of each engine cover them. P3 has a separate contract, because only the
+engine knows how to damage a record.
 """
 
 from stenolog.testing.contract.appends import Appends, Tokens, UnknownKeys
@@ -42,4 +42,4 @@ class StoreContract(
     Views,
     Closing,
 ):
-    """Every test that a store must pass; a subclass gives `make_store(path)`."""
+    """All tests that a store must pass. A subclass implements `make_store(path)`."""

@@ -1,6 +1,6 @@
 """Appends: results, rejected messages, unknown keys (P1, P2, P8) and idempotency keys (P12)."""
 
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - the name of a test describes it
 
 from datetime import UTC, datetime, timedelta, timezone
 from types import MappingProxyType
@@ -106,7 +106,7 @@ class Appends(Opened):
             [],
             [datetime(2020, 1, 1, tzinfo=UTC)],
             [datetime(2020, 1, 1, tzinfo=UTC)] * 3,
-            [datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)],  # noqa: DTZ001 - refused
+            [datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)],  # noqa: DTZ001 - rejected
             [datetime(2020, 1, 1, tzinfo=UTC), "2020-01-01T00:00:00Z"],
             [datetime(2020, 1, 1, tzinfo=UTC), None],
             [
@@ -149,7 +149,7 @@ _CREATES = [
 
 
 class UnknownKeys(Opened):
-    """A key that nobody used yet."""
+    """A key that was never used."""
 
     def test_reads_of_an_unknown_key_find_nothing(self, store: Store) -> None:
         assert store.get_history("nobody") == []

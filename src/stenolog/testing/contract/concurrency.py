@@ -1,6 +1,6 @@
-"""P7: many threads that write, read, compact and follow one session."""
+"""P7: many threads that write, read, archive and follow one session."""
 
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - the name of a test describes it
 
 import sys
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 class Writers(Opened):
-    """Many callers at once."""
+    """Many concurrent callers."""
 
     def test_p7_64_threads_lose_nothing_and_keep_their_order(self, store: Store) -> None:
         start = Barrier(THREADS)
@@ -172,9 +172,9 @@ class Writers(Opened):
 
 
 class _Follower:
-    """A thread that takes messages until there are enough of them, or no more.
+    """A thread that reads messages until it has enough, or no more arrive.
 
-    A daemon, so that one that hangs fails its test and not the whole run.
+    It is a daemon, so that a hanging thread fails its test and not the complete run.
     """
 
     def __init__(self, store: Store, key: str, count: int | None = None, *, after: int = 0) -> None:
@@ -190,12 +190,12 @@ class _Follower:
             self._got.release()
 
     def has_got(self, count: int) -> None:
-        """Wait until it got so many."""
+        """Wait until it received `count` messages."""
         for _ in range(count):
             assert self._got.acquire(timeout=PATIENCE), "nothing came"
 
     def seqs(self) -> list[int]:
-        """What it got, when it is done."""
+        """Return the received seqs, after it has ended."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it is still waiting"
         return self._seqs

@@ -1,5 +1,5 @@
-"""P4: what `get_history` gives, and what hiding, replacing and checkpoints leave in sight."""
-# ruff: noqa: D102 - the name of a test is its sentence
+"""P4: the result of `get_history`, and visibility after hiding, replacing and checkpoints."""
+# ruff: noqa: D102 - the name of a test describes it
 
 from collections.abc import Callable
 from typing import Any
@@ -248,7 +248,7 @@ class Replacing(Opened):
 
 
 class Checkpoints(Opened):
-    """Summaries, checkpoints, and P5: talk that goes on while a summary is written."""
+    """Summaries, checkpoints, and P5: messages that arrive while a summary is written."""
 
     def test_a_summary_replaces_the_one_before_and_nothing_else(self, store: Store) -> None:
         say(store, "a", "1", "2")

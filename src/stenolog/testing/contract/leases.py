@@ -1,5 +1,5 @@
-"""The turn in a session: one holder at a time, and nothing that a holder who stalled can spoil."""
-# ruff: noqa: D102 - the name of a test is its sentence
+"""Leases of sessions: one holder at a time, and no damage by a holder that stalled."""
+# ruff: noqa: D102 - the name of a test describes it
 
 import os
 import time
@@ -23,7 +23,7 @@ from stenolog.testing.calls import Call
 from stenolog.testing.contract.opened import Opened, clock_set, say, shown, user
 
 PATIENCE = 20.0
-"""Seconds until a lease that is not given is taken for stuck."""
+"""Seconds after which a lease that is not granted counts as stuck."""
 
 _WRITES = [
     Call("add_message", ("user", "late")),
@@ -45,7 +45,7 @@ _WRITES = [
 
 
 def ran_out(lease: Lease) -> bool:
-    """Wait until a lease says that its time is over."""
+    """Wait until a lease has expired; return whether it did."""
     limit = time.monotonic() + PATIENCE
     while not lease.lost and time.monotonic() < limit:
         time.sleep(0.002)
@@ -53,7 +53,7 @@ def ran_out(lease: Lease) -> bool:
 
 
 class RunningOut(Opened):
-    """What becomes of a lease whose holder stalled."""
+    """Leases whose holder stalled."""
 
     def test_a_lease_that_ran_out_is_given_to_the_next_one(self, store: Store) -> None:
         say(store, "a", "1")
@@ -112,6 +112,7 @@ class Leases(RunningOut):
     """`lease`."""
 
     leases_expire: ClassVar[bool] = True
+    """Whether a lease expires while its holder lives. False: the process holds it until it ends."""
 
     @pytest.mark.parametrize("seconds", [-3600, -3, 61, 3600])
     def test_p7_setting_the_clock_does_not_take_the_turn_from_its_holder(
@@ -129,10 +130,8 @@ class Leases(RunningOut):
             with pytest.raises(StoreBusy):
                 store.lease("a", ttl=60, wait=0)
 
-    """Whether a lease runs out although its holder lives; else it is the process that holds it."""
-
     def __init_subclass__(cls) -> None:
-        """Leave out what cannot happen where leases do not run out."""
+        """Remove the tests of expiry for engines whose leases do not expire."""
         if not cls.leases_expire:
             for name in vars(RunningOut):
                 if name.startswith("test_"):

@@ -1,6 +1,6 @@
 """Lifecycle of a session: `fork`, and `delete`, `restore` and the trash (P4)."""
 
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - the name of a test describes it
 
 from datetime import UTC, datetime, timedelta
 from threading import Barrier, Thread
@@ -276,7 +276,7 @@ class Trash(Opened):
         )
         assert [message.at for message in store.get_history("a", full=True)] == times
         assert store.list_trash() == []
-        # Undo steps, tokens and the next seq as well.
+        # Undo steps, idempotency keys and the next seq are restored as well.
         assert store.add_message("a", "user", "6", once="six") == 6
         assert store.add_messages("a", [*map(user, "345")], once="batch") == [3, 4, 5]
         with pytest.raises(OnceConflict):

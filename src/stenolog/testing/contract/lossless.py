@@ -1,5 +1,5 @@
-"""P10: what goes in comes out, and what cannot be kept is refused by the name of its field."""
-# ruff: noqa: D102 - the name of a test is its sentence
+"""P10: messages are returned as stored, and a rejected message names its field."""
+# ruff: noqa: D102 - the name of a test describes it
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from stenolog.testing.strategies import NASTY_TEXTS, messages
 
 
 def exactly(value: Any) -> str:
-    """The value as text that also tells 1 from 1.0 and True, and one order from another."""
+    """Return the value as text that distinguishes 1, 1.0 and True, and the order of fields."""
     return json.dumps(value)
 
 
@@ -31,11 +31,11 @@ def _nested(depth: int) -> list[Any]:
 
 
 class _Text(str):
-    """Text of a type of its own, as frameworks have it."""
+    """A subclass of str, as frameworks use it."""
 
 
 class _Number(int):
-    """A number of a type of its own."""
+    """A subclass of int."""
 
 
 def _cycle() -> dict[str, Any]:
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 class Lossless(Opened):
-    """What a message may hold."""
+    """Values that a message may contain."""
 
     @pytest.mark.parametrize("case", KEPT)
     def test_p10_kept(self, store: Store, case: str) -> None:

@@ -1,4 +1,4 @@
-"""What every part of the contract starts from: an open store, and plain words for its use."""
+"""The base of all parts of the contract: an open store, and helpers to use it."""
 
 import time
 from abc import ABC, abstractmethod
@@ -13,15 +13,15 @@ from stenolog.stores.base import Store
 
 
 class Opened(ABC):
-    """One part of the contract; the store under test is made by `make_store`."""
+    """A part of the contract. `make_store` makes the store under test."""
 
     @abstractmethod
     def make_store(self, path: Path) -> Store:
-        """A new, empty store that keeps everything inside this folder, which exists."""
+        """Return a new, empty store that keeps all data inside this existing folder."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
-        """A store of the test's own, closed behind it."""
+        """Yield a new store for each test, and close it afterwards."""
         place = tmp_path / "workspace"
         place.mkdir(mode=0o700)
         with self.make_store(place) as opened:
@@ -30,7 +30,7 @@ class Opened(ABC):
 
 @contextmanager
 def clock_set(seconds: float) -> Iterator[None]:
-    """Set the wall clock of this process ahead, or back, by so many seconds."""
+    """Set the wall clock of this process ahead by this many seconds, or back if negative."""
     seconds_now, nanoseconds_now = time.time, time.time_ns
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: seconds_now() + seconds)
@@ -39,22 +39,22 @@ def clock_set(seconds: float) -> Iterator[None]:
 
 
 def say(store: Store, key: str, *texts: str) -> list[int]:
-    """Append one user message per text, each by a call of its own; their seqs."""
+    """Append one user message per text, each with a separate call, and return the seqs."""
     return [store.add_message(key, "user", text) for text in texts]
 
 
 def user(text: str) -> dict[str, Any]:
-    """The message that `say` appends."""
+    """Return the message that `say` appends."""
     return {"role": "user", "content": text}
 
 
 def shown(store: Store, key: str) -> list[Any]:
-    """The contents in sight."""
+    """Return the contents of the visible messages."""
     return [message.content for message in store.get_history(key)]
 
 
 def everything(store: Store, key: str) -> list[tuple[int, Any, bool]]:
-    """Seq, content and whether it is hidden, of every message there is."""
+    """Return seq, content and hidden flag of every message."""
     return [
         (message.seq, message.content, message.hidden)
         for message in store.get_history(key, full=True)
@@ -62,12 +62,12 @@ def everything(store: Store, key: str) -> list[tuple[int, Any, bool]]:
 
 
 def hidden(store: Store, key: str) -> list[int]:
-    """The seqs out of sight."""
+    """Return the seqs of the hidden messages."""
     return [seq for seq, _, out_of_sight in everything(store, key) if out_of_sight]
 
 
 def talk(store: Store, key: str) -> None:
-    """Seven messages: two archived, one hidden, a batch; a summary, meta, tokens, undo steps."""
+    """Store seven messages: two archived, one hidden, a batch; summary, meta, keys, undo steps."""
     say(store, key, "1", "2")
     store.add_messages(key, [user("3"), user("4"), user("5")], once="batch")
     store.checkpoint(key, summary="so far", upto=2)

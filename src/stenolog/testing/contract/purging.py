@@ -1,5 +1,5 @@
-"""The one call that destroys, and what it leaves."""
-# ruff: noqa: D102 - the name of a test is its sentence
+"""`purge`, the only call that destroys data, and what it leaves."""
+# ruff: noqa: D102 - the name of a test describes it
 
 from contextlib import suppress
 from threading import Barrier, Event, Thread
@@ -20,7 +20,7 @@ from stenolog.testing.contract.opened import Opened, everything, hidden, say, sh
 
 
 class Purging(Opened):
-    """`purge`, the only call that destroys."""
+    """`purge`."""
 
     def test_a_purged_session_is_gone_with_all_its_lives(self, store: Store) -> None:
         talk(store, "a")
@@ -280,7 +280,7 @@ class Purging(Opened):
         assert store.add_message("a", "user", "6", once="six") == 6
         with pytest.raises(OnceConflict):
             store.add_message("a", "user", "other", once="six")
-        # The token of a message that is gone is gone as well.
+        # The idempotency key of a purged message is gone as well.
         assert store.add_messages("a", [user("new")], once="batch") == [8]
 
     def test_p12_tokens_of_kept_archived_messages_are_known_after_a_purge(

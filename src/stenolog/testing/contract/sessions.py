@@ -1,6 +1,6 @@
 """Keys and `list_sessions` (P6), `info`, `set_meta`, `compact`, and closing a store."""
 
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - the name of a test describes it
 
 from datetime import timedelta
 from pathlib import Path
@@ -188,7 +188,7 @@ _CHANGES = [
 
 
 class Stamps(Opened):
-    """`stamps`: what an index looks at to know what changed."""
+    """`stamps`, by which an index detects changes."""
 
     def test_every_session_has_a_stamp_that_is_another_after_each_change(
         self, store: Store
@@ -271,7 +271,7 @@ class Closing(Opened):
 
 
 class Keys(Opened):
-    """Keys, and `list_sessions`."""
+    """Session keys, and `list_sessions`."""
 
     def test_p6_three_hundred_hostile_keys_share_nothing(
         self, store: Store, tmp_path: Path

@@ -1,5 +1,5 @@
-"""P4: what was hidden, replaced or summarised can be taken back, eight steps deep."""
-# ruff: noqa: D102 - the name of a test is its sentence
+"""P4: hiding, replacing and summarizing can be undone, eight steps deep."""
+# ruff: noqa: D102 - the name of a test describes it
 
 from collections.abc import Callable
 

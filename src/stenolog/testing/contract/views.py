@@ -1,5 +1,5 @@
 """`view` and `refresh`: info, summary and visible messages of one moment."""
-# ruff: noqa: D102 - the name of a test is its sentence
+# ruff: noqa: D102 - the name of a test describes it
 
 from collections.abc import Callable
 from threading import Event
@@ -12,7 +12,7 @@ from stenolog.testing.contract.concurrency import threads
 from stenolog.testing.contract.opened import Opened, say, talk, user
 
 ROUNDS = 40
-"""How often the writer beside a reader changes the session."""
+"""Number of changes that the writer makes while a reader reads."""
 
 CHANGES: dict[str, Callable[[Store], object]] = {
     "truncate_history": lambda store: store.truncate_history("a", 1),
@@ -26,7 +26,7 @@ CHANGES: dict[str, Callable[[Store], object]] = {
     "undo": lambda store: store.undo("a"),
     "purge": lambda store: store.purge("a", before=4),
 }
-"""Every call that changes what is visible, summary or meta, and leaves the session in place."""
+"""Every call that changes visibility, summary or meta, and leaves the session in place."""
 
 
 class Views(Opened):
