@@ -62,7 +62,7 @@ class Exclusive:
 
     @contextmanager
     def use(self, *, patience: float, what: str) -> Iterator[Use]:
-        """One use from its beginning to its end. Raises Busy after `patience` seconds."""
+        """Start a use, and end it with the block. Raises Busy after `patience` seconds."""
         use = Use()
         try:
             self.begin(use, patience=patience, what=what)

@@ -92,7 +92,7 @@ class SchemaDatabase:
     @property
     def language(self) -> "Language":
         """The query language of tsquery."""
-        # Not needed for a list.
+        # Imported on demand: a list does not need it.
         from stenolog.catalog.postgres.language import TSQuery
 
         return TSQuery()
