@@ -52,7 +52,7 @@ class Use:
 
 
 class Exclusive:
-    """Allows one use at a time, in the order in which the threads asked."""
+    """A lock that allows one use at a time, in the order in which the threads asked."""
 
     def __init__(self) -> None:
         # Held only briefly, and by `with`, which acquires it in one step.

@@ -77,7 +77,7 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
 
 
 class Catalog:
-    """Lists and searches the sessions of a store. Every read is up to date with the store.
+    """The list and full-text search of a store. Every read is up to date with the store.
 
     A catalog that is missing, outdated or damaged is built again. If it cannot be written, it is
     built in memory, and `problems` has the reason. Thread-safe.
@@ -385,7 +385,7 @@ class _Known(Struct, frozen=True):
 
 
 class Refresher:
-    """Brings a catalog up to date with a store.
+    """An updater that brings a catalog up to date with a store.
 
     The store's stamps show which sessions changed; only their new messages are read. A stamp is
     taken before its session is read, so that concurrent writes are at worst read again.

@@ -137,7 +137,7 @@ class Intake:
 
 
 class SessionReader:
-    """Reads sessions of a store as steps for the catalog."""
+    """A reader of sessions that yields steps for the catalog."""
 
     def __init__(self, store: Store, reading: Reading) -> None:
         self._store = store

@@ -83,7 +83,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     indexed: int = 0
     sight: Sequence[Span] = ()
     withdrawn: Sequence[Span] = ()
-    """Seqs of withdrawn messages, as far as they are hidden."""
+    """Ranges of seqs in which a hidden message counts as withdrawn."""
     tokens: int | None = None
     """Tokens of the visible messages; None if they have to be counted."""
     state: State = "idle"

@@ -72,7 +72,7 @@ class Lines(Struct, frozen=True):
 
 
 class _Separators(dict[int, str]):
-    """Maps each character before splitting: to itself, to a space, or to a tab if it is a sign."""
+    """Cache of replacements before splitting: the character itself, a space, or a tab for signs."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -82,7 +82,7 @@ class _Separators(dict[int, str]):
 
 
 class _Unspaced(dict[str, bool]):
-    """Whether a character belongs to a script without spaces or is a pictograph."""
+    """Cache: whether a character is a pictograph or belongs to a script without spaces."""
 
     def __missing__(self, char: str) -> bool:
         found = bool(_UNSPACED.match(char)) or unicodedata.category(char) == "So"

@@ -19,7 +19,7 @@ _MOST_SECONDS: Final = 0.5
 
 
 class Writer:
-    """Executes steps, many in one transaction."""
+    """A writer that executes many steps in one transaction."""
 
     def __init__(self, database: Database, made: int | None) -> None:
         self._database = database

@@ -13,8 +13,8 @@ of the turn, and the phase. The boundaries of turns do not depend on later messa
 `transcript`). So if a turn is repeated, after a kill or by another process, its keys are the same,
 even if the model answers differently or the turns are grouped differently. This is why a key
 belongs to a turn and not to the group of turns of one model call. A store remembers the keys of at
-least its last thousand messages, and a group of turns writes fewer. If a key is forgotten anyway,
-the id of the note is derived from the key, so that it is the same note.
+least its last thousand messages, and a group of turns writes fewer. If the store forgets a key
+anyway, the note still has the same id, which is derived from the key, and counts as the same note.
 
 If the model fails, it is asked again later with increasing delays. Until then nothing is written,
 because the idempotency keys would preserve a poor entry permanently. The number of attempts is
@@ -84,7 +84,7 @@ class Consolidated(Struct, frozen=True, kw_only=True):
 
 
 class Consolidation:
-    """Makes notes of the sessions of one store. Thread-safe.
+    """The consolidation of one store, which makes notes of its sessions. Thread-safe.
 
     Without a model every turn still gets its daily entry, but no facts.
     """

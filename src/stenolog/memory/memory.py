@@ -32,7 +32,7 @@ RECALL_TOKENS: Final = 1_500
 
 
 class Memory:
-    """What an agent remembers about its users. A context manager. Thread-safe.
+    """The memory of an agent about its users. A context manager. Thread-safe.
 
     `key` (a session's key or an alias) or `scope` selects the memory. Each session has a separate
     memory. With `threads`, sessions in which every user message has the same verified sender

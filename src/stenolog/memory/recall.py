@@ -42,7 +42,7 @@ def recall(
     unasked: bool = True,
     tokens: Tokens | None = None,
 ) -> Recalled:
-    """Return what one scope knows about a question, within `budget` tokens.
+    """Return notes and messages of one scope that match a question, within `budget` tokens.
 
     `unasked`: fill the remaining budget with the newest core facts, which may be relevant without
     sharing a word with the question. `now`: its time zone is used for dates and for words such as

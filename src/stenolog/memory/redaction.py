@@ -131,7 +131,7 @@ class _Finding:
 
 
 class _Step:
-    """Maps positions in a text to positions before one replacement step."""
+    """A mapping of positions in a text to positions before one replacement step."""
 
     def __init__(self, found: list[Found]) -> None:
         self._found = found
@@ -365,7 +365,7 @@ def _without(text: str, found: list[Found]) -> str:
 
 
 class Sharing:
-    """Redacts texts and data, and counts the secrets. Does nothing unless `wanted`."""
+    """A redactor of shared texts and data that counts secrets. Inactive unless `wanted`."""
 
     def __init__(self, *, wanted: bool) -> None:
         self.wanted = wanted
