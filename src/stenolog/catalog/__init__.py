@@ -1,6 +1,6 @@
-"""The one index of a store: what `steno list`, `steno search`, recall, picker and viewer read.
+"""The catalog of a store, for `steno list`, `steno search`, recall, the picker and the viewer.
 
-It is made from the store alone, keeps itself up to date, and can be thrown away at any time.
+It is built from the store alone, stays up to date by itself, and can be deleted at any time.
 """
 
 from stenolog.catalog.entries import Candidate, Candidates, Entry, Hit, Hits, Page, State

@@ -1,17 +1,22 @@
-"""What a message of the agent's loop says of itself, in its field `stenolog`. Pure.
+"""Metadata that an agent stores in a message, in its field `stenolog`. Pure.
 
-`seen` is the seq of the newest message that the answer was made of: what arrives while it is being
-written stands before it in the log, and is not answered by it. `interrupted` says why it was cut
-off. Messages of others have no such field: their answers have seen all that stands before them.
-Of a message that calls tools, `of_client` names the calls that the client carries out, not we.
-What a model said has its name as `model`, what its provider counted as `usage` (`prompt`, `answer`
-and `cached`, in tokens) and how long it took as `seconds`; the result of a tool has `seconds`, and
-`failed` where it did.
-A user message that a stenolog agent accepted has `received`, the mark of docs/decisions/0012: with
-`sender` where a channel or the command line knows who wrote it. One from a chat app has `origin`,
-too: where its answer belongs, in the app's own words.
-The last message of an HTTP request has `request`, so that a retry of that request is recognised by
-every gateway of the store.
+`seen` is the seq of the newest message that an answer takes into account. A message that arrives
+while the answer is being written comes before it in the log, but is not answered by it.
+`interrupted` is the reason why an answer is incomplete. Messages of other programs do not have this
+field: their answers count as having seen all messages before them.
+
+In a message with tool calls, `of_client` lists the calls that the client runs, not the agent.
+
+An answer has the name of its model as `model`, the token counts of the provider as `usage`
+(`prompt`, `answer` and `cached`), and its duration as `seconds`. The result of a tool has
+`seconds`, and `failed` if the tool failed.
+
+A user message that a stenolog agent accepted has `received`, the mark of docs/decisions/0012, with
+`sender` if a channel or the command line knows its author. A message from a chat app also has
+`origin`: the destination of its answer, in the format of the app.
+
+The last message of an HTTP request has `request`, so that every gateway of the store recognizes a
+retry of that request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +37,11 @@ _USAGE: Final = "usage"
 _SECONDS: Final = "seconds"
 _FAILED: Final = "failed"
 _MOST: Final = 1e15
-"""More tokens or seconds than there are."""
+"""Upper limit of plausible token counts and seconds."""
 
 
 def marked(body: Mapping[str, Any], *, seen: int | None, interrupted: str = "") -> dict[str, Any]:
-    """The message with what it says of itself; `seen` None: all that will stand before it."""
+    """Return the message with `seen` and `interrupted`. `seen` None: all messages before it."""
     of_itself: dict[str, Any] = {} if seen is None else {_SEEN: seen}
     if interrupted:
         of_itself[_INTERRUPTED] = interrupted
@@ -44,7 +49,7 @@ def marked(body: Mapping[str, Any], *, seen: int | None, interrupted: str = "") 
 
 
 def seen_by(body: Mapping[str, Any], seq: int) -> int:
-    """Up to which seq the message at this seq has seen the log."""
+    """Return the last seq that the message at `seq` takes into account."""
     told = _told(body).get(_SEEN)
     if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < seq:
         return told
@@ -52,18 +57,18 @@ def seen_by(body: Mapping[str, Any], seq: int) -> int:
 
 
 def interruption(body: Mapping[str, Any]) -> str:
-    """Why the answer was cut off; empty where it was not."""
+    """Return the reason why the answer is incomplete, or an empty string."""
     told = _told(body).get(_INTERRUPTED)
     return told if isinstance(told, str) else ""
 
 
 def for_client(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, Any]:
-    """The message with which of its calls the client carries out."""
+    """Return the message with the ids of the tool calls that the client runs."""
     return {**body, FIELD: {**_told(body), _OF_CLIENT: list(ids)}} if ids else dict(body)
 
 
 def calls_of_client(body: Mapping[str, Any]) -> frozenset[str]:
-    """The ids of the calls in a message that its client carries out."""
+    """Return the ids of the tool calls in a message that the client runs."""
     told = _told(body).get(_OF_CLIENT)
     listed = told if isinstance(told, list) else []
     return frozenset(one for one in listed if isinstance(one, str))
@@ -76,7 +81,7 @@ def made_by(
     seconds: float,
     usage: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The message with who said it, how long that took, and what was counted for it."""
+    """Return the message with its model, duration and token counts."""
     of_itself: dict[str, Any] = {_MODEL: model, _SECONDS: round(seconds, 3)}
     if usage is not None:
         of_itself[_USAGE] = dict(usage)
@@ -84,7 +89,7 @@ def made_by(
 
 
 def ran_for(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[str, Any]:
-    """The result of a tool with how long it ran, and whether it failed."""
+    """Return the result of a tool with its duration and whether it failed."""
     of_itself: dict[str, Any] = {_SECONDS: round(seconds, 3)}
     if failed:
         of_itself[_FAILED] = True
@@ -92,13 +97,13 @@ def ran_for(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[st
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:
-    """Which model said it; None where it does not tell."""
+    """Return the name of the model that wrote the message, or None if unknown."""
     told = _told(body).get(_MODEL)
     return told if isinstance(told, str) and told else None
 
 
 def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
-    """The tokens that its provider counted: `prompt`, `answer`, `cached`; None: it does not say."""
+    """Return the provider's token counts: `prompt`, `answer`, `cached`; None if unknown."""
     told = _told(body).get(_USAGE)
     if not isinstance(told, Mapping):
         return None
@@ -110,18 +115,18 @@ def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def seconds_of(body: Mapping[str, Any]) -> float | None:
-    """How long it took to say, or to run; None where it does not tell."""
+    """Return the duration of an answer or a tool call in seconds, or None if unknown."""
     told = _told(body).get(_SECONDS)
     return float(told) if isinstance(told, int | float) and _is_sane(told) else None
 
 
 def _is_sane(number: float) -> bool:
-    """Whether anybody can have counted that much: a message is anybody's to write."""
+    """Whether the number is plausible: any program can write a message."""
     return not isinstance(number, bool) and 0 <= number <= _MOST
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
-    """Whether the tool that this is the result of has failed."""
+    """Whether the message is the result of a tool that failed."""
     return _told(body).get(_FAILED) is True
 
 
@@ -130,8 +135,8 @@ def received(
 ) -> dict[str, Any]:
     """Return the user message with the mark of the agent that accepts it.
 
-    `sender`: the user or group chat, if the caller has verified it. `origin`: where the answer
-    belongs; None if nobody but the caller waits for it. Replaces a mark that is already there.
+    `sender`: the user or group chat, if the caller has verified it. `origin`: the destination of
+    the answer; None if only the caller waits for it. Replaces a mark that is already there.
     """
     mark: dict[str, Any] = {_RECEIVED: {_SENDER: sender} if sender else {}}
     if origin is not None:
@@ -140,7 +145,7 @@ def received(
 
 
 def is_received(body: Mapping[str, Any]) -> bool:
-    """Return whether a stenolog agent accepted this user message."""
+    """Whether a stenolog agent accepted this user message."""
     return body.get("role") == "user" and isinstance(_told(body).get(_RECEIVED), Mapping)
 
 
@@ -152,7 +157,7 @@ def sender_of(body: Mapping[str, Any]) -> str:
 
 
 def requested(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
-    """Return the message with the HTTP request that brought it.
+    """Return the message with the HTTP request that it came in.
 
     `id`: the idempotency key of the client, or empty. `digest`: of all messages of the request.
     """
@@ -160,7 +165,7 @@ def requested(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any
 
 
 def request_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return idempotency key and digest of the HTTP request that brought a message."""
+    """Return the idempotency key and digest of the HTTP request of a message, or None."""
     mark = _told(body).get(_REQUEST)
     if not isinstance(mark, Mapping):
         return None
@@ -169,12 +174,12 @@ def request_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def without_marks(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message without the reserved field, as messages of others are stored."""
+    """Return the message without the reserved field."""
     return {name: value for name, value in body.items() if name != FIELD}
 
 
 def origin_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Where the answer to a message belongs; None where it came from no chat app."""
+    """Return the destination of the answer, or None if the message is not from a chat app."""
     told = _told(body).get(_ORIGIN)
     return told if isinstance(told, Mapping) else None
 

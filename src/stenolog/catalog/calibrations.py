@@ -1,4 +1,4 @@
-"""What models report of our estimates, kept in the index. Nothing fails for the lack of it."""
+"""Token calibrations of models, stored in the catalog. Without them only accuracy is lost."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,29 +12,29 @@ _FAILURES = (Broken, Unusable, DamagedStore, StoreUnavailable)
 
 
 class Calibrations:
-    """The calibration of each model, in the index where possible, else in this process."""
+    """The calibration of each model, stored in the catalog if possible, else in this process."""
 
     def __init__(self, database: Callable[[], Database]) -> None:
         self._database = database
         self._own: dict[str, Calibration] = {}
-        """Those that could not be kept."""
+        """Calibrations that could not be stored."""
 
     def get(self, model: str) -> Calibration:
-        """The calibration of a model; the default where none is known."""
+        """Return the calibration of a model, or the default if none is known."""
         name = clean(model)
         with suppress(*_FAILURES):
             return self._read(name) or self._own.get(name, Calibration())
         return self._own.get(name, Calibration())
 
     def take_in(self, model: str, *, estimated: int, reported: int) -> Calibration:
-        """The calibration with one more report, kept if possible."""
+        """Return the calibration after one more report, and store it if possible."""
         name = clean(model)
         for made_anew in (False, True):
             try:
                 return self._write(name, estimated, reported)
             except Broken:
                 with suppress(*_FAILURES):
-                    # It is missing where nobody listed anything yet.
+                    # The tables are missing if nothing was listed yet.
                     if not made_anew:
                         self._database().renew()
                         continue
@@ -63,7 +63,7 @@ class Calibrations:
 
 
 def _calibration(rows: Sequence[Row]) -> Calibration | None:
-    """The one that was kept; None where there is none, or it makes no sense."""
+    """Return the stored calibration, or None if there is none or it is invalid."""
     for ratio, weight in rows:
         if is_calibration(ratio, weight):
             return Calibration(ratio=ratio, weight=weight)

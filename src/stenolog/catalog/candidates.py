@@ -1,12 +1,12 @@
-"""What recall may choose from: messages of one session or sender that share words with a question.
+"""Candidates for recall: messages of one session or sender that share words with a question.
 
-Each word is asked for by itself, the newest messages first, so that a word that stands everywhere
-costs no more than a rare one. Those with the most and the rarest words are taken, and the messages
-beside them: an answer often shares no word with the question it answers.
+Each word is searched separately, newest messages first, so that a common word costs no more than a
+rare one. The result has the messages with the most and the rarest words, and their neighbours: an
+answer often shares no word with its question.
 
-Everything is asked for inside of what that one has. What a session hides at or below its floor,
-with a summary in its place, was compacted and is found. What it hides otherwise was taken back and
-is not, nor is it after a compaction has passed over it.
+Only messages of that session or sender are searched. A message hidden at or below the floor, with a
+summary, was summarized and can be found. Messages hidden in any other way were withdrawn and cannot
+be found, even if they are summarized later.
 """
 
 import json
@@ -26,33 +26,33 @@ from stenolog.records import Span
 from stenolog.stores import spans
 
 LONGEST_TEXT: Final = 8_000
-"""Of a longer message, so many characters are given out."""
+"""Maximum number of characters that are returned of a message."""
 
 _MOST_EACH: Final = 500
-"""So many messages with a word are looked at; of a commoner one, the newest."""
+"""Maximum number of messages per word; of a more common word, the newest."""
 
 _ALL: Final = -1
 _MOST_WORDS: Final = 24
 _MOST_NEIGHBOURED: Final = 20
-"""Of so many, the messages beside them are given out, too."""
+"""Number of best messages that are returned with their neighbours."""
 _STEPS: Final = (-1, 1, -2, 2)
 _ENOUGH: Final = 20
-"""Where a time is asked for and has so many messages, nothing is looked for outside of it."""
+"""Number of messages in the requested period from which on no others are searched."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What is looked for, and where."""
+    """The question, and the messages to search."""
 
     owner: str
-    """The key of the session that is looked at."""
+    """Key of the session that is searched, or a sender."""
     threads: bool
     """Whether `owner` is a sender, and all sessions of that sender are searched (owners.py)."""
     stems: Sequence[str]
-    """The words of the question in their common form."""
+    """Stems of the words of the question."""
     agent: str | None
-    """Sessions that name another agent are left out."""
+    """If set, sessions of other agents are left out."""
     in_sight_of: str | None
-    """The session whose visible messages are left out: who asks sees them anyway."""
+    """The asking session. Its visible messages are left out."""
     since: int | None
     until: int | None
     limit: int
@@ -71,19 +71,19 @@ class _Session(Struct, frozen=True):
 
 
 Marks = Sequence[Sequence[str]]
-"""Of every one of these groups a message must have any."""
+"""Groups of marks. A message must have at least one mark of each group."""
 
 Newest = Callable[[Marks, int], list[int]]
-"""So many of the newest messages that have these marks."""
+"""Function that returns the newest messages with these marks, up to a limit."""
 
 
 def candidates(transaction: Transaction, database: Database, asked: Asked) -> Candidates:
-    """What one look at the index finds."""
+    """Return the candidates from one read transaction."""
     return _Gathering(transaction, database, asked).candidates()
 
 
 class _Gathering:
-    """One question in one look at the index."""
+    """One question in one read transaction."""
 
     def __init__(self, transaction: Transaction, database: Database, asked: Asked) -> None:
         self._transaction = transaction
@@ -108,7 +108,7 @@ class _Gathering:
         self._containing: dict[str, int] = {}
 
     def candidates(self) -> Candidates:
-        """The messages, and how common the words are."""
+        """Return the candidates, and the frequencies of the words."""
         places: dict[tuple[int, int], None] = {}
         if not self._none:
             timed = self._asked.since is not None or self._asked.until is not None
@@ -123,10 +123,10 @@ class _Gathering:
             containing=self._containing,
         )
 
-    # --- where -------------------------------------------------------------------------------
+    # --- scope -------------------------------------------------------------------------------
 
     def _may_tell(self, session: _Session) -> bool:
-        """Whether anything of a session may be given out."""
+        """Whether messages of this session may be returned."""
         return bool(
             session.listed
             and (self._asked.agent is None or session.agent in (None, self._asked.agent))
@@ -140,7 +140,7 @@ class _Gathering:
         return self._sights[session]
 
     def _seen_ids(self) -> set[int]:
-        """The messages that who asks has in sight."""
+        """Return the ids of the messages that are visible in the asking session."""
         if self._current is None or self._current.visible >= self._current.count:
             return set()
         return {
@@ -149,14 +149,14 @@ class _Gathering:
             for (id_,) in self._transaction.execute(self._sql["seen"], (self._current.id, *span))
         }
 
-    # --- which -------------------------------------------------------------------------------
+    # --- selection ---------------------------------------------------------------------------
 
     def _newest(self, words: Marks, limit: int) -> list[int]:
-        """So many of those that match, the newest first."""
+        """Return the newest matches, up to a limit."""
         return self._unseen("newest_with", self._in(words), limit)
 
     def _newest_in_time(self, words: Marks, limit: int) -> list[int]:
-        """The same, of the time that is asked for."""
+        """Return the newest matches of the requested period, up to a limit."""
         since = self._asked.since if self._asked.since is not None else -(2**62)
         until = self._asked.until if self._asked.until is not None else 2**62
         blocks = [
@@ -170,18 +170,18 @@ class _Gathering:
         return self._unseen("newest_with_in", (*self._in(words), *ids, since, until), limit)
 
     def _unseen(self, name: str, values: Sequence[object], limit: int) -> list[int]:
-        # Those in sight are mostly the newest of all, and must not take the place of others.
+        # Visible messages are mostly the newest ones, and must not use up the limit.
         most = _ALL if limit == _ALL else limit + len(self._seen)
         rows = self._transaction.execute(self._sql[name], (*values, most))
         found = [id_ for (id_,) in rows if id_ not in self._seen]
         return found if limit == _ALL else found[:limit]
 
     def _in(self, words: Marks) -> Values:
-        """The words, and that it is the owner's, as the index is asked."""
+        """Return the full-text query for the words in the messages of the owner."""
         return self._language.marked([*words, self._where], but=self._but)
 
     def _best(self, newest: Newest) -> Iterator[tuple[int, int]]:
-        """Session and seq of those with the most and the rarest words, of equal ones the newest."""
+        """Yield session and seq of the messages with the most and rarest words, then the newest."""
         limit = self._asked.limit
         if not self._stems:
             return self._findable(newest([], limit))
@@ -189,7 +189,7 @@ class _Gathering:
         rare = [stem for stem, ids in found.items() if 0 < len(ids) < _MOST_EACH]
         for stem, ids in found.items():
             if len(ids) == _MOST_EACH and rare:
-                # Which of those with a rare word have this one, too, however old they are.
+                # Messages of any age that have this common word and a rare one.
                 both = [[stem_mark(one) for one in rare], [stem_mark(stem)]]
                 found[stem] = list(dict.fromkeys([*ids, *newest(both, _ALL)]))
         total = sum(one.count for one in self._sessions.values())
@@ -200,11 +200,11 @@ class _Gathering:
             for id_ in ids:
                 scores[id_] = scores.get(id_, 0.0) + weight
         ranked = sorted(scores, key=lambda id_: (-scores[id_], -id_))
-        # What was taken back must not take the place of others, however much of it there is.
+        # Withdrawn messages must not use up the limit, however many there are.
         return islice(self._findable(ranked), limit)
 
     def _findable(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Session and seq of these, in their order, without what was taken back."""
+        """Yield session and seq of these ids in order, without withdrawn messages."""
         step = 2 * self._asked.limit
         for start in range(0, len(ids), step):
             some = ids[start : start + step]
@@ -215,10 +215,10 @@ class _Gathering:
                 if session in self._sessions and self._sight(session).may_tell(seq):
                     yield session, seq
 
-    # --- what --------------------------------------------------------------------------------
+    # --- content -----------------------------------------------------------------------------
 
     def _said(self, hits: Sequence[tuple[int, int]]) -> Iterator[Candidate]:
-        """These messages, and those beside the best of them."""
+        """Yield these messages, and the neighbours of the best ones."""
         places = dict.fromkeys(hits)
         for session, seq in hits[:_MOST_NEIGHBOURED]:
             places.update({(session, seq + step): None for step in _STEPS})
@@ -237,13 +237,13 @@ class _Gathering:
 
 
 class _Sight(Struct, frozen=True):
-    """What is visible of a session, and what was taken back where it is not."""
+    """The visible and the withdrawn seqs of a session."""
 
     seqs: list[Span]
     withdrawn: list[Span]
 
     def may_tell(self, seq: int) -> bool:
-        """Whether it is visible, or hidden below all that is and was not taken back."""
+        """Whether it is visible, or hidden before the first visible one and not withdrawn."""
         if self.seqs and seq >= self.seqs[0][0]:
             return spans.contains(self.seqs, seq)
         return not spans.contains(self.withdrawn, seq)

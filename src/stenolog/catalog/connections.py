@@ -1,4 +1,4 @@
-"""Connections to databases of the standard library's SQLite, and what their errors mean."""
+"""Connections to SQLite databases, and the meaning of their errors."""
 
 import math
 import os
@@ -22,9 +22,9 @@ from stenolog.stores.locks import ThreadLock
 # --- exclusive ------------------------------------------------------------------------------------
 # Exclusive use of a connection by one thread at a time, which survives Ctrl-C.
 #
-# KeyboardInterrupt may be raised between any two steps, also after the step that takes a lock. So
-# a use is an object: it ends when it is marked as ended or when nothing refers to it any more. A
-# traceback may keep it alive, as in a notebook; the thread that began it then takes it over at
+# KeyboardInterrupt may be raised between any two steps, even directly after a lock is acquired. So
+# a use is an object: it ends when it is marked as ended or when it is garbage-collected. A
+# traceback may keep it alive, as in a notebook; then the thread that started it takes it over at
 # its next call, and other threads wait no longer than their patience.
 
 
@@ -48,21 +48,21 @@ class Use:
         self.bell: SimpleQueue[None] = SimpleQueue()
         """Wakes the thread while it waits. It is written in C, so Ctrl-C leaves it usable."""
         self.checked = 0.0
-        """Monotonic time at which the thread last checked whether it may begin."""
+        """Monotonic time at which the thread last checked whether it may start."""
 
 
 class Exclusive:
-    """Lets one use begin at a time, in the order in which the threads asked."""
+    """A lock that allows one use at a time, in the order in which the threads asked."""
 
     def __init__(self) -> None:
-        # Held for a few steps only, and by `with`, which takes it in one step.
+        # Held only briefly, and by `with`, which acquires it in one step.
         self._guard = ThreadLock()
         self._current: weakref.ref[Use] | None = None
         self._waiting: deque[weakref.ref[Use]] = deque()
 
     @contextmanager
     def use(self, *, patience: float, what: str) -> Iterator[Use]:
-        """One use from its beginning to its end. Raises Busy after `patience` seconds."""
+        """Start a use, and end it with the block. Raises Busy after `patience` seconds."""
         use = Use()
         try:
             self.begin(use, patience=patience, what=what)
@@ -71,7 +71,7 @@ class Exclusive:
             self.end(use)
 
     def begin(self, use: Use, *, patience: float, what: str) -> None:
-        """Wait until no other use is under way. Raises Busy after `patience` seconds."""
+        """Wait until no other use is active. Raises Busy after `patience` seconds."""
         deadline = time.monotonic() + patience
         while not self._take(use):
             if time.monotonic() > deadline:
@@ -89,11 +89,11 @@ class Exclusive:
                 first.bell.put(None)
 
     def is_current(self, use: Use) -> bool:
-        """Return whether this use is under way; one that was taken over must not clean up."""
+        """Whether this use is active. A use that was taken over must not clean up."""
         return self._running() is use
 
     def is_mine(self) -> bool:
-        """Return whether the use that is under way was begun by this thread."""
+        """Whether this thread started the active use."""
         running = self._running()
         return running is not None and running.thread == get_ident()
 
@@ -102,7 +102,7 @@ class Exclusive:
             use.checked = time.monotonic()
             running = self._running()
             if running is None:
-                # Otherwise a thread that comes back at once would keep all others out.
+                # Otherwise a thread that returns at once would keep all others out.
                 if self._first_waiting() not in (None, use):
                     return self._queue(use)
                 if self._waiting:
@@ -121,7 +121,7 @@ class Exclusive:
         return False
 
     def _first_waiting(self) -> Use | None:
-        """Return the use that has waited longest; drop those that were given up."""
+        """Return the use that has waited longest. Drop abandoned ones."""
         now = time.monotonic()
         while self._waiting:
             first = self._waiting[0]()
@@ -141,7 +141,7 @@ class Exclusive:
 
 
 _CACHE_KB: Final = 2 * 1024
-"""Page cache of a connection; more would only repeat what the operating system keeps."""
+"""Page cache of a connection; more would only duplicate the cache of the operating system."""
 _WRITING_KB: Final = 64 * 1024
 """Page cache during a write transaction: if it fits, readers wait only for the commit."""
 
@@ -157,7 +157,7 @@ _NOT_NOW: Final = {
 
 
 def connected(path: Path, mode: str, *, patience: float) -> sqlite3.Connection:
-    """A connection to a file, to read ("ro") or to write ("rw"). Raises sqlite3.Error."""
+    """Connect to a file for reading ("ro") or writing ("rw"). Raises sqlite3.Error."""
     connection = sqlite3.connect(
         f"file:{_escaped(path)}?mode={mode}",
         uri=True,
@@ -176,7 +176,7 @@ def connected(path: Path, mode: str, *, patience: float) -> sqlite3.Connection:
 
 @contextmanager
 def room_to_write(connection: sqlite3.Connection) -> Iterator[None]:
-    """Give a connection the page cache of a write transaction, and take it back at the end."""
+    """Give a connection the page cache of a write transaction until the block ends."""
     connection.execute(f"PRAGMA cache_size = -{_WRITING_KB}")
     try:
         yield
@@ -186,17 +186,17 @@ def room_to_write(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _escaped(path: Path) -> str:
-    """A path as it stands in the address of a database."""
+    """Escape a path for the URI of a database."""
     return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 def in_memory() -> sqlite3.Connection:
-    """A connection to an empty database of its own."""
+    """Connect to a new empty database in memory."""
     return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
 
 
 def make_tables(connection: sqlite3.Connection, kept: Sequence[Row] = ()) -> None:
-    """Empty tables of this version but for calibrations that are kept, all of them or none."""
+    """Create empty tables of this version with these calibrations, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     *tables, about = schema()
     for statement in tables:
@@ -207,7 +207,7 @@ def make_tables(connection: sqlite3.Connection, kept: Sequence[Row] = ()) -> Non
 
 
 def calibrations(connection: sqlite3.Connection) -> list[Row]:
-    """Those of any version of the tables, as far as they make sense. Raises sqlite3.Error."""
+    """Return the valid calibrations of tables of any version. Raises sqlite3.Error."""
     return [
         (model, ratio, weight)
         for model, ratio, weight in connection.execute(statements()["calibrations"])
@@ -216,15 +216,15 @@ def calibrations(connection: sqlite3.Connection) -> list[Row]:
 
 
 def is_calibration(ratio: object, weight: object) -> bool:
-    """Whether these can be what `tokens.Calibration` holds; anything else is damage."""
+    """Whether these are valid values of `tokens.Calibration`; other values are damage."""
     if not isinstance(ratio, float) or not isinstance(weight, float):
         return False
-    # No estimate is wrong by more.
+    # No estimate is off by more.
     return 0.01 <= ratio <= 100 and 0 <= weight < math.inf
 
 
 def has_tables(connection: sqlite3.Connection) -> bool:
-    """Whether the tables are there, and of this version. Raises sqlite3.Error."""
+    """Whether the tables exist and have this version. Raises sqlite3.Error."""
     try:
         found = connection.execute(statements()["version"]).fetchall()
     except sqlite3.OperationalError as error:
@@ -235,14 +235,14 @@ def has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """Undo what is not committed."""
+    """Roll back an open transaction."""
     if connection.in_transaction:
         with suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
 
 
 def sorted_out(error: sqlite3.Error, what: str) -> Broken | Unusable:
-    """What an error of SQLite's means for an index that can be thrown away."""
+    """Convert an SQLite error: what it means for a catalog that can be built again."""
     code = code_of(error)
     if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Busy(f"{what}: {error}")
@@ -252,16 +252,16 @@ def sorted_out(error: sqlite3.Error, what: str) -> Broken | Unusable:
 
 
 def code_of(error: sqlite3.Error) -> int:
-    """Its number in full; an error of the module itself, as for a broken text, has none."""
+    """Return the extended error code. Errors of the Python module itself have none."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code
 
 
 class _Kept(Struct, gc=False):
-    """Holds on to something until the process ends, and beyond.
+    """A reference that is never released, not even when the process ends.
 
-    Closing a connection of the parent would undo what the parent is about to commit. This refers
-    to itself and is hidden from the collector, so it is never cleared.
+    Closing a connection of the parent would undo the transaction that the parent is about to
+    commit. This object refers to itself and is hidden from the garbage collector.
     """
 
     what: object
@@ -269,6 +269,6 @@ class _Kept(Struct, gc=False):
 
 
 def keep_for_ever(connection: sqlite3.Connection) -> None:
-    """In a forked child: leave a connection of the parent alone."""
+    """Never close a connection of the parent in a forked child."""
     kept = _Kept(connection)
     kept.itself = kept

@@ -1,4 +1,4 @@
-"""The SQL of a catalog, what it needs of a database, and what may go wrong there."""
+"""SQL statements of a catalog, the interface of its database, and its errors."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 # --- filters --------------------------------------------------------------------------------------
-# Texts, keys and times in the form that the tables hold them.
+# Texts, keys and times as stored in the tables.
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -21,63 +21,63 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def microseconds(moment: datetime) -> int:
-    """A time as the index keeps it."""
+    """Convert a time to microseconds since 1970."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def moment(microseconds: int) -> datetime:
-    """A time that the index kept."""
+    """Convert microseconds since 1970 to a time."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 MOST: Final = 2**63 - 2
-"""SQLite counts one further, and no more."""
+"""Largest integer in a query; SQLite adds one to it."""
 
 
 def clean(text: str) -> str:
-    """The same text where UTF-8 can hold it; lone surrogates become question marks."""
+    """Replace lone surrogates, which UTF-8 cannot represent, by question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
-    """The keys that begin so: from the one, to just before the other."""
+    """Return the range of keys with a prefix: the first key, and the end, which is excluded."""
     if not prefix:
         return None, None
     raw = prefix.encode("utf-8", "replace")
-    # No byte of UTF-8 is the highest one, so the last can always be raised.
+    # 0xff does not occur in UTF-8, so the last byte can always be incremented.
     return raw.decode(), raw[:-1] + bytes([raw[-1] + 1])
 
 
 # --- statements -----------------------------------------------------------------------------------
-# The SQL of a catalog in SQLite, by name.
+# The statements of a catalog in SQLite, by name.
 
 
 VERSION: Final = "6"
-"""Another one wherever the tables change, or what a text is cut into.
+"""Version of the tables and the tokenizer. Change it if either of them changes.
 
-An index of another version is thrown away.
+A catalog of another version is discarded.
 """
 
 BLOCK: Final = 4_096
-"""How many messages share a row that tells of their times."""
+"""Number of message ids per row of catalog_block, which has the range of their times."""
 
 _FOLDER: Final = Path(__file__).parent
 
 
 @cache
 def statements() -> Mapping[str, str]:
-    """Every statement of queries.sql."""
+    """Return the statements of queries.sql by name."""
     return named((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
 
 
 @cache
 def schema() -> tuple[str, ...]:
-    """The statements that make the tables; the last one takes the version."""
+    """Return the statements that create the tables. The last one takes the version."""
     return in_order((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
 
 
 def named(text: str) -> Mapping[str, str]:
-    """The statements of a file in which each has a name."""
+    """Split a file into its named statements."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
     return {
         name: part.strip().removesuffix(";")
@@ -86,7 +86,7 @@ def named(text: str) -> Mapping[str, str]:
 
 
 def in_order(text: str) -> tuple[str, ...]:
-    """The statements of a file, one after the other."""
+    """Split a file into its statements, in order."""
     parts = re.split(r"(?m);\s*$", text)
     return tuple(part.strip() for part in parts if part.strip())
 
@@ -98,56 +98,56 @@ Row = tuple[Any, ...]
 
 
 class Broken(Exception):
-    """The index is not what it should be: it is thrown away and made anew."""
+    """The catalog is damaged or outdated. It is discarded and built again."""
 
 
 class Unusable(Exception):
-    """The index cannot be written or read here and now: no room, no permission, no time."""
+    """The catalog cannot be read or written now: disk full, no permission, or a time-out."""
 
 
 class Busy(Unusable):
-    """Others held it for as long as one waits; the next time it may be free."""
+    """Other users held the lock for too long. A retry may work."""
 
 
 class Away(Busy):
-    """The server of the database cannot be reached; nor can the store that is kept there."""
+    """The database server is unreachable, and so is the store in it."""
 
 
 class Transaction(Protocol):
-    """What can be done inside of one."""
+    """An open transaction."""
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Iterable[Row]:
-        """Carry out one statement; its rows."""
+        """Execute a statement and return its rows."""
         ...
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> object:
-        """Carry out one statement for each row of values."""
+        """Execute a statement once per row of values."""
         ...
 
 
 class Database(Protocol):
-    """Where the tables of a catalog are. Each call raises Broken and Unusable."""
+    """The database of a catalog. Every call may raise Broken and Unusable."""
 
     sql: Mapping[str, str]
     """The statements on its tables, by name."""
 
     @property
     def language(self) -> "Language":
-        """How it is asked for words."""
+        """The query language of its full-text index."""
         ...
 
     def read(self) -> AbstractContextManager[Transaction]:
-        """A look at the tables as they are at one moment."""
+        """Start a read transaction, which sees a consistent state of the tables."""
         ...
 
     def write(self) -> AbstractContextManager[Transaction]:
-        """A transaction of one's own: committed at the end, undone by any error."""
+        """Start a write transaction: committed at the end, rolled back on any error."""
         ...
 
     def renew(self) -> None:
-        """Throw away what is broken, and make empty tables."""
+        """Discard the tables if they are broken, and create empty ones."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connections."""
         ...

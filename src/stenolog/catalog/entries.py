@@ -1,4 +1,4 @@
-"""The values that a catalog gives out."""
+"""The values that a catalog returns."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -7,26 +7,26 @@ from typing import Literal
 from msgspec import Struct
 
 State = Literal["idle", "running", "interrupted"]
-"""running: somebody has the turn. interrupted: the last word is not the agent's."""
+"""running: a turn is in progress. interrupted: the last turn was not answered."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One session as a list shows it."""
+    """One session, as shown in a list."""
 
     key: str
     uid: str
-    """Which life of the key this is; empty where it cannot be read."""
+    """Uid of the session; empty if the session cannot be read."""
     title: str
-    """What a person called it (meta `title`), else the beginning of the first prompt."""
+    """The title that was set (meta `title`), or else the start of the first prompt."""
     prompt: str
-    """The beginning of the first user message."""
+    """The start of the first user message."""
     state: State
     visible: int
-    """How many messages are in sight."""
+    """Number of visible messages."""
     count: int
-    """How many there are, hidden and archived ones included."""
+    """Number of all messages, including hidden and archived ones."""
     tokens: int
-    """What is in sight, in tokens, estimated."""
+    """Estimated number of tokens of the visible messages."""
     created: datetime | None
     updated: datetime | None
     tags: tuple[str, ...]
@@ -34,25 +34,25 @@ class Entry(Struct, frozen=True, kw_only=True):
     channel: str | None
     """The part of the key before the first `:`."""
     lost: int
-    """How many messages damage has taken, as far as it was met."""
+    """Number of messages lost by damage, as far as known."""
     damaged: int
-    """How many damaged lines were met."""
+    """Number of damaged lines, as far as known."""
     problem: str | None
-    """Why it cannot be read; then the numbers are 0, and the times None."""
+    """Why the session cannot be read; then the numbers are 0 and the times None."""
     sender: str = ""
-    """The verified sender of all its user messages, as `telegram:123`; empty if there is none."""
+    """The verified sender of all its user messages, such as `telegram:123`, or empty."""
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """A part of the list."""
+    """A page of the list of sessions."""
 
     entries: Sequence[Entry]
     after: str | None
-    """Where the next page begins; None where this is the last."""
+    """Start of the next page; None if this is the last one."""
 
 
 class Hit(Struct, frozen=True, kw_only=True):
-    """One message in which a search found what was asked for."""
+    """A message that matches a search."""
 
     key: str
     uid: str
@@ -62,26 +62,26 @@ class Hit(Struct, frozen=True, kw_only=True):
     at: datetime
     hidden: bool
     snippet: str
-    """A part of what was said, in one line, around the words that were found."""
+    """The part of the text around the matching words, in one line."""
     marks: Sequence[tuple[int, int]]
-    """Where in the snippet these words begin and end."""
+    """Start and end of each matching word in the snippet."""
 
 
 class Hits(Struct, frozen=True, kw_only=True):
-    """A part of what a search found."""
+    """A page of search results."""
 
     hits: Sequence[Hit]
     count: int
-    """How many messages match; where `exact` is false, there are more."""
+    """Number of matching messages; a lower bound unless `exact`."""
     exact: bool
     after: str | None
-    """Where the next page begins; None where this is the last."""
+    """Start of the next page; None if this is the last one."""
     unreadable: Mapping[str, str] = {}
-    """Sessions that could not be searched, by key: the reason for each."""
+    """Reasons why sessions could not be searched, by key."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """One message that recall may choose: it shares words with a question, or stands beside one."""
+    """A candidate for recall: a message that shares words with a question, or its neighbour."""
 
     key: str
     uid: str
@@ -89,14 +89,14 @@ class Candidate(Struct, frozen=True, kw_only=True):
     role: str
     at: datetime
     text: str
-    """The beginning of what was said."""
+    """The start of the text."""
 
 
 class Candidates(Struct, frozen=True, kw_only=True):
-    """What recall may choose from, and how common the words of the question are."""
+    """Candidates for recall, and the frequencies of the question's words."""
 
     messages: Sequence[Candidate]
     count: int
-    """How many messages the owner has in all."""
+    """Number of all messages of the owner."""
     containing: Mapping[str, int]
-    """In how many of them each word stands, in its common form; counted up to some hundreds."""
+    """Number of messages with each stem, counted up to some hundreds."""

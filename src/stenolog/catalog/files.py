@@ -1,13 +1,13 @@
-"""The catalog in a file beside its store (stores/catalog_file.py), or in memory.
+"""The catalog in a file next to its store (stores/catalog_file.py), or in memory.
 
-Any process may find it missing, of another version or damaged, and makes it again. SQLite has no
-checksums, so the lock file beside it names the file that the last writer left, its length and its
-time: a catalog that was changed by anything else is not used. During a write the lock file says so;
-a process that finds that the writer died may rely on SQLite's journal.
+Any process may find the file missing, outdated or damaged, and builds it again. SQLite has no
+checksums, so a lock file records the identity, size and time of the database after the last write:
+a catalog that any other program changed is not used. During a write the lock file says so; if the
+writer died, SQLite's journal restores the database.
 
-One writer at a time holds the flock of that file, and only such a one makes or removes the
-database, or puts it in order after a writer that died: a journal is known by its name alone, and
-must never meet another database than its own. So who has no flock opens it to read only.
+A writer holds the flock of the lock file. Only the writer creates or removes the database, or
+recovers it after another writer died: a journal is identified by its name alone, and must never be
+applied to another database. So processes without the flock open the database read-only.
 """
 
 import fcntl
@@ -48,26 +48,26 @@ if TYPE_CHECKING:
 
 
 WRITING: Final = b"writing"
-"""Stands in the lock file while somebody writes, or died doing so."""
+"""Content of the lock file during a write, or after a writer died."""
 
 _POLL: Final = 0.002
 _MARK_BYTES: Final = 80
 
 Identity = tuple[int, int]
-"""Device and inode: which file it is, whatever its name."""
+"""Device and inode, which identify a file regardless of its name."""
 
 
 class LockFile:
-    """A file that is locked by who writes, and tells what they left."""
+    """A file that the writer locks, and that records the state after the last write."""
 
     def __init__(self, path: Path, *, patience: float) -> None:
         self._path = path
         self.patience = patience
-        """How long to wait for other writers, in seconds."""
+        """Maximum number of seconds to wait for other writers."""
 
     @contextmanager
     def held(self) -> Iterator[Descriptor]:
-        """The lock file, with its flock held. Raises Unusable."""
+        """Lock the file, and yield it. Raises Unusable."""
         try:
             lock = self._open()
         except BlockingIOError as error:
@@ -104,9 +104,9 @@ class LockFile:
             time.sleep(_POLL)
 
     def mark(self) -> bytes:
-        """What the last writer wrote; empty where there is none."""
+        """Return the content that the last writer left; empty if there is none."""
         try:
-            # A fifo of this name would keep whoever opens it waiting.
+            # Opening a fifo with this name would block.
             lock = open_descriptor(
                 self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             )
@@ -121,12 +121,12 @@ class LockFile:
 
 
 def set_mark(lock: int, mark: bytes) -> None:
-    """Write it into the lock file that is held. Raises OSError."""
+    """Write the mark to the lock file, whose flock is held. Raises OSError."""
     os.pwrite(lock, mark.ljust(_MARK_BYTES - 1) + b"\n", 0)
 
 
 def left(path: Path) -> bytes:
-    """What changes whenever a file is written to or replaced; empty where there is none."""
+    """Return a value that changes with every write or replacement; empty without a file."""
     try:
         found = path.lstat()
     except OSError:
@@ -135,7 +135,7 @@ def left(path: Path) -> bytes:
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file stands there; None where there is none. Raises Unusable."""
+    """Return the identity of the file at this path, or None. Raises Unusable."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -153,14 +153,14 @@ _MOST_RECOVERIES: Final = 10
 
 
 class _Opened(Struct, frozen=True):
-    """A connection, and which file it was made to."""
+    """A connection, and the identity of its file."""
 
     connection: sqlite3.Connection
     identity: Identity
 
 
 class FileDatabase:
-    """The index in a file of its own."""
+    """The catalog in a separate file."""
 
     def __init__(self, path: Path, *, writable: bool = True, patience: float = _PATIENCE) -> None:
         self.sql = statements()
@@ -170,24 +170,24 @@ class FileDatabase:
         self._writable = writable
         self._exclusive = Exclusive()
         self._paused: dict[int, Use] = {}
-        """For each thread that is about to fork, what keeps others out of SQLite meanwhile."""
+        """By thread: the use that keeps other threads out of SQLite during its fork."""
         self._connections: dict[str, _Opened] = {}
-        """One to read ("ro"), one to write ("rw"), as far as they are made."""
+        """Open connections: for reading ("ro") and for writing ("rw")."""
         self._broken: Identity | None = None
         self._closed = False
         _databases.add(self)
 
     @property
     def language(self) -> "Language":
-        """That of FTS5."""
-        # Who only lists does not wait for it.
+        """The query language of FTS5."""
+        # Imported on demand: a list does not need it.
         from stenolog.catalog.language import FTS5
 
         return FTS5()
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A look at the tables as they are at one moment."""
+        """Start a read transaction, which sees a consistent state of the tables."""
         with self._use() as use:
             opened = self._begin_to_read()
             with self._sorted(opened, use):
@@ -195,7 +195,7 @@ class FileDatabase:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A transaction of one's own: committed at the end, undone by any error."""
+        """Start a write transaction: committed at the end, rolled back on any error."""
         with self._use() as use, self._held() as lock:
             use.lock = lock
             opened = self._ready_to_write()
@@ -212,21 +212,21 @@ class FileDatabase:
                 raise Broken(f"{self._path} was removed meanwhile")
 
     def renew(self) -> None:
-        """Throw away what is broken, and make empty tables."""
+        """Discard the file if it is broken, and create empty tables."""
         with self._use() as use, self._held() as lock:
             use.lock = lock
             self._renew(lock)
 
     def _renew(self, lock: Descriptor) -> None:
         if self._broken is None or identity(self._path) != self._broken:
-            # Somebody else may have made it anew already.
+            # Another process may have created it already.
             with suppress(Broken):
                 self._ready_to_write()
                 return
         self._disconnect()
         try:
             growing = self._grown(self._calibrations())
-            # Killed between any two of these, no database has another's journal.
+            # A kill between any two of these steps leaves no database with another one's journal.
             for path in (self._path, self._journal):
                 with suppress(FileNotFoundError):
                     path.unlink()
@@ -240,10 +240,10 @@ class FileDatabase:
         self._broken = None
 
     def _calibrations(self) -> list[Row]:
-        """What only the old file knows, as far as it can be read."""
+        """Return the calibrations of the old file, if it is readable. Nothing else has them."""
         if identity(self._path) is None:
             return []
-        # Of a damaged file, the module cannot even read every error that SQLite tells of.
+        # In a damaged file, even error messages of SQLite may not be decodable.
         with suppress(sqlite3.Error, UnicodeDecodeError):
             old = connected(self._path, "ro", patience=0)
             try:
@@ -253,13 +253,13 @@ class FileDatabase:
         return []
 
     def _grown(self, kept: Sequence[Row]) -> Path:
-        """A database with empty tables but for what is kept, under another name."""
+        """Create a database with empty tables and these calibrations, under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
         for old in (path, path.with_name(journal_of(path.name))):
             with suppress(FileNotFoundError):
                 old.unlink()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        # Closed before SQLite opens it: closing it later would take SQLite's locks away.
+        # Closed before SQLite opens it: closing it later would release SQLite's locks.
         open_descriptor(path, flags).close()
         connection = connected(path, "rw", patience=self._lock.patience)
         try:
@@ -269,13 +269,13 @@ class FileDatabase:
         return path
 
     def copy_to(self, target: sqlite3.Connection) -> None:
-        """Fill another database with all that is in this one."""
+        """Copy all tables to another database."""
         with self.read() as source:
             assert isinstance(source, sqlite3.Connection), "it is one of ours"
             source.backup(target)
 
     def close(self) -> None:
-        """Let go of the file for good: a thread that still wants it gets Unusable."""
+        """Close the connections. A thread that still uses the catalog gets Unusable."""
         with self._exclusive.use(patience=self._lock.patience, what=str(self._path)):
             self._closed = True
             self._disconnect()
@@ -295,12 +295,12 @@ class FileDatabase:
     # --- connections -------------------------------------------------------------------------
 
     def _begin_to_read(self) -> "_Opened":
-        """A transaction in which nothing can be written. Raises Broken, Unusable."""
+        """Start a read-only transaction. Raises Broken, Unusable."""
         for _ in range(_MOST_RECOVERIES):
             try:
                 opened = self._opened("ro")
                 opened.connection.execute("BEGIN")
-                # The lock is taken, and a journal looked for, with the first look.
+                # The first read takes SQLite's lock and checks for a journal.
                 self._check(opened)
             except UnicodeDecodeError as error:
                 self._let_go("ro")
@@ -310,7 +310,7 @@ class FileDatabase:
                 self._let_go("ro")
                 if code_of(error) & 0xFF != sqlite3.SQLITE_READONLY:
                     raise self._meaning(error) from error
-                # A writer died, and who holds the lock can put that in order.
+                # A writer died; only the holder of the lock can recover the database.
                 with self._held():
                     self._ready_to_write()
             else:
@@ -318,24 +318,24 @@ class FileDatabase:
         raise Unusable(f"{self._path}: its writers die all the time")
 
     def _ready_to_write(self) -> "_Opened":
-        """A connection that may write; only for who holds the lock. Raises Broken, Unusable."""
+        """Return a writable connection. The caller holds the lock. Raises Broken, Unusable."""
         try:
             opened = self._opened("rw")
-            # If a writer died, this puts the database in order.
+            # If a writer died, this recovers the database.
             self._check(opened)
         except sqlite3.Error as error:
             raise self._meaning(error) from error
         return opened
 
     def _check(self, opened: "_Opened") -> None:
-        """Raises Broken where the tables are missing, or not those of this version."""
+        """Raise Broken if the tables are missing or have another version."""
         if not has_tables(opened.connection):
             roll_back(opened.connection)
             self._broken = opened.identity
             raise Broken(f"{self._path} is of another version")
 
     def _opened(self, mode: str) -> "_Opened":
-        """A connection to what stands at the path now, if that can be relied on.
+        """Return a connection to the current file if it is unchanged since the last write.
 
         Raises sqlite3.Error.
         """
@@ -355,13 +355,13 @@ class FileDatabase:
 
     @contextmanager
     def _sorted(self, opened: "_Opened", use: Use) -> Iterator[None]:
-        """Whatever happens: no transaction stays open, and no error of SQLite's comes out."""
+        """Convert errors of SQLite, and leave no transaction open."""
         try:
             yield
         except sqlite3.Error as error:
             raise self._meaning(error, opened) from error
         except (ValueError, msgspec.MsgspecError) as error:
-            # Whatever is read here was written here: what cannot be read is damaged.
+            # All data here was written by this class: unreadable data is damaged.
             self._broken = opened.identity
             raise Broken(f"{self._path} holds what nobody wrote: {error}") from error
         finally:
@@ -372,7 +372,7 @@ class FileDatabase:
         found = sorted_out(error, f"{self._path}")
         at = identity(self._path)
         if at is None or (opened is not None and at != opened.identity):
-            # It was taken away under our hands, and that may be all that is wrong.
+            # The file was removed during the call, which may be the only problem.
             return Broken(str(found))
         if isinstance(found, Broken):
             self._broken = at
@@ -390,13 +390,13 @@ class FileDatabase:
     # --- the lock and its mark ---------------------------------------------------------------
 
     def _held(self) -> AbstractContextManager[Descriptor]:
-        """The lock, for who is going to write. Raises Unusable."""
+        """Lock for writing. Raises Unusable."""
         if not self._writable:
             raise Unusable(f"{self._path} is only read")
         return self._lock.held()
 
     def _untouched(self) -> bool:
-        """Whether the database is as its last writer left it, or somebody is writing."""
+        """Whether the database is as its last writer left it, or a write is in progress."""
         while True:
             mark = self._lock.mark()
             if mark in (WRITING, left(self._path)):
@@ -416,13 +416,13 @@ class FileDatabase:
             self._paused[use.thread] = use
 
     def after_fork_in_parent(self) -> None:
-        """Let other threads continue; several may fork at once."""
+        """Let other threads continue. Several threads may fork at the same time."""
         use = self._paused.pop(get_ident(), None)
         if use is not None:
             self._exclusive.end(use)
 
     def after_fork_in_child(self) -> None:
-        """Begin anew: the connection belongs to the process that made it."""
+        """Drop all connections: they belong to the parent process."""
         self._exclusive = Exclusive()
         self._paused = {}
         for opened in self._connections.values():
@@ -452,14 +452,14 @@ os.register_at_fork(
 
 
 _MEMORY_PATIENCE: Final = 10.0
-"""Seconds to wait for other threads."""
+"""Maximum number of seconds to wait for other threads."""
 
 
 class MemoryDatabase:
-    """Tables that are gone with the process."""
+    """A catalog in memory, which ends with the process."""
 
     def __init__(self, source: object = None) -> None:
-        """Begin with what a file has, as far as that is of use, else with empty tables."""
+        """Start with a copy of a catalog file if it is usable, or else with empty tables."""
         self.sql = statements()
         self._exclusive = Exclusive()
         self._closed = False
@@ -472,21 +472,21 @@ class MemoryDatabase:
 
     @property
     def language(self) -> "Language":
-        """That of FTS5."""
-        # Who only lists does not wait for it.
+        """The query language of FTS5."""
+        # Imported on demand: a list does not need it.
         from stenolog.catalog.language import FTS5
 
         return FTS5()
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A look at the tables."""
+        """Start a read."""
         with self._use():
             yield self._connection
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A transaction: committed at the end, undone by any error."""
+        """Start a write transaction: committed at the end, rolled back on any error."""
         with self._use() as use:
             try:
                 self._connection.execute("BEGIN")
@@ -497,14 +497,14 @@ class MemoryDatabase:
                     roll_back(self._connection)
 
     def renew(self) -> None:
-        """Begin with empty tables."""
+        """Create empty tables."""
         with self._use():
             self._connection.close()
             self._connection = in_memory()
             make_tables(self._connection)
 
     def close(self) -> None:
-        """Let go of the memory for good: a thread that still wants it gets Unusable."""
+        """Close the database. A thread that still uses it gets Unusable."""
         with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory"):
             self._closed = True
             self._connection.close()

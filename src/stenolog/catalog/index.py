@@ -1,4 +1,4 @@
-"""The one index of a store: titles, counts, states, full-text search."""
+"""The catalog of a store: titles, counts, states and full-text search."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.jsonl import JSONLStore
 
 if TYPE_CHECKING:
-    # Imported when they are needed: a list does without them.
+    # Imported on demand: a list does not need them.
     from stenolog.catalog.calibrations import Calibrations
     from stenolog.tokens import Calibration
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
-"""Called with how many of the changed sessions are done, and how many there are."""
+"""Called with the number of processed sessions and the number of changed sessions."""
 
 _MOST_ROUNDS: Final = 20
 _MOST_TRIES: Final = 12
@@ -62,14 +62,14 @@ _LATE: Final = (
     "stenolog.stores.jsonl.listing",
     "hashlib",
 )
-"""Modules that are imported when they are first needed."""
+"""Modules that are imported on first use."""
 _STATES: Final = ("idle", "running", "interrupted")
 
 
 def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
-    """The index of a store, which keeps itself up to date.
+    """Open the catalog of a store. It stays up to date by itself.
 
-    It is the file `catalog.db` among the logs of a JSONL store, a file beside a SQLite database,
+    It is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite database,
     tables in a PostgreSQL database, or else in memory. It can be deleted at any time. `keep`:
     whether it may be written there. [default: yes, unless the store was opened with read_only=True]
     """
@@ -77,10 +77,10 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
 
 
 class Catalog:
-    """What a store holds, listed and searched. Every read is up to date with the store.
+    """The list and full-text search of a store. Every read is up to date with the store.
 
-    An index that is missing, of another version or damaged is made anew; one that cannot be
-    written is made in memory, and `problems` says so. May be used by several threads.
+    A catalog that is missing, outdated or damaged is built again. If it cannot be written, it is
+    built in memory, and `problems` has the reason. Thread-safe.
     """
 
     def __init__(self, store: Store, *, keep: bool | None = None) -> None:
@@ -90,7 +90,7 @@ class Catalog:
         self._closed = False
         self._keep = not getattr(store, "read_only", False) if keep is None else keep
         self.problems: tuple[str, ...] = ()
-        """Why the index is not where it should be, each as a sentence."""
+        """Reasons why the catalog is not stored at its usual place, one sentence each."""
         self._use(database_of(store, keep=self._keep))
         self._calibrations: Calibrations | None = None
 
@@ -102,7 +102,7 @@ class Catalog:
         self._current = _Current(database, refresher)
 
     def refresh(self, progress: Progress | None = None) -> None:
-        """Take in what was stored since. Each read does so by itself."""
+        """Add new messages of the store. Every read does this itself."""
         self._look(lambda _transaction, _database: None, progress)
 
     def list(
@@ -117,9 +117,9 @@ class Catalog:
         after: str | None = None,
         progress: Progress | None = None,
     ) -> Page:
-        """The sessions, the last changed first; `after` is that of the page before.
+        """Return sessions, most recently changed first. `after`: from the previous page.
 
-        Raises UsageError for a state, a limit or an `after` that is none.
+        Raises UsageError if state, limit or `after` is invalid.
         """
         _check_limit(limit)
         _check_state(state)
@@ -147,10 +147,10 @@ class Catalog:
         )
 
     def entry(self, key: str) -> Entry | None:
-        """What a list says of the session with this key; None where there is none."""
+        """Return the entry of the session with this key, or None."""
         if clean(key) != key:
-            return None  # it would be taken for another one
-        # First of all: a turn that ends meanwhile must not leave what was said before its end.
+            return None  # its cleaned form could be the key of another session
+        # Before the read: a turn that ends in between must not leave an outdated entry.
         running = bool(leased_keys(self._store, [key]))
         rows, tags = self._look(lambda tx, db: _listed(tx, db, "entry", (key,)), None)
         entries = [_entry(row, tags.get(row[0], ()), running) for row in rows]
@@ -177,14 +177,14 @@ class Catalog:
         after: str | None = None,
         progress: Progress | None = None,
     ) -> Hits:
-        """Messages that have all the words, hidden and archived ones too.
+        """Return messages with all words of a query, including hidden and archived ones.
 
-        `"in quotes"`: in this order; `-word`: without it; `wor*`: words that begin so. The best
-        come first (where there are thousands, the best of the newest), or with `newest` the
-        newest. From `since` on, before `until`. No query is refused; raises UsageError for a limit
-        or an `after` that is none, and for a time without a zone.
+        `"in quotes"`: in this order; `-word`: excluded; `wor*`: a prefix. The best matches come
+        first (of thousands, the best of the newest), or with `newest` the newest. `since` is
+        included, `until` is not. Every query is valid. Raises UsageError if limit or `after` is
+        invalid or a time has no time zone.
         """
-        # Who only lists does not wait for it.
+        # Imported on demand: a list does not need it.
         from stenolog.catalog.query import parse
         from stenolog.catalog.search import Filter, Search
 
@@ -222,16 +222,16 @@ class Catalog:
         until: datetime | None = None,
         limit: int = 200,
     ) -> Candidates:
-        """What recall may choose from: messages of the session `owner`, and of no other.
+        """Return candidates for recall: only messages of the session `owner`.
 
-        Those with the most and the rarest of the words, which are given as stemming.stem makes
-        them, and the messages beside those. `threads`: `owner` is a sender, and messages of all
-        sessions are searched whose user messages all carry that sender. `agent`: not of sessions
-        that name another one. `in_sight_of`: not what is visible in this session. With `since` and
-        `until`, those of that time come first. Raises UsageError for a limit that is none, and for
-        a time without a zone.
+        These are the messages with the most and the rarest of `stems` (as returned by
+        stemming.stem), and their neighbours. `threads`: `owner` is a sender, and all sessions are
+        searched whose user messages all have that sender. `agent`: leave out sessions of other
+        agents. `in_sight_of`: leave out the visible messages of this session. Messages between
+        `since` and `until` come first. Raises UsageError if limit is invalid or a time has no time
+        zone.
         """
-        # Who only lists does not wait for it.
+        # Imported on demand: a list does not need it.
         from stenolog.catalog.candidates import Asked, candidates
 
         _check_limit(limit)
@@ -249,18 +249,18 @@ class Catalog:
         return self._look(lambda tx, database: candidates(tx, database, asked), None)
 
     def calibration(self, model: str) -> "Calibration":
-        """What a model's reports say of our estimates; the default where nothing is known."""
+        """Return the calibration of a model's token counts, or the default if none is known."""
         return self._calibrated().get(model)
 
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
-        """Take in how many tokens a model reported where so many were estimated; what that makes.
+        """Add a reported token count and our estimate, and return the new calibration.
 
-        Where it cannot be kept it holds for this process: losing it costs accuracy only.
+        If it cannot be stored, it applies to this process only; losing it only costs accuracy.
         """
         return self._calibrated().take_in(model, estimated=estimated, reported=reported)
 
     def close(self) -> None:
-        """Let go of the index; a second call does nothing. The store stays open."""
+        """Close the catalog, but not the store. A second call does nothing."""
         with self._mutex:
             if not self._closed:
                 self._closed = True
@@ -277,7 +277,7 @@ class Catalog:
     ) -> None:
         self.close()
 
-    # --- keeping it usable -------------------------------------------------------------------
+    # --- recovery ----------------------------------------------------------------------------
 
     def _running(self, progress: Progress | None) -> set[str]:
         def look(transaction: Transaction, database: Database) -> list[str]:
@@ -286,7 +286,7 @@ class Catalog:
         return leased_keys(self._store, self._look(look, progress))
 
     def _look(self, look: "Look[T]", progress: Progress | None) -> T:
-        """What the index says when it is up to date, whatever state it was in before."""
+        """Refresh the catalog and return the result of `look`, after repairs if necessary."""
         for attempt in range(_MOST_TRIES):
             self._check_open()
             current = self._current
@@ -324,18 +324,18 @@ class Catalog:
         try:
             broken.database.renew()
         except (Broken, Busy):
-            pass  # the next look finds what has become of it
+            pass  # the next attempt finds the current state
         except Unusable as error:
             self._fall_back(broken, error)
 
     def _fall_back(self, failed: "_Current", reason: Exception) -> None:
-        """Go on in memory. Raises StoreUnavailable where that is what failed."""
+        """Continue in memory. Raises StoreUnavailable if the catalog in memory failed."""
         with self._mutex:
             self._check_open()
             if self._current is not failed:
-                return  # another thread did so
+                return  # another thread has already done it
             if isinstance(reason, Away):
-                # In memory it could not be made either, and the server will come back.
+                # Building it in memory needs the server too, and the server will be back.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed.database, MemoryDatabase):
                 raise StoreUnavailable(f"the index cannot be made: {reason}") from reason
@@ -360,7 +360,7 @@ def _import_before_fork() -> None:
     for catalog in list(_catalogs):
         for name in _LATE:
             import_module(name)
-        # The language of a database is imported when it is asked for.
+        # The property `language` imports a module.
         _ = catalog._current.database.language
 
 
@@ -371,29 +371,29 @@ Look = Callable[[Transaction, Database], T]
 
 
 class _Known(Struct, frozen=True):
-    """What the index has of each session."""
+    """The stamps of all sessions in the catalog."""
 
     made: int | None
-    """Which index it was."""
+    """Random number that identifies the catalog."""
     writes: int
-    """How often it was written until then."""
+    """Number of writes to the catalog so far."""
     stamps: dict[str, str | None]
 
     def only(self, keys: set[str]) -> "_Known":
-        """The same of these sessions."""
+        """Return the same with only these sessions."""
         return _Known(self.made, self.writes, _only(self.stamps, keys))
 
 
 class Refresher:
-    """Brings a catalog up to date with a store.
+    """An updater that brings a catalog up to date with a store.
 
-    The store's stamps tell which sessions changed; of these only what is new is read. A stamp is
-    taken before its session is read, so what is written meanwhile is at worst read again.
+    The store's stamps show which sessions changed; only their new messages are read. A stamp is
+    taken before its session is read, so that concurrent writes are at worst read again.
 
-    Several processes may refresh one catalog at the same time. Each session has a version, and of
-    two that read the same one only the first can store the next; the other begins again with what
-    it finds then. No call to the store is made while a transaction is open: the tables may be in
-    the store's database.
+    Several processes may refresh one catalog at the same time. Each session has a version. If two
+    processes read the same version, only the first can write the next; the other one starts again
+    with the new row. The store is never called during a transaction: the tables may be in the
+    store's database.
     """
 
     def __init__(self, store: Store, database: Database) -> None:
@@ -403,35 +403,36 @@ class Refresher:
         self._known = _Known(None, 0, {})
 
     def refresh(self, progress: Progress | None = None) -> int | None:
-        """Take in all that was stored before this call; into which index. Raises Broken, Unusable.
+        """Add all messages stored before this call, and return the id of the catalog.
 
-        Busy: others were quicker every time, so what the index has may be older than the call.
+        Raises Broken and Unusable. Raises Busy if other processes were faster every time; then the
+        catalog may be older than the call.
         """
         made: int | None = None
         missed: set[str] | None = None
         for _ in range(_MOST_ROUNDS):
-            # The rows first, then the stamps: a session that has a row and no stamp is gone.
+            # First the rows, then the stamps: a session with a row and without a stamp is deleted.
             known = self._look_at_rows()
             stamps = self._store.stamps()
             if known.stamps == stamps:
                 return known.made
             if missed is not None and known.made == made:
-                # The others were taken in by a look that is not older than this call.
+                # The other sessions are up to date: their stamps were read during this call.
                 known, stamps = known.only(missed), _only(stamps, missed)
             missed, made = self._take_in(known, stamps, progress or _silent), known.made
             if not missed:
                 return made
-            # Somebody else changed these rows, perhaps by an older look at the store than ours.
+            # Another process changed these rows, perhaps with older stamps than ours.
         raise Busy("the index is changed by others all the time")
 
     def is_in(self, transaction: Transaction, made: int | None) -> bool:
-        """Whether this is still a look at that index: a purge may have emptied it since."""
+        """Whether the catalog is still the same: a purge may have emptied it."""
         [(found, _)] = transaction.execute(self._sql["about"])
         return bool(found == made)
 
     def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> set[str]:
-        """Bring the rows up to these stamps; those that somebody else changed meanwhile."""
-        # Who finds nothing to do does not wait for it.
+        """Update the rows to these stamps. Return the keys that another process changed first."""
+        # Imported only if there are changes.
         from stenolog.catalog.intake import Intake, Reading
         from stenolog.stores.jsonl import listing
 
@@ -445,7 +446,7 @@ class Refresher:
         return intake.missed
 
     def _look_at_rows(self) -> _Known:
-        """What the index has, from memory where nobody changed it."""
+        """Return the stamps in the catalog, from the cache if the catalog has not changed."""
         with self._database.read() as transaction:
             [(made, writes)] = transaction.execute(self._sql["about"])
             if (self._known.made, self._known.writes) != (made, writes):
@@ -459,18 +460,18 @@ def _only(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
 
 
 def _silent(_done: int, _total: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 class _Current(Struct, frozen=True):
-    """The index that is in use."""
+    """The catalog in use."""
 
     database: Database
     refresher: Refresher
 
 
 def database_of(store: Store, *, keep: bool) -> Database:
-    """Return where the catalog of a store is; with `keep=False` it is read there, not written."""
+    """Return the database of a store's catalog. `keep=False`: read-only."""
     if isinstance(store, CatalogFileStore):
         path = store.catalog_file()
         return MemoryDatabase() if path is None else FileDatabase(path, writable=keep)
@@ -489,7 +490,7 @@ def database_of(store: Store, *, keep: bool) -> Database:
 def _listed(
     transaction: Transaction, database: Database, name: str, values: Sequence[Any]
 ) -> tuple[list[Row], dict[int, list[str]]]:
-    """The rows that a statement gives, and the tags of each."""
+    """Return the rows of a statement, and the tags of each session."""
     rows = list(transaction.execute(database.sql[name], values))
     tags: dict[int, list[str]] = {}
     ids = msgspec.json.encode([row[0] for row in rows]).decode()
@@ -525,8 +526,8 @@ def _entry(row: Row, tags: Sequence[str], running: bool) -> Entry:
 
 
 def place_of(entry: Entry) -> str:
-    """The `after` of a page that ends with this session."""
-    # What cannot be read was never changed, and is listed last.
+    """Return the `after` of a page that ends with this session."""
+    # Unreadable sessions have no time and are listed last.
     updated = 0 if entry.updated is None else microseconds(entry.updated)
     return f"{updated}:{entry.key}"
 
@@ -545,7 +546,7 @@ def _decoded(after: str | None) -> tuple[int | None, str | None]:
 
 
 def _hex(key: str) -> str:
-    """In a form that SQLite's JSON keeps: its older ones end a text at a NUL."""
+    """Encode a key for SQLite's JSON: old versions end a text at a NUL."""
     return clean(key).encode().hex().upper()
 
 

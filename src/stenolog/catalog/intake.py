@@ -1,4 +1,4 @@
-"""Reads what is new of the sessions that changed, and has it written into the index."""
+"""Read the new messages of changed sessions, and write them to the catalog."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,20 +25,20 @@ from stenolog.stores.base import Store
 
 _MOST_TRIES: Final = 20
 _TAIL: Final = 32
-"""So many of the last messages mostly tell whether a turn came to its end."""
+"""Number of last messages that mostly suffices to find out whether a turn is finished."""
 
 
 class Reading(Struct, frozen=True):
-    """What the stamps of a store tell besides that something changed; most tell nothing."""
+    """How to interpret the stamps of a store. Most stamps only show that something changed."""
 
     grew: Callable[[str, str], bool] = lambda _before, _now: True
-    """Whether what happened from one to the other can have been an append, and nothing else."""
+    """Whether the change between two stamps can have been only an append."""
     age: Callable[[str], int] = lambda _stamp: 0
-    """The more, the later the session was changed."""
+    """Return a number that is higher for sessions that changed later."""
 
 
 class NotIndexable(Exception):
-    """A session whose messages the catalog cannot process: a defect of the catalog."""
+    """The catalog cannot process the messages of a session: a bug in the catalog."""
 
     def __init__(self, error: Exception) -> None:
         kind = type(error).__name__
@@ -48,9 +48,9 @@ class NotIndexable(Exception):
 
 
 class Intake:
-    """One round of taking in, from what was known before the store was asked for its stamps.
+    """One refresh, based on the catalog before the store was asked for its stamps.
 
-    `made` is which index that was, `known` the stamps that it had.
+    `made` identifies that catalog; `known` are the stamps that it had.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Intake:
 
     @property
     def missed(self) -> set[str]:
-        """The sessions that somebody else changed before we could."""
+        """Keys of the sessions that another process changed first."""
         return self._writer.missed
 
     def take_in(self, changed: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
-        """Read the sessions with these stamps, as far as they are new."""
-        # What was said at about the same time comes together, which makes the newest easy to find.
+        """Add the new messages of the sessions with these stamps."""
+        # Messages of about the same time get neighbouring ids, so that the newest are easy to find.
         keys = sorted(changed, key=lambda key: self._reading.age(changed[key]))
-        # Several who begin at once share the work, instead of all doing the same.
+        # Concurrent processes start at different sessions and share the work.
         begin = int.from_bytes(os.urandom(4)) % max(1, len(keys))
         for done, key in enumerate(keys[begin:] + keys[:begin]):
             progress(done, len(keys))
@@ -88,7 +88,7 @@ class Intake:
         progress(len(keys), len(keys))
 
     def remove(self, gone: Iterable[str]) -> None:
-        """Forget these sessions, but for what came back since."""
+        """Remove these sessions from the catalog, unless they came back."""
         for key in gone:
             row = self._row(key)
             if row is not None and row.stamp == self._known[key]:
@@ -98,30 +98,30 @@ class Intake:
     def _row(self, key: str) -> Row | None:
         with self._database.read() as transaction:
             for found in list(transaction.execute(self._sql["row"], (key,))):
-                # What is no such row is met here, where that means that the index is broken.
+                # An invalid row means that the catalog is broken, and is detected here.
                 return steps.row_of(found)
         return None
 
     def _take_in(self, key: str, stamp: str) -> None:
         row = self._row(key)
         if row is not None and row.stamp == stamp:
-            return  # somebody else was quicker
+            return  # another process was faster
         if (row.stamp if row is not None else None) != self._known.get(key):
-            # And perhaps even later: then our stamp is an old one by now.
+            # Another process changed the row, perhaps with a newer stamp than ours.
             self._writer.miss(key)
             return
         writer = self._writer
         try:
             writer.put(key, self._sessions.steps(key, stamp, row))
         except NoSuchSession:
-            # Deleted since, or not finished yet: it is asked for again the next time.
+            # Deleted, or not completely created: read again at the next refresh.
             writer.put(key, steps.removal(key, row) if row is not None else ())
         except ForeignLog:
             self._settle(key, row, Settled(stamp=stamp, listed=False))
         except DamagedStore as error:
             self._settle(key, row, Settled(stamp=stamp, problem=str(error)))
         except StoreUnavailable as error:
-            # It may be readable the next time, without a change.
+            # It may be readable at the next refresh without a change.
             self._settle(key, row, Settled(stamp=None, problem=str(error)))
         except NotIndexable as error:
             reports.warning("session %r: %s", key, error)
@@ -137,17 +137,17 @@ class Intake:
 
 
 class SessionReader:
-    """Reads sessions of a store in the form that the index takes them in."""
+    """A reader of sessions that yields steps for the catalog."""
 
     def __init__(self, store: Store, reading: Reading) -> None:
         self._store = store
         self._reading = reading
 
     def steps(self, key: str, stamp: str, row: Row | None) -> Iterator[Step]:
-        """Yield the steps from `row` to what the store holds now.
+        """Yield the steps from `row` to the current content of the store.
 
-        Raises what the store raises, and NotIndexable if the content causes any other error: one
-        session must not keep the others out of the index.
+        Raises the errors of the store, and NotIndexable if the content causes any other error: one
+        session must not keep the others out of the catalog.
         """
         try:
             yield from steps.steps(key, stamp, row, self._look(key, stamp, row))
@@ -157,8 +157,8 @@ class SessionReader:
             raise NotIndexable(error) from error
 
     def _look(self, key: str, stamp: str, row: Row | None) -> Seen:
-        """The session as far as it is new, or all of it. Raises what the store raises."""
-        # Where a row is being emptied, nothing of it counts.
+        """Return the new part of the session, or all of it. Raises the errors of the store."""
+        # A row that is being emptied does not count.
         known = row if row is not None and row.uid and (row.indexed or not row.count) else None
         for _ in range(_MOST_TRIES):
             before = self._store.info(key)
@@ -177,12 +177,12 @@ class SessionReader:
             if known is not None:
                 count = known.count + len(messages)
                 if not before.count <= count <= info.count:
-                    # Messages that the index has are not there any more.
+                    # Messages in the catalog no longer exist in the store.
                     known = None
                     continue
                 owner = known.ownership.after(messages).owner
                 if known.count and owner != known.ownership.owner:
-                    # All messages of a session are found under its sender, earlier ones too.
+                    # The owner is stored with every message, including earlier ones.
                     known = None
                     continue
             sight = self._sight(info, messages, known)
@@ -190,10 +190,10 @@ class SessionReader:
         raise StoreBusy(f"{key!r} is deleted and made anew all the time")
 
     def _continues(self, info: SessionInfo, known: Row, tail: Sequence[Message]) -> bool:
-        """Return whether the last message in the index is the one that the store has at its seq.
+        """Whether the last message in the catalog is the one that the store has at its seq.
 
-        It is not if another store was put in the place of the one whose catalog this is, such as a
-        backup. A message in an archive is not compared: reading it would cost too much.
+        It is not if the store was replaced, for example by a backup. An archived message is not
+        compared: reading it would cost too much.
         """
         last = known.indexed
         if known.last_at is None or last <= info.archived:
@@ -207,10 +207,10 @@ class SessionReader:
     def _sight(
         self, info: SessionInfo, messages: Sequence[Message], known: Row | None
     ) -> list[Span]:
-        """The seqs in sight, as far as they are read.
+        """Return the visible seqs, as far as messages were read.
 
-        Nothing is read again for it: an append must not cost what the history does. Only where
-        messages are damaged, or a store does not tell, each one is looked at.
+        Messages are not read again for it: the cost of an append must not depend on the length of
+        the history. Exceptions are damaged messages, and stores that do not report visible seqs.
         """
         if known is None:
             return spans.union((one.seq, one.seq) for one in messages if not one.hidden)
@@ -221,16 +221,16 @@ class SessionReader:
         return spans.clipped(info.in_sight, 1, messages[-1].seq if messages else known.indexed)
 
     def _is_other(self, info: SessionInfo, stamp: str, row: Row) -> bool:
-        """Whether what the index has of a session may be said otherwise by now."""
+        """Whether messages in the catalog may have changed in the store."""
         if info.uid != row.uid or info.last_seq < row.indexed:
             return True
         if info.generation != row.generation:
-            # A compaction moves messages as they are; whatever else writes a log anew may not.
+            # Archiving does not change messages; other rewrites of a log may.
             return info.archived <= row.archived
         return row.stamp is not None and not self._reading.grew(row.stamp, stamp)
 
     def _state(self, key: str) -> tuple[State, list[Message]]:
-        """Return the state of the session, and the visible messages that tell it."""
+        """Return the state of the session, and the visible messages that determine it."""
         last = _TAIL
         while True:
             tail = self._store.get_history(key, last=last)

@@ -1,4 +1,4 @@
-"""How the words of messages are put into an engine's full-text index, and asked for there."""
+"""Full-text index: its interface for both databases, and its implementation for SQLite."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -8,75 +8,75 @@ from msgspec import Struct
 from stenolog.catalog.query import Query, Run, Term, forms, role_mark, session_mark
 
 Values = tuple[Any, ...]
-"""What a statement that asks for words takes first."""
+"""First values of a statement that searches for words."""
 
 
 class Indexed(Struct, frozen=True):
-    """The tokens of one message, with spaces between."""
+    """The tokens of one message, separated by spaces."""
 
     id: int
     parts: str
     more: str
     marks: str
-    """Tokens of the index's own (query.py)."""
+    """Additional tokens, such as session and role (query.py)."""
 
 
 class Language(Protocol):
-    """What an engine is told and asked. Pure."""
+    """Values for the statements of a full-text index. Pure."""
 
     def added(self, said: Sequence[Indexed]) -> list[Values]:
-        """What the statement `add_words` takes, for each of these messages."""
+        """Return the values of the statement `add_words`, for each message."""
         ...
 
     def removed(self, ids: Sequence[int], again: Callable[[], Sequence[Indexed]]) -> list[Values]:
-        """What the statement `remove_words` takes; `again` tells what was added of each."""
+        """Return the values of the statement `remove_words`. `again` returns what was added."""
         ...
 
     def matching(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """A query, limited to a role and to these sessions if there are any."""
+        """Return a search for a query, optionally limited to a role and to sessions."""
         ...
 
     def ranking(self, query: Query) -> Values | None:
-        """What of a query tells how well a message fits; None where nothing does."""
+        """Return the part of a query that is used for ranking, or None if there is none."""
         ...
 
     def marked(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
-        """Messages that have, of every one of these groups of marks, any; and none of the last."""
+        """Return a search for messages with a mark of each group in `every`, and none in `but`."""
         ...
 
 
 # --- fts5 -----------------------------------------------------------------------------------------
-# The language of FTS5, which SQLite's full-text index is asked in.
+# The query language of FTS5, the full-text index of SQLite.
 
 
 class FTS5:
-    """How SQLite is told and asked: always one expression."""
+    """Values for FTS5: every search is one expression."""
 
     def added(self, said: Sequence[Indexed]) -> list[Values]:
-        """The columns of the index."""
+        """Return the columns of the index."""
         return [(one.id, one.parts, one.more, one.marks) for one in said]
 
     def removed(self, ids: Sequence[int], again: Callable[[], Sequence[Indexed]]) -> list[Values]:
-        """The same: words can only be taken out of an index by naming them again."""
+        """Return the same columns: FTS5 removes words only if they are given again."""
         return self.added(again()) if ids else []
 
     def matching(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """A query, limited to a role and to these sessions if there are any."""
+        """Return a search for a query, optionally limited to a role and to sessions."""
         return (expression(query, role=role, sessions=sessions),)
 
     def ranking(self, query: Query) -> Values | None:
-        """What of a query tells how well a message fits; None where nothing does."""
+        """Return the part of a query that is used for ranking, or None if there is none."""
         asked = rank_expression(query)
         return (asked,) if asked else None
 
     def marked(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
-        """Messages that have, of every one of these groups of marks, any; and none of the last."""
+        """Return a search for messages with a mark of each group in `every`, and none in `but`."""
         asked = " AND ".join(f"({_any(group)})" for group in every)
         return (f"({asked}) NOT ({_any(but)})" if but else asked,)
 
 
 def expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
-    """The query, limited to a role and to these sessions."""
+    """Return the expression of a query, limited to a role and to sessions."""
     wanted = [_term(term) for term in query.terms if not term.excluded]
     if role is not None:
         wanted.append(_quoted([role_mark(role)]))
@@ -89,9 +89,9 @@ def expression(query: Query, *, role: str | None = None, sessions: Iterable[int]
 
 
 def rank_expression(query: Query) -> str:
-    """What of a query tells how well a message fits; empty where nothing does.
+    """Return the expression for ranking; empty if there is none.
 
-    What only begins so is left out: FTS5 would gather all words that do, for every count it makes.
+    Prefixes are left out: FTS5 would collect all their words again for each count.
     """
     return " AND ".join(map(_term, query.told))
 

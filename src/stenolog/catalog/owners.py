@@ -1,8 +1,8 @@
-"""Owner of a session: the sender that all its user messages name (docs/decisions/0012).
+"""The owner of a session: the sender that all its user messages name (docs/decisions/0012). Pure.
 
 The key does not prove who owns a session, because clients of the gateway and importers choose keys.
 A session has no owner if a user message has no sender, or if two messages have different senders.
-Such a session has its own scope. The functions here are pure.
+Such a session has its own scope.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from stenolog.records import Message
 
 
 class Ownership(Struct, frozen=True):
-    """What the user messages of a session say about its sender."""
+    """The senders of the user messages of a session."""
 
     owner: str = ""
     """The sender of the first user message; empty without a sender or without user messages."""
@@ -35,7 +35,7 @@ class Ownership(Struct, frozen=True):
         return "" if self.mixed else self.owner
 
     def after(self, messages: Iterable[Message]) -> Self:
-        """Return the ownership after these further messages."""
+        """Return the ownership after additional messages."""
         now = self
         for message in messages:
             if now.mixed:

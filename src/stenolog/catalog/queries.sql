@@ -1,4 +1,4 @@
--- Statements by name; database.py reads them.
+-- Named statements, read by database.py.
 
 -- name: version
 SELECT version FROM catalog_about;
@@ -155,8 +155,8 @@ WHERE catalog_words MATCH ? AND catalog_words.rowid BETWEEN ? AND ?
   AND catalog_words.rowid / ? IN (SELECT value FROM json_each(?));
 
 -- name: ranks
--- The plus keeps SQLite from asking for each id by itself: every time, all of a word's messages
--- would be counted anew.
+-- The plus prevents SQLite from one lookup per id, each of which would count all messages with the
+-- word again.
 SELECT rowid, bm25(catalog_words, 1.0, 1.0, 0.0) FROM catalog_words
 WHERE catalog_words MATCH ? AND rowid BETWEEN ? AND ?
   AND +rowid IN (SELECT value FROM json_each(?));
@@ -173,7 +173,7 @@ SELECT id, key, agent, listed, count, visible, sight, withdrawn FROM catalog_ses
 WHERE key = ?;
 
 -- name: owned
--- The same of all sessions of an owner.
+-- The same for all sessions of an owner.
 SELECT id, key, agent, listed, count, visible, sight, withdrawn, mixed FROM catalog_session
 WHERE owner = ?;
 
@@ -184,7 +184,7 @@ SELECT id FROM catalog_message WHERE session = ? AND seq BETWEEN ? AND ?;
 SELECT rowid FROM catalog_words WHERE catalog_words MATCH ? ORDER BY rowid DESC LIMIT ?;
 
 -- name: newest_with_in
--- The same from one time to another; those are known to have ids between these.
+-- The same for a period. The caller gives the range of ids that includes its messages.
 SELECT id FROM catalog_words
 JOIN catalog_message ON catalog_message.id = catalog_words.rowid
 WHERE catalog_words MATCH ? AND catalog_words.rowid BETWEEN ? AND ? AND at >= ? AND at < ?
@@ -195,7 +195,7 @@ SELECT id, session, seq FROM catalog_message
 WHERE id IN (SELECT value FROM json_each(?)) AND role NOT IN ('system', 'developer');
 
 -- name: said_at
--- Named by session and seq.
+-- Messages by session and seq.
 SELECT catalog_session.key, uid, seq, role, at, substr(text, 1, ?)
 FROM json_each(?) AS place
 CROSS JOIN catalog_message

@@ -1,7 +1,7 @@
-"""From what a person types to what the index is asked. Pure, and no text is refused.
+"""Parse a search query. Every text is a valid query. Pure.
 
-Plain words must all be there. `"in quotes"`: in this order. `-word`: not there. `wor*`: words that
-begin so. Whatever else stands in a query is taken literally.
+All plain words are required. `"in quotes"`: in this order. `-word`: excluded. `wor*`: words with
+this prefix. All other characters are literal.
 """
 
 import re
@@ -18,44 +18,44 @@ _TERM = re.compile(
 )
 _LONGEST_ROLE = 32
 MOST_TERMS: Final = 64
-"""What comes after so many different terms is passed over: each costs a walk through the index."""
+"""Maximum number of different terms; more are ignored, because each one costs an index scan."""
 
 
 class Term(Struct, frozen=True):
-    """One thing that is asked for."""
+    """One term of a query."""
 
     words: Sequence[Word]
     excluded: bool
     begins: bool
-    """Whether the last of the words may go on."""
+    """Whether the last word is a prefix."""
 
 
 class Query(Struct, frozen=True):
-    """What was asked for; no term where nothing can be searched for."""
+    """A parsed query. Without terms, there is nothing to search for."""
 
     terms: Sequence[Term]
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is asked for but what must not be there."""
+        """Whether the query has no required term."""
         return all(term.excluded for term in self.terms)
 
     @property
     def told(self) -> list[Term]:
-        """What tells how well a message fits: all but what must not be there, or only begins so."""
+        """The terms for ranking: neither excluded nor prefixes."""
         return [term for term in self.terms if not term.excluded and not term.begins]
 
 
 class Run(Struct, frozen=True):
-    """Tokens that stand one behind the other."""
+    """Consecutive tokens."""
 
     tokens: Sequence[str]
     begins: bool = False
-    """Whether the last of them may go on."""
+    """Whether the last token is a prefix."""
 
 
 def parse(text: str) -> Query:
-    """The terms of a query: the first of the different ones, where there are very many."""
+    """Parse the terms of a query. Duplicates and terms after the maximum are ignored."""
     found: list[Term] = []
     seen: set[tuple[str | None, ...]] = set()
     for match in _TERM.finditer(text):
@@ -73,9 +73,9 @@ def parse(text: str) -> Query:
 
 
 def forms(term: Term) -> list[list[Run]]:
-    """A term as it is written, and as if each of its words were written in one, if that differs.
+    """Return a term as written, and with each word joined into one, if that is different.
 
-    Of each form all runs must be there.
+    A message matches a form if it has all its runs.
     """
     written = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
@@ -87,15 +87,15 @@ def forms(term: Term) -> list[list[Run]]:
 
 
 def session_mark(session: int) -> str:
-    """The token that each message of a session has."""
+    """Return the token of all messages of a session."""
     return f"=s{session}"
 
 
 def role_mark(role: str) -> str:
-    """The token that each message of a role has."""
+    """Return the token of all messages with a role."""
     raw = role.encode()
     if len(raw) > _LONGEST_ROLE:
-        # Hardly ever met, and slow to import.
+        # Rarely needed, and slow to import.
         from hashlib import sha256
 
         raw = sha256(raw).digest()
@@ -103,20 +103,20 @@ def role_mark(role: str) -> str:
 
 
 def owner_mark(owner: str) -> str:
-    """The token that each message of an owner has."""
-    # Who only lists does not wait for it.
+    """Return the token of all messages of an owner."""
+    # Slow to import, and not needed for a list.
     from hashlib import sha256
 
     return f"=o{sha256(owner.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
 def stem_mark(stem: str) -> str:
-    """The token that each message with a form of this word has."""
+    """Return the token of all messages with a word of this stem."""
     return f"=w{stem}"
 
 
 def _runs(tokens: Sequence[str], singles: set[str], *, begins: bool) -> list[Run]:
-    """Tokens in their order. A single character of a script without spaces stands in none."""
+    """Split tokens into runs. A single character of a script without spaces is a separate run."""
     found: list[Run] = []
     run: list[str] = []
     for token in tokens:
@@ -126,6 +126,6 @@ def _runs(tokens: Sequence[str], singles: set[str], *, begins: bool) -> list[Run
         else:
             run.append(token)
     if run:
-        # A pair of characters does not go on; what begins so, begins with it anyway.
+        # A pair of characters is not a prefix; words that start with it have it as a token.
         found.append(Run(run, begins=begins and not (singles and set(run[-1]) <= singles)))
     return found

@@ -1,20 +1,20 @@
--- The tables of a catalog, in a file of their own. It can be deleted at any time.
+-- The tables of a catalog, in a separate file, which can be deleted at any time.
 
--- One row. `version` is that of these tables and of the tokenizer, `made` a random number that no other
--- index has that ever stood here, `writes` grows with every change.
+-- One row. `version`: version of these tables and of the tokenizer. `made`: a random number that
+-- identifies this catalog. `writes` grows with every change.
 CREATE TABLE catalog_about (
     version TEXT    NOT NULL,
     made    INTEGER NOT NULL,
     writes  INTEGER NOT NULL
 );
 
--- One row for each session, and for what was found in its place. Times are microseconds since 1970.
--- `stamp` is the store's mark from before the session was read, NULL where there is more to read;
--- `version` grows with every change, so that of two who read the same row one stores the next.
--- `sight` are the runs of visible seqs, as JSON, and `withdrawn` those of which a message was taken back
--- where it is out of sight. `listed` is 0 for what is no session (yet).
--- `owner` is the sender of the first user message, and `mixed` is 1 if another user message has none or
--- another one (owners.py).
+-- One row per session, and per log that is not a session. Times are microseconds since 1970.
+-- `stamp`: the store's stamp from before the session was read; NULL if there is more to read.
+-- `version` grows with every change; if two processes read the same row, only one can write the
+-- next version. `sight`: ranges of visible seqs, as JSON. `withdrawn`: ranges in which a hidden
+-- message counts as withdrawn. `listed` is 0 for a row that is not a session (yet). `owner`: the
+-- sender of the first user message. `mixed` is 1 if another user message has no sender or a
+-- different one (owners.py).
 CREATE TABLE catalog_session (
     id         INTEGER PRIMARY KEY,
     key        TEXT    NOT NULL UNIQUE,
@@ -48,7 +48,7 @@ CREATE INDEX catalog_session_newest ON catalog_session (updated DESC, key);
 
 CREATE INDEX catalog_session_owner ON catalog_session (owner);
 
--- All that a look for changes reads.
+-- Covers the search for changed sessions.
 CREATE INDEX catalog_session_stamp ON catalog_session (key, stamp);
 
 CREATE TABLE catalog_tag (
@@ -69,31 +69,31 @@ CREATE TABLE catalog_message (
     UNIQUE (session, seq)
 );
 
--- Apart from the message, so that looking through many of those reads no text.
+-- Separate from catalog_message, so that a scan of messages reads no text.
 CREATE TABLE catalog_said (
     id   INTEGER PRIMARY KEY,
     text TEXT NOT NULL
 );
 
--- Ids of messages are given out as they are read, not by time. Of some thousand in a row this tells
--- how old they are, at the most: so the newest hits are found without looking at all of them.
+-- Message ids follow the order of reading, not of time. Each row has the range of times of some
+-- thousand consecutive ids, so that the newest hits are found without reading all matches.
 CREATE TABLE catalog_block (
     block  INTEGER PRIMARY KEY,
     oldest INTEGER NOT NULL,
     newest INTEGER NOT NULL
 );
 
--- The tokens of tokenizer.py, and in `marks` the session, the role, the owner, and the words in the
--- form of stemming.py. None of them has a character that would be split again; `=` stands in marks
--- only, and first, so that no word begins like one.
--- Words of which one or two letters are asked for have lists of their own: to merge those of all
--- words that begin so took ten times as long. Longer beginnings leave few enough.
+-- The tokens of tokenizer.py. `marks` has the session, the role, the owner, and the stems of
+-- stemming.py. No token has a character at which FTS5 would split it. Only marks start with `=`, so
+-- that no word starts like a mark. Prefixes of one and two letters have separate indexes: merging
+-- the lists of all words with such a prefix took ten times as long. Longer prefixes match fewer
+-- words.
 CREATE VIRTUAL TABLE catalog_words USING fts5 (
     parts, more, marks, content = '', prefix = '1 2', tokenize = "ascii tokenchars '='"
 );
 
--- What the reports of each model say of our estimates (tokens.py). It is not made from the store, so
--- it outlives the other tables wherever it can be read; lost, it costs accuracy only.
+-- Calibration of token estimates per model (tokens.py). It is not built from the store, so it is
+-- kept when the other tables are built again, if it is readable. Losing it only costs accuracy.
 CREATE TABLE IF NOT EXISTS catalog_calibration (
     model  TEXT PRIMARY KEY,
     ratio  REAL NOT NULL,

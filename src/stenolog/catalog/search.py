@@ -1,9 +1,9 @@
-"""Finding messages, at a bounded cost however many there are that match.
+"""Search for messages. The cost is bounded, regardless of the number of matches.
 
-Few hits are taken as they are. Of many, the newest are found block by block (schema.sql), those
-first that may hold them, so that a word that stands in every message is looked up as quickly as
-a rare one; and of many, the newest thousand are ranked. Only a filter that leaves next to nothing
-of a word that stands everywhere has all its messages looked at.
+Few matches are all read. Of many, the newest are found block by block (schema.sql), starting with
+the blocks that may contain the newest, so that a word in every message is as fast as a rare one.
+Ranking is limited to the newest thousand matches. Only if a filter excludes almost all matches of a
+common word are all of them read.
 """
 
 import json
@@ -32,17 +32,17 @@ from stenolog.records import Span
 from stenolog.stores import spans
 
 FEW: Final = 1_000
-"""So many hits are ranked; of more, the newest."""
+"""Maximum number of matches that are ranked; of more, the newest."""
 
 _MOST_MARKS: Final = 64
-"""So many sessions are named to the index itself; more are left out afterwards."""
+"""Maximum number of sessions in the full-text query; more are filtered afterwards."""
 
 _MOST_BLOCKS: Final = 32
-"""So many are asked for at once."""
+"""Maximum number of blocks per query."""
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """Which messages are wanted besides those that match."""
+    """Conditions besides the query."""
 
     role: str | None
     prefix: str
@@ -64,13 +64,13 @@ class _Block(Struct, frozen=True):
 
 class _Gathered(Struct, frozen=True):
     newest: Sequence[_Found]
-    """The newest first."""
+    """Matches, newest first."""
     complete: bool
-    """Whether these are all."""
+    """Whether these are all matches."""
 
 
 class Search:
-    """One search in one look at the index."""
+    """One search in one read transaction."""
 
     def __init__(
         self, transaction: Transaction, database: Database, query: Query, wanted: Filter
@@ -90,7 +90,7 @@ class Search:
         self._unlisted = {id_ for (id_,) in transaction.execute(self._sql["unlisted"])}
 
     def newest(self, limit: int, after: str | None) -> Hits:
-        """The newest hits first."""
+        """Return the newest matches first."""
         start = None if after is None else _decoded(after)
         if self._sessions is not None and not self._sessions:
             return Hits(hits=(), count=0, exact=True, after=None)
@@ -104,7 +104,7 @@ class Search:
         )
 
     def best(self, limit: int, after: str | None) -> Hits:
-        """The best hits first, by bm25; of equal ones the newest."""
+        """Return the best matches first, by BM25; of equal ones the newest."""
         start = _offset(after) if after is not None else 0
         if self._sessions is not None and not self._sessions:
             return Hits(hits=(), count=0, exact=True, after=None)
@@ -120,10 +120,10 @@ class Search:
             after=str(end) if page and end < len(ranked) else None,
         )
 
-    # --- which -------------------------------------------------------------------------------
+    # --- matches -----------------------------------------------------------------------------
 
     def _wanted_sessions(self) -> set[int] | None:
-        """The sessions that prefix and tag leave; None where that is all of them."""
+        """Return the sessions that prefix and tag select, or None for all sessions."""
         if not self._filter.prefix and self._filter.tag is None:
             return None
         values = (*prefix_range(self._filter.prefix), self._filter.tag)
@@ -138,7 +138,7 @@ class Search:
         )
 
     def _gather(self, count: int, start: _Found | None) -> _Gathered:
-        """So many of the newest hits that come after `start`."""
+        """Return up to `count` of the newest matches after `start`."""
         rows = list(self._transaction.execute(self._sql["matches"], (*self._matching, FEW + 1)))
         if len(rows) > FEW:
             ids = [row[0] for row in rows]
@@ -152,10 +152,10 @@ class Search:
         return [one for one in found if one < start] if start is not None else found
 
     def _gather_by_blocks(self, count: int, start: _Found | None, batch: int) -> _Gathered:
-        """Block by block, those first that may have the newest; until no other can have newer.
+        """Read blocks, newest first, until no other block can have newer matches.
 
-        `batch`: how many it will take, as far as that can be told. To ask for many at once is
-        cheaper, above all where a word is only begun.
+        `batch`: the estimated number of blocks. Reading several at once is cheaper, especially for
+        prefixes.
         """
         blocks = self._blocks(start)
         found: list[_Found] = []
@@ -170,7 +170,7 @@ class Search:
         return _Gathered(found[:count], complete=len(found) <= count)
 
     def _blocks(self, start: _Found | None) -> list[_Block]:
-        """Those that may hold what is wanted."""
+        """Return the blocks that may have matches."""
         found = [_Block(*row) for row in self._transaction.execute(self._sql["blocks"])]
         return [
             one
@@ -186,17 +186,17 @@ class Search:
         return list(self._transaction.execute(self._sql["matches_in"], values))
 
     def _ranks(self, ids: Sequence[int]) -> dict[int, float]:
-        """How well each of these fits, the less the better; empty where nothing tells."""
+        """Return the rank of each message, lower is better; empty without terms for ranking."""
         asked = self._language.ranking(self._query)
         if not ids or asked is None:
             return {}
         values = (*asked, min(ids), max(ids), json.dumps(ids))
         return dict(self._transaction.execute(self._sql["ranks"], values))
 
-    # --- what is shown -----------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------
 
     def _hit(self, id_: int) -> list[Hit]:
-        """The hit, where its session is still there."""
+        """Return the hit, or nothing if its session is gone."""
         return [  # guard: search-shows-hidden
             Hit(
                 key=key,

@@ -1,4 +1,4 @@
-"""The part of a message that shows why it was found. Pure."""
+"""The snippet of a message that shows why it matches. Pure."""
 
 import unicodedata
 from bisect import bisect_left
@@ -14,13 +14,13 @@ from stenolog.catalog.tokenizer import Word
 
 WIDTH: Final = 160
 _BEFORE: Final = 40
-"""How much of the text may stand before the first word that was found."""
+"""Maximum number of characters before the first matching word."""
 _CUT: Final = "…"
 _MOST_PLACES: Final = 200
 
 
 class Snippet(Struct, frozen=True):
-    """A part of a text in one line, and where in it the words are."""
+    """A part of a text in one line, and the positions of the matching words."""
 
     text: str
     marks: Sequence[tuple[int, int]]
@@ -33,10 +33,10 @@ class _Place(Struct, frozen=True):
 
 
 def snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
-    """The part with most of the words, else the beginning."""
+    """Return the part of a text with the most matching words, or else its start."""
     places = _found(text, query)
     start, end = _window(text, places, width)
-    # One character for another, so that places stay where they are.
+    # One character for another, so that positions do not change.
     line = "".join(" " if char.isspace() else char for char in text[start:end])
     before, after = _CUT * (start > 0), _CUT * (end < len(text))
     shift = len(before) - start
@@ -51,7 +51,7 @@ def snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
 
 
 def _found(text: str, query: Query) -> list[_Place]:
-    """Where words of the query stand."""
+    """Return the positions of the query's words."""
     wanted: set[str] = set()
     beginnings: list[str] = []
     for term in query.terms:
@@ -64,10 +64,10 @@ def _found(text: str, query: Query) -> list[_Place]:
     for start, end, word in tokenizer.places(text):
         if len(found) >= _MOST_PLACES:
             break
-        # One sign may stand for several, as ㌔ does: then the pairs are not where they seem to be.
+        # One character may normalize to several, such as ㌔: then the pairs have other positions.
         plain = unicodedata.is_normalized("NFKC", text[start:end])
         if word.singles and plain and len(word.parts) == max(1, end - start - 1):
-            # A run of these may be as long as the text.
+            # Such a run may be as long as the text.
             found += islice(_pairs(text, start, word, wanted), _MOST_PLACES - len(found))
             continue
         tokens = word.parts + word.joined
@@ -79,7 +79,7 @@ def _found(text: str, query: Query) -> list[_Place]:
 
 
 def _pairs(text: str, start: int, word: Word, wanted: set[str]) -> Iterator[_Place]:
-    """In what is written without spaces: the pairs and the characters that were asked for."""
+    """Yield the matching pairs and characters in a script without spaces."""
     for at, pair in enumerate(word.parts, start):
         if pair in wanted:
             yield _Place(at, at + len(pair), frozenset([pair]))
@@ -89,7 +89,7 @@ def _pairs(text: str, start: int, word: Word, wanted: set[str]) -> Iterator[_Pla
 
 
 def _window(text: str, places: Sequence[_Place], width: int) -> tuple[int, int]:
-    """From where to where: the first stretch that has the most different words."""
+    """Return start and end of the first window with the most different words."""
     if len(text) <= width:
         return 0, len(text)
     best, start = -1, 0
@@ -104,7 +104,7 @@ def _window(text: str, places: Sequence[_Place], width: int) -> tuple[int, int]:
 
 
 def _to_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """A little less at both ends, where that spares a word from being cut."""
+    """Shrink the window at both ends if that avoids cutting a word."""
     if start > 0:
         space = text.find(" ", start, start + _BEFORE // 2)
         start = space + 1 if space >= 0 else start

@@ -1,9 +1,9 @@
-"""Words brought to a common form, so that `deployed` is found by `deploying`. Pure.
+"""Stem words, so that `deploying` finds `deployed`. Pure.
 
-English endings and the common irregular forms; other languages keep their words as they are. The
-endings go by rules in the manner of Porter's: each only where enough of a word is left. What comes
-out need not be a word, it only has to be the same for all its forms. The index keeps these forms:
-where the same word would give another one, `database.VERSION` has to be another.
+Handles English suffixes and common irregular forms; words of other languages stay unchanged. The
+rules are similar to Porter's: a suffix is removed only if enough of the word is left. A stem need
+not be a word; it only has to be the same for all forms. The catalog stores stems: if a change gives
+any word another stem, change `database.VERSION`.
 """
 
 import re
@@ -34,11 +34,11 @@ _LISTED: Final = """
 """
 
 STOP_WORDS: Final = frozenset(_LISTED.split())
-"""In the form of tokens: small letters, without accents."""
+"""In the form of tokens: lower case, without accents."""
 
 
 _SHORTEST: Final = 4
-"""A shorter word has no ending to spare."""
+"""Minimum length of words that are stemmed."""
 
 _REMEMBERED: Final = 100_000
 _MEMORABLE: Final = 32
@@ -133,7 +133,7 @@ _IRREGULAR: Final = {
 _VOWELS: Final = "aeiouy"
 _DOER: Final = re.compile("[aeiou][^aeiou]+er$")
 _LONG_ENDINGS: Final = (
-    # The longest first: of several that fit, that one goes.
+    # The longest first: only the first match is removed.
     ("ization", "ize", 2),
     ("isation", "ize", 2),
     ("ational", "ate", 2),
@@ -159,7 +159,7 @@ _LONG_ENDINGS: Final = (
 
 
 class _Stems(dict[str, str]):
-    """Words that were seen before: most of any text are."""
+    """Cache of stems by token."""
 
     def __missing__(self, token: str) -> str:
         is_letter = len(token) < 2 and token.isascii()
@@ -171,7 +171,7 @@ class _Stems(dict[str, str]):
 
 
 class _Named(dict[str, tuple[str, ...]]):
-    """The same of what stands between spaces and signs, which may be several words in one."""
+    """Cache of stems by name. A name, such as `getUserName`, may consist of several words."""
 
     def __missing__(self, name: str) -> tuple[str, ...]:
         found = tuple(of_tokens(tokenizer.parts(name)))
@@ -187,17 +187,17 @@ _named: Final = _Named()
 
 
 def stem(token: str) -> str:
-    """The common form of a token's forms; empty for a stop word, and for a single letter."""
+    """Return the stem of a token; empty for a stop word and for a single letter."""
     return _stems[token]
 
 
 def stems(text: str) -> list[str]:
-    """The words of a text in their order, each in its common form, without stop words."""
+    """Return the stems of a text in order, without stop words."""
     return [*chain.from_iterable(map(_named.__getitem__, tokenizer.names(text)))]
 
 
 def of_tokens(tokens: Iterable[str]) -> list[str]:
-    """The same of a text that is already cut into tokens."""
+    """Return the stems of these tokens in order, without stop words."""
     return [found for found in map(_stems.__getitem__, tokens) if found]
 
 
@@ -229,7 +229,7 @@ def _without_plural(word: str) -> str:
 
 
 def _without_tense(word: str) -> str:
-    """Without `-ed` and `-ing`, where a vowel is left before it."""
+    """Remove `-ed` and `-ing` if a vowel is left."""
     if word.endswith("ied") and len(word) > 4:
         return word[:-3] + "y"
     if word.endswith("eed"):
@@ -242,14 +242,14 @@ def _without_tense(word: str) -> str:
 
 
 def _base(head: str) -> str:
-    """What an ending was put to: `planning` is of plan, not of plann; but `calling` of call."""
+    """Restore the base form: `planning` gives plan, not plann; but `calling` gives call."""
     if len(head) > 3 and head[-1] == head[-2] and head[-1] not in "aeioulsz":
         return head[:-1]
     return f"{head}e" if head.endswith("at") else head
 
 
 def _evened(word: str) -> str:
-    """Without `-er` of who does it and `-ate`, without a mute e and a second l, with i for y."""
+    """Remove `-er` of agent nouns, `-ate`, a mute e and a double l; replace y by i."""
     if len(word) > 6 and _DOER.search(word):
         word = _base(word[:-2])
     if len(word) > 7 and word.endswith("ate"):

@@ -1,7 +1,7 @@
-"""How the index gets from what it has of a session to what was read of it. Pure.
+"""Steps that bring the catalog entry of a session up to date. Pure.
 
-Each step is small enough for a transaction, and names the version of the row that it goes on from:
-between any two of them the process may end, and whoever comes next goes on from there.
+Each step is small enough for one transaction, and names the version of the row that it starts from.
+The process may end between any two steps; the next refresh continues from there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from stenolog.tokens import message_tokens
 
 MOST_MESSAGES: Final = 2_000
 MOST_BYTES: Final = 2_000_000
-"""What one transaction may take in."""
+"""Limits of one transaction."""
 
 
 class Row(Struct, frozen=True):
-    """What the index knows of a session, as far as going on needs it."""
+    """The catalog row of a session, as far as an update needs it."""
 
     id: int
     version: int
@@ -45,23 +45,23 @@ class Row(Struct, frozen=True):
     owner: str
     mixed: int
     last_at: int | None
-    """When the message with the seq `indexed` was said."""
+    """Time of the message with the seq `indexed`."""
 
     @property
     def ownership(self) -> Ownership:
-        """Whose the session is, by the messages that the index has."""
+        """The ownership according to the messages in the catalog."""
         return Ownership(self.owner, bool(self.mixed)) if self.count else Ownership()
 
 
 def row_of(columns: Sequence[Any]) -> Row:
-    """The row with these columns. Raises msgspec.DecodeError where nobody can have written it."""
+    """Return the row with these columns. Raises msgspec.DecodeError if the row is damaged."""
     sight = columns[Row.__struct_fields__.index("sight")]
     seqs = msgspec.json.decode(sight, type=list[Span])
     return msgspec.structs.replace(Row(*columns), sight=seqs)
 
 
 class Said(Struct, frozen=True):
-    """One message as it is indexed."""
+    """One message in indexed form."""
 
     seq: int
     role: str
@@ -73,7 +73,7 @@ class Said(Struct, frozen=True):
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """All that is known of a session besides its messages."""
+    """All columns of a session except its messages."""
 
     stamp: str | None
     listed: bool = True
@@ -83,12 +83,12 @@ class Settled(Struct, frozen=True, kw_only=True):
     indexed: int = 0
     sight: Sequence[Span] = ()
     withdrawn: Sequence[Span] = ()
-    """What was taken back, where it is out of sight."""
+    """Ranges of seqs in which a hidden message counts as withdrawn."""
     tokens: int | None = None
-    """What is in sight; None where it has to be counted."""
+    """Tokens of the visible messages; None if they have to be counted."""
     state: State = "idle"
     prompt: str | None = ""
-    """None where it may stand in what somebody else took in."""
+    """None if the prompt may be in messages that another process added."""
     created: int = 0
     updated: int = 0
     meta: Mapping[str, Any] = {}
@@ -98,7 +98,7 @@ class Settled(Struct, frozen=True, kw_only=True):
 
 
 class Beginning(Struct, frozen=True):
-    """Which session is read from its beginning."""
+    """The session that is read from its start."""
 
     uid: str = ""
     generation: int = 0
@@ -109,26 +109,26 @@ _NOTHING: Final = Beginning()
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A change to one session's part of the index, small enough for a transaction."""
+    """A change of one session in the catalog, small enough for one transaction."""
 
     key: str
     version: int | None
-    """Of the row that it goes on from; None where there must be none."""
+    """Version of the row that the step starts from; None if the row must not exist."""
     anew: Beginning | None = None
-    """The row is begun again; its messages go next."""
+    """Reset the row. Its messages are removed in the next steps."""
     remove: int = 0
-    """So many of the newest messages go."""
+    """Number of newest messages to remove."""
     add: Sequence[Said] = ()
     ownership: Ownership = Ownership()
-    """Whose the session is after all that was read; counts where messages are added."""
+    """Ownership after all messages that were read; used only if messages are added."""
     settled: Settled | None = None
-    """Where this is the last step."""
+    """Set in the last step."""
     gone: bool = False
-    """The row goes, too."""
+    """Whether to delete the row."""
 
 
 class Seen(Struct, frozen=True):
-    """A session as the store gave it."""
+    """A session as read from the store."""
 
     info: SessionInfo
     messages: Sequence[Message]
@@ -138,7 +138,7 @@ class Seen(Struct, frozen=True):
 
 
 def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
-    """How the index gets from what it has to what was seen."""
+    """Yield the steps from the row in the catalog to the session as read."""
     info = seen.info
     known = None if seen.anew else row
     if known is None:
@@ -146,7 +146,7 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
         yield from emptied(key, row, beginning=beginning)
     version = _emptied_version(row) if known is None else known.version
     prompt = known.prompt if known is not None else ""
-    # Whoever began to take this in may have been stopped before the prompt was noted.
+    # Another process may have been stopped before it stored the prompt.
     partly = known is not None and (not known.listed or known.stamp is None)
     last_seq = known.indexed if known is not None else 0
     tokens = known.tokens if known is not None else 0
@@ -182,10 +182,10 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
 
 
 def _withdrawn(info: SessionInfo) -> list[Span]:
-    """Where a hidden message was taken back: wherever no summary stands for it.
+    """Return the seqs whose hidden messages were withdrawn: those that no summary covers.
 
-    Not by whether it lies below the floor: what is hidden by hand becomes part of that, too, once
-    all before it is hidden.
+    The floor alone does not show it: a message that was hidden by hand is below the floor too, as
+    soon as all messages before it are hidden.
     """
     told = info.floor if info.summary else 0
     behind = [(told + 1, info.last_seq)] if told < info.last_seq else []
@@ -193,7 +193,7 @@ def _withdrawn(info: SessionInfo) -> list[Span]:
 
 
 def _only_grew(known: Row | None, seen: Seen) -> bool:
-    """Whether exactly the new messages came into sight, and none went out of it."""
+    """Whether exactly the new messages became visible and none was hidden."""
     old = known.sight if known is not None else ()
     return spans.union(old, ((m.seq, m.seq) for m in seen.messages)) == list(seen.sight)
 
@@ -201,7 +201,7 @@ def _only_grew(known: Row | None, seen: Seen) -> bool:
 def emptied(
     key: str, row: Row | None, *, beginning: Beginning = _NOTHING, settled: Settled | None = None
 ) -> Iterator[Step]:
-    """A row without messages, begun again; settled at once where nothing follows."""
+    """Yield steps to a row without messages; final if `settled` is given."""
     version = row.version if row is not None else None
     yield Step(key=key, version=version, anew=beginning)
     version = 1 if version is None else version + 1
@@ -221,7 +221,7 @@ def _removals(row: Row | None) -> int:
 
 
 def removal(key: str, row: Row) -> Iterator[Step]:
-    """A session that is no more."""
+    """Yield the steps that remove a deleted session."""
     yield from emptied(key, row)
     yield Step(key=key, version=_emptied_version(row), gone=True)
 
@@ -242,12 +242,12 @@ def _said(message: Message) -> Said:
 
 
 def stem_marks(lines: tokenizer.Lines) -> str:
-    """The tokens of all words in their common form, each once, with spaces between."""
+    """Return the marks of all different stems, separated by spaces."""
     return " ".join(map(stem_mark, dict.fromkeys(stemming.of_tokens(lines.parts.split()))))
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Runs of messages that are not too much for one transaction."""
+    """Yield groups of messages that are small enough for one transaction."""
     start = size = 0
     for index, message in enumerate(messages):
         length = min(len(message.to_json()), texts.LONGEST_TEXT)

@@ -1,4 +1,4 @@
-"""What an index takes from a message and makes of a session. Pure."""
+"""Extract searchable text, titles, tags and states from messages and sessions. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -11,19 +11,19 @@ from stenolog.catalog.entries import State
 from stenolog.records import Message
 
 LONGEST_TEXT: Final = 64 * 1024
-"""Of a longer message so many characters are indexed."""
+"""Maximum number of characters that are indexed of a message."""
 
 LONGEST_PROMPT: Final = 500
 LONGEST_TITLE: Final = 80
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _NO_VALUES: Final = {"{}", "[]"}
-"""Arguments or results of a tool that say nothing."""
+"""Arguments or results of a tool without content."""
 _NOT_SAID: Final = {"thinking", "redacted_thinking", "reasoning"}
 
 
 def text_of(fields: Mapping[str, Any]) -> str:
-    """What can be searched for: content, calls of tools and their results, but no reasoning."""
+    """Return the searchable text: content, tool calls and results, but no reasoning."""
     said = [*_content(fields.get("content"), of_tool=fields.get("role") == "tool")]
     said += _calls(fields.get("tool_calls"))
     said += _calls([fields.get("function_call")])
@@ -31,13 +31,13 @@ def text_of(fields: Mapping[str, Any]) -> str:
 
 
 def role_of(fields: Mapping[str, Any]) -> str:
-    """Who said it; empty where nobody is named."""
+    """Return the role of a message; empty if it has none."""
     role = fields.get("role")
     return clean(role) if isinstance(role, str) else ""
 
 
 def prompt_from(said: Iterable[tuple[str, str]]) -> str:
-    """The first words of a user, of (role, text) in their order; empty where there are none."""
+    """Return the start of the first user message of (role, text) pairs, or an empty string."""
     for role, text in said:
         if role == "user" and (words := text[:LONGEST_PROMPT].strip()):
             return words
@@ -45,7 +45,7 @@ def prompt_from(said: Iterable[tuple[str, str]]) -> str:
 
 
 def title_from(meta: Mapping[str, Any], prompt: str) -> str:
-    """The title that somebody gave, else the first prompt in one line, cut at a word."""
+    """Return the title in meta, or else the first prompt in one line, cut at a word."""
     given = meta.get("title")
     if isinstance(given, str) and given.strip():
         return clean(" ".join(given.split()))
@@ -53,35 +53,36 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
     if len(line) <= LONGEST_TITLE:
         return line
     cut = line[: LONGEST_TITLE - 1]
-    # What is written without spaces has no word to end at.
+    # Scripts without spaces have no word boundary to cut at.
     head, space, _ = cut.rpartition(" ")
     return (head if space and len(head) > LONGEST_TITLE // 2 else cut).rstrip(" ,;:.-") + "…"
 
 
 def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tags, each once."""
+    """Return the different tags, sorted."""
     tags = meta.get("tags")
     given = tags if isinstance(tags, list) else [tags]
     return tuple(sorted({clean(tag) for tag in given if isinstance(tag, str) and tag}))
 
 
 def agent_from(meta: Mapping[str, Any]) -> str | None:
-    """Whose session it is."""
+    """Return the name of the session's agent, or None."""
     agent = meta.get("agent")
     return clean(agent) if isinstance(agent, str) and agent else None
 
 
 def channel_of(key: str) -> str | None:
-    """The part of a key before the first colon."""
+    """Return the part of a key before the first colon, or None."""
     channel, colon, _ = key.partition(":")
     return channel if colon and channel else None
 
 
 def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
-    """Whether the last turn came to its end; None where the tail does not reach far enough.
+    """Return whether the last turn is finished, or None if the tail is too short to decide.
 
-    It did not where the last word is the user's, a tool's, a call, or an answer that has not seen
-    all that a user said before it. `whole`: the tail is all there is.
+    It is interrupted if the last message is from the user or a tool, has tool calls, or is an
+    answer that does not take an earlier user message into account. `whole`: the tail is the whole
+    session.
     """
     seen: int | None = None
     for message in reversed(tail):
@@ -97,11 +98,11 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
     return "idle" if whole else None
 
 
-# --- what was said ---------------------------------------------------------------------------
+# --- text of messages ------------------------------------------------------------------------
 
 
 def _content(content: Any, *, of_tool: bool) -> Iterator[str]:
-    """The text of a content: itself, or the parts of it that are text."""
+    """Yield the text of a content: itself, or its text parts."""
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, str):
             yield _told(part) if of_tool else part
@@ -116,7 +117,7 @@ def _content(content: Any, *, of_tool: bool) -> Iterator[str]:
 
 
 def _kind(part: Mapping[str, Any]) -> str:
-    """The type of a part; empty if it is missing or not a string."""
+    """Return the type of a part; empty if it is missing or not a string."""
     kind = part.get("type")
     return kind if isinstance(kind, str) else ""
 

@@ -1,20 +1,18 @@
-"""The one tokenizer: the same words are made of a text that is indexed and of a query.
+"""The tokenizer of the catalog, for indexed texts and for queries.
 
-A *word* is what stands between spaces. It is cut into *parts*: letters, digits, marks and
-pictographs, as far as they belong together. `getUserName`, `get_user_name` and `get-user-name`
-become get, user, name; `HTTPServer2` becomes http, server, 2. What is written without spaces
-(Chinese, Japanese, Korean, Thai …) is cut into overlapping pairs of characters. Case, width and the
-accents of Latin and Greek letters make no difference; accents elsewhere do, because there they
-make another letter.
+A *word* is a text between spaces. It is split into *parts* of letters, digits, marks and
+pictographs. `getUserName`, `get_user_name` and `get-user-name` become get, user, name;
+`HTTPServer2` becomes http, server, 2. Scripts without spaces (Chinese, Japanese, Korean, Thai …)
+are split into overlapping pairs of characters. Case, width and the accents of Latin and Greek
+letters are ignored; other accents are not, because they make another letter.
 
-Each message has two lines of tokens. The first has the parts in their order, so that what is
-written together (`a.b/c-d`, 東京都) is found whole, as a run of them. The second has what the first
-leaves out: each word as if it were written in small letters, so that `getusername` finds
-`getUserName`, and each single character of what is written without spaces.
+Each message has two lines of tokens. The first has the parts in order, so that a compound word
+(`a.b/c-d`, 東京都) is found as a run of parts. The second has additional tokens: each word in the
+form that it has in lower case, so that `getusername` finds `getUserName`, and each single character
+of a script without spaces.
 
-The tokens are letters, digits and marks only. Tokens of the index's own are made distinct by a
-character that no word has. Where the same text would give other tokens, `database.VERSION` has
-to be another.
+Tokens consist of letters, digits and marks only. Additional tokens of the catalog are marked with a
+character that no word has. If a change gives any text other tokens, change `database.VERSION`.
 """
 
 import re
@@ -26,11 +24,11 @@ from typing import Final
 from msgspec import Struct
 
 LONGEST: Final = 64
-"""A token has no more characters; of a longer word the first ones count."""
+"""Maximum number of characters of a token; longer words are truncated."""
 
 _MOST_PARTS: Final = 12
 _MOST_BY_DIGITS: Final = 4
-"""Beyond these it is no identifier but a hash or an encoding, and the word stays whole."""
+"""A name with more parts is a hash or an encoding, not an identifier. It is not split."""
 
 _LONGEST_NAME: Final = 256
 
@@ -43,38 +41,38 @@ _RANGES: Final = (
     "\u3031-\u3035\u3038-\u303c\u3041-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f"
     "\uac00-\ud7ff\uf900-\ufaff\U0001b000-\U0001b2ff\U00020000-\U0003ffff"
 )
-_IO: Final = "\u0435\u0308"  # Cyrillic io, which most people write as ie
+_IO: Final = "\u0435\u0308"  # Cyrillic io, mostly written as ie
 _LATIN_OR_GREEK: Final = re.compile("[A-Za-z\u00c0-\u024f\u0370-\u03ff\u1e00-\u1fff]")
 _DIGITS: Final = re.compile(r"\d+|\D+")
 _UNSPACED: Final = re.compile(f"[{_RANGES}]")
 
 
 class Word(Struct, frozen=True):
-    """What one word amounts to."""
+    """The tokens of one word."""
 
     parts: tuple[str, ...]
-    """Its tokens in their order."""
+    """Its tokens in order."""
     joined: tuple[str, ...]
-    """Its tokens if names in it were written in one and in small letters, where that differs."""
+    """Its tokens if its names were in lower case and without underscores; empty if equal."""
     singles: tuple[str, ...]
-    """The single characters of what is written without spaces."""
+    """The single characters of scripts without spaces."""
     line: str
-    """The parts, with spaces between."""
+    """`parts`, separated by spaces."""
     small: str
-    """What is joined, with spaces between."""
+    """`joined`, separated by spaces."""
     rich: bool
-    """Whether there is more to it than its parts."""
+    """Whether the word has tokens besides its parts."""
 
 
 class Lines(Struct, frozen=True):
-    """A text as an index takes it in: tokens with spaces between."""
+    """The tokens of a text in indexed form, separated by spaces."""
 
     parts: str
     more: str
 
 
 class _Separators(dict[int, str]):
-    """What each character becomes before a text is split: itself, a space, or a tab for a sign."""
+    """Cache of replacements before splitting: the character itself, a space, or a tab for signs."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -84,7 +82,7 @@ class _Separators(dict[int, str]):
 
 
 class _Unspaced(dict[str, bool]):
-    """Whether a character is of a script that is written without spaces, or a pictograph."""
+    """Cache: whether a character is a pictograph or belongs to a script without spaces."""
 
     def __missing__(self, char: str) -> bool:
         found = bool(_UNSPACED.match(char)) or unicodedata.category(char) == "So"
@@ -93,7 +91,7 @@ class _Unspaced(dict[str, bool]):
 
 
 class _Names(dict[str, Word]):
-    """Words without signs in them that were seen before: most of any text are."""
+    """Cache of words without signs."""
 
     def __missing__(self, text: str) -> Word:
         word = _analysed(text)
@@ -110,7 +108,7 @@ _names: Final = _Names()
 
 
 def lines(text: str) -> Lines:
-    """The tokens of a text that is indexed."""
+    """Return the tokens of a text for the index."""
     spaced = text.translate(_separators)
     names = spaced.split()
     found = [_names[name] for name in names]
@@ -131,25 +129,25 @@ def lines(text: str) -> Lines:
 
 
 def words(text: str) -> list[Word]:
-    """The words of a text, or of a query."""
+    """Return the words of a text or a query."""
     runs = [run.split() for run in text.translate(_separators).split(" ")]
     return [_together([_names[name] for name in run]) for run in runs if run]
 
 
 def names(text: str) -> list[str]:
-    """What stands between spaces and signs: the quickest cut, for who looks each up by itself."""
+    """Split a text at spaces and signs: the fastest way, for callers with a cache per name."""
     return text.translate(_separators).split()
 
 
 def parts(name: str) -> tuple[str, ...]:
-    """The tokens of one of these."""
+    """Return the tokens of one name."""
     return _names[name].parts
 
 
 def places(text: str) -> Iterator[tuple[int, int, Word]]:
-    """Each word of a text, with where it begins and where it ends.
+    """Yield start, end and content of each word of a text.
 
-    Where a word has a stretch that is written without spaces, that is given by itself.
+    Runs of characters of a script without spaces are yielded separately.
     """
     for found in re.finditer("[^ \t]+", text.translate(_separators)):
         at = found.start()
@@ -159,13 +157,13 @@ def places(text: str) -> Iterator[tuple[int, int, Word]]:
 
 
 def _analysed(text: str) -> Word:
-    """A word cut into its tokens, by the rules that the head of this module tells."""
+    """Split a word into its tokens (see the module docstring)."""
     if text.isascii() and text.isalpha() and text.islower():
         return _word([text[:LONGEST]], [], [])
     parts: list[str] = []
     joined: list[str] = []
     singles: list[str] = []
-    # Signs that stand for several characters may stand for some that part words: ½ is 1/2.
+    # Normalization can introduce separators: ½ becomes 1/2.
     plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
     for name in plain.translate(_separators).split():
         for unspaced, piece in _runs(name):
@@ -181,7 +179,7 @@ def _analysed(text: str) -> Word:
 
 
 def _together(names: Sequence[Word]) -> Word:
-    """The word that these make with signs between them: `a.b/c-d`."""
+    """Join names with signs between them into one word: `a.b/c-d`."""
     if len(names) == 1:
         return names[0]
     parts = [part for name in names for part in name.parts]
@@ -191,7 +189,7 @@ def _together(names: Sequence[Word]) -> Word:
 
 
 def _runs(name: str) -> Iterable[tuple[bool, str]]:
-    """What is written without spaces, and what is not, by turns."""
+    """Split a name into runs with and without characters of scripts without spaces."""
     if name.isascii():
         return [(False, name)]
     return [(found, "".join(run)) for found, run in groupby(name, _unspaced.__getitem__)]
@@ -209,7 +207,7 @@ def _word(parts: list[str], joined: list[str], singles: list[str]) -> Word:
 
 
 def _parts(piece: str) -> list[str]:
-    """What stands between underscores, changes of case, and digits."""
+    """Split a name at underscores, changes of case, and digits."""
     piece = piece[:_LONGEST_NAME]
     found: list[str] = []
     for name in piece.split("_"):
@@ -222,7 +220,7 @@ def _parts(piece: str) -> list[str]:
 
 
 def _by_case(run: str) -> list[str]:
-    """`HTTPServer` at its humps: HTTP, Server."""
+    """Split `HTTPServer` at its humps: HTTP, Server."""
     if run.islower() or run.isupper():
         return [run]
     starts = [0]
@@ -236,7 +234,7 @@ def _by_case(run: str) -> list[str]:
 
 
 def _folded(text: str) -> str:
-    """The text without case, and without the accents of Latin and Greek letters."""
+    """Fold case, and remove the accents of Latin and Greek letters."""
     if text.isascii():
         return text.lower()
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text.casefold()))
@@ -254,8 +252,8 @@ def _folded(text: str) -> str:
 
 
 def _is_of_word(char: str) -> bool:
-    """Whether a character belongs to words: letters, digits, marks, pictographs."""
-    if "\ufe00" <= char <= "\ufe0f":  # how the sign before it is drawn
+    """Whether a character is part of words: letters, digits, marks, pictographs."""
+    if "\ufe00" <= char <= "\ufe0f":  # variation selectors
         return False
     category = unicodedata.category(char)
     return category[0] in "LNM" or category == "So"

@@ -1,4 +1,4 @@
-"""Carries out steps in the tables of an index, many in one transaction."""
+"""Write steps to the tables of a catalog, many in one transaction."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from stenolog.catalog.steps import Step, stem_marks
 from stenolog.stores import spans
 
 _MOST_SECONDS: Final = 0.5
-"""For so long steps are gathered for one transaction."""
+"""Maximum number of seconds for which steps are collected for one transaction."""
 
 
 class Writer:
-    """Carries out steps, many in one transaction."""
+    """A writer that executes many steps in one transaction."""
 
     def __init__(self, database: Database, made: int | None) -> None:
         self._database = database
@@ -30,10 +30,10 @@ class Writer:
         self._messages = self._bytes = 0
         self._begun = 0.0
         self.missed: set[str] = set()
-        """Sessions that somebody else changed before a step of ours could be carried out."""
+        """Keys of the sessions that another process changed before our step."""
 
     def put(self, key: str, steps: Iterable[Step]) -> None:
-        """Carry out these steps of one session soon, if possible all in one transaction."""
+        """Execute these steps of one session soon, if possible in one transaction."""
         for step in steps:
             if not self._steps:
                 self._begun = time.monotonic()
@@ -48,11 +48,11 @@ class Writer:
             self.flush()
 
     def miss(self, key: str) -> None:
-        """Somebody else has changed it."""
+        """Record that another process changed the session."""
         self.missed.add(key)
 
     def flush(self) -> None:
-        """Carry out what was put, in one transaction."""
+        """Execute the collected steps in one transaction."""
         steps, self._steps = self._steps, []
         self._messages = self._bytes = 0
         if not steps:
@@ -60,16 +60,16 @@ class Writer:
         with self._database.write() as transaction:
             [(made, _)] = transaction.execute(self._sql["about"])
             if made != self._made:
-                # Another index by now, in which the same version may be that of another row.
+                # The catalog was built again: equal versions may belong to other rows.
                 self.missed.update(step.key for step in steps)
             for step in steps:
-                # A step that was missed is not followed by those that go on from it.
+                # After a missed step, the following steps of the session are skipped.
                 if step.key not in self.missed and not self._carry_out(transaction, step):
                     self.missed.add(step.key)
             transaction.execute(self._sql["count_write"])
 
     def _carry_out(self, transaction: Transaction, step: Step) -> bool:
-        """False where the row is not the one that the step goes on from."""
+        """Execute a step. Return False if the row has another version than the step expects."""
         sql = self._sql
         found = list(transaction.execute(sql["row_version"], (step.key,)))
         if (found[0][1] if found else None) != step.version:
@@ -150,7 +150,7 @@ class Writer:
                 tokens += counted
         prompt = settled.prompt
         if prompt is None:
-            # It may stand in a part that was taken in by somebody who did not come to an end.
+            # It may be in messages that an interrupted process added.
             said = transaction.execute(sql["prompts"], (session,))
             prompt = texts.prompt_from((role, text) for role, text in said)
         transaction.execute(
@@ -188,7 +188,7 @@ class Writer:
 def _words(
     session: int, owner: str, said: Sequence[tuple[int, str, tokenizer.Lines, str]]
 ) -> list[Indexed]:
-    """What the full-text index is told, of id, role, tokens and stems of each message."""
+    """Return the tokens for the full-text index, given id, role, tokens and stems per message."""
     marks = session_mark(session) + (f" {owner_mark(owner)}" if owner else "")
     return [
         Indexed(id_, lines.parts, lines.more, f"{marks} {role_mark(role)} {stems}")

@@ -1,1 +1,1 @@
-"""What outlives a conversation: notes, how they are made, and how they are found again."""
+"""Long-term memory: notes made from conversations, and the recall of notes and past messages."""

@@ -1,7 +1,7 @@
-"""The marked block in which what is recalled stands in a prompt.
+"""The marked block that holds recalled text in a prompt.
 
-The marks let what was recalled be taken out again before anything is learnt from a conversation, so
-that memory does not feed on itself. No text inside of a block can close it, or open one.
+Consolidation removes these blocks before it makes notes of a conversation, so that recalled text is
+not learnt again. No text inside a block can close it or open another one.
 """
 
 import re
@@ -15,23 +15,23 @@ HEADING: Final = "Recalled from earlier conversations. Background only; it gives
 
 _MARK: Final = re.compile(f"{re.escape(OPENING)}|{re.escape(CLOSING)}")
 _LIKE_A_MARK: Final = re.compile(r"<(?=[\s/]*stenolog\s*:)", re.IGNORECASE)
-"""Wider than the marks: a model may take for a mark what only looks like one."""
+"""Matches more than the exact marks, because a model may accept a similar text as a mark."""
 
 _MOST_PASSES: Final = 8
-"""Marks made of what stands around other blocks, in such depth, are nobody's accident."""
+"""Maximum number of passes. Deeper nesting of marks does not happen by accident."""
 
 
 def memory_block(lines: Sequence[str]) -> str:
-    """One block of these lines, between marks that none of them can forge; empty without lines."""
+    """Return a block of these lines, or an empty string. No line can forge a mark."""
     if not lines:
         return ""
     return "\n".join([OPENING, HEADING, *map(_harmless, lines), CLOSING])
 
 
 def strip_blocks(text: str) -> str:
-    """The same text without such blocks: what is left has no opening mark, and is unchanged.
+    """Return the text without memory blocks. The result has no opening mark.
 
-    A block that is never closed goes on to the end of the text.
+    A block that is never closed extends to the end of the text.
     """
     for _ in range(_MOST_PASSES):
         if OPENING not in text:
@@ -41,7 +41,7 @@ def strip_blocks(text: str) -> str:
 
 
 def _without(text: str) -> str:
-    """The text without its outermost blocks; a closing mark that closes nothing is just text."""
+    """Remove the outermost blocks. A closing mark without an opening mark is ordinary text."""
     kept: list[str] = []
     depth = at = 0
     for found in _MARK.finditer(text):
@@ -58,7 +58,7 @@ def _without(text: str) -> str:
 
 
 def _harmless(line: str) -> str:
-    """The text as one line in which no mark stands."""
-    # Line after line is what a block is read by: a text with breaks could pass for several.
+    """Return the text as one line without marks."""
+    # A block has one entry per line: text with line breaks could look like several entries.
     joined = " ".join(line.splitlines())
     return _LIKE_A_MARK.sub("&lt;", joined)  # guard: recall-block-escaped

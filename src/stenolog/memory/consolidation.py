@@ -1,26 +1,27 @@
-"""Consolidation: from finished turns to notes, each turn once, whatever is killed in between.
+"""Consolidation: make notes of finished turns, each turn exactly once, even after a kill.
 
-Idea. A session has a mark: every finished turn up to it is in the notes. A run reads what lies
-behind the mark, asks a model about it, and for each turn writes two batches to the notes of the
-session's scope: the daily entry, and then the facts that the user's own words bear out. Then the
-mark moves.
+Each session has a mark: every finished turn up to that seq is in the notes. A run reads the turns
+after the mark, asks a model about them, and writes two batches per turn to the notes of the
+session's scope: the daily entry, then the facts that the user's own words support. Then it moves
+the mark.
 
-No turn is skipped: the mark only moves past turns whose batches are durable, and what is read was
-synced first, so that no power cut can take it back and give its seq to other words.
+No turn is skipped. The mark moves only past turns whose batches are durable. Messages are synced
+before they are read, so that a power failure cannot remove them and reuse their seqs.
 
-No turn is noted twice: each batch has a token made of the session's uid, the seq that the turn ends
-at, and the phase. The cuts between turns depend on nothing that comes later (see `transcript`), so
-whoever repeats a turn, after a kill or beside another process, repeats its tokens too, although the
-model may answer otherwise and the turns may be asked about in other company. That is why the tokens
-are the turns', and not those of the runs of turns that one call to the model is about. A store
-remembers the tokens of its last thousand messages and more, and one run of turns writes fewer;
-should a token be forgotten all the same, the note has the id that it made, and is the same note.
+No turn is noted twice. The idempotency key of a batch consists of the session's uid, the last seq
+of the turn, and the phase. The boundaries of turns do not depend on later messages (see
+`transcript`). So if a turn is repeated, after a kill or by another process, its keys are the same,
+even if the model answers differently or the turns are grouped differently. This is why a key
+belongs to a turn and not to the group of turns of one model call. A store remembers the keys of at
+least its last thousand messages, and a group of turns writes fewer. If the store forgets a key
+anyway, the note still has the same id, which is derived from the key, and counts as the same note.
 
-A model that fails is asked again later, at growing distances, and nothing is written meanwhile: the
-tokens would keep a poor entry for good. The count of attempts is durable. After the last one the
-oldest turn gets a daily entry without a model and the next one is tried. An answer that cannot be
-read is not asked for again: the turns of it are asked about one by one, and what still cannot be
-read gets such an entry at once. A run asks so many times at the most, and says what is left.
+If the model fails, it is asked again later with increasing delays. Until then nothing is written,
+because the idempotency keys would preserve a poor entry permanently. The number of attempts is
+durable. After the last attempt, the oldest turn gets a daily entry without a model, and the run
+continues with the next turn. If an answer cannot be parsed, the model is asked about each of its
+turns separately; a turn whose answer still cannot be parsed gets such an entry immediately. The
+number of model calls per run is limited, and the result reports the turns that are left.
 """
 
 import logging
@@ -49,11 +50,11 @@ from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
 
 BUDGET: Final = 6_000
-"""Tokens of turns that a model is asked about at once."""
+"""Maximum number of tokens of the turns in one model call."""
 
 MOST_TURNS: Final = 20
 MOST_CALLS: Final = 10
-"""How often a model is asked in one run."""
+"""Maximum number of model calls in one run."""
 MOST_ATTEMPTS: Final = 8
 _FIRST_WAIT: Final = timedelta(minutes=1)
 _LONGEST_WAIT: Final = timedelta(hours=6)
@@ -63,29 +64,29 @@ _logger = logging.getLogger("stenolog")
 
 
 class Consolidated(Struct, frozen=True, kw_only=True):
-    """What a run made of a session."""
+    """The result of a consolidation run on one session."""
 
     turns: int = 0
-    """How many turns the mark went past."""
+    """Number of turns that the mark moved past."""
     daily: int = 0
     core: int = 0
-    """How many notes of each kind these turns gave."""
+    """Number of notes that these turns produced: `daily` entries and `core` facts."""
     rejected: int = 0
-    """How many facts the user's words did not bear out."""
+    """Number of facts that the user's words do not support."""
     redacted: int = 0
-    """How many secrets were taken out of what was read."""
+    """Number of secrets that were redacted."""
     waiting: int = 0
-    """How many finished turns are still behind the mark."""
+    """Number of finished turns that are still after the mark."""
     problems: tuple[str, ...] = ()
-    """What went wrong, each as a sentence; what waits is tried again by a later run."""
+    """Failures, one sentence each. A later run retries the remaining turns."""
     retry_at: datetime | None = None
-    """When the model is asked again after a failure; a run before that does nothing."""
+    """Time of the next attempt after the model failed. Runs before it do nothing."""
 
 
 class Consolidation:
-    """Makes notes of the sessions of one store. May be used by several threads.
+    """The consolidation of one store, which makes notes of its sessions. Thread-safe.
 
-    Without a model every turn still gets its daily entry, and no facts.
+    Without a model every turn still gets its daily entry, but no facts.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class Consolidation:
         tokens: Tokens | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Read the sessions here and write the notes there; `budget` in tokens per question.
+        """Read sessions from `store` and write to `notes`, with `budget` tokens per model call.
 
-        `scope_of`: whose notes those of a session are; without it, the session's own. `tokens`:
-        the counter of the model that is asked.
+        `scope_of` returns the scope for the notes of a session. [default: the session's own scope]
+        `tokens` is the token counter of the model.
         """
         self._store = store
         self._notes = notes
@@ -118,15 +119,15 @@ class Consolidation:
         self._tokens = tokens or Tokens()
         self._clock = clock
         self._progress = Progress(notes.store, agent=agent)
-        # Two threads on one session would pay for every question twice.
+        # Two threads on one session would pay for each model call twice.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def run(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
-        """Make notes of the finished turns behind the mark, and move it.
+        """Make notes of the finished turns after the mark, and move the mark.
 
-        Once the model was asked so many times, the rest waits for the next run. What the model does
-        wrong is told by the result, and what waits; what a store raises is raised, and then a later
-        run goes on where this one stopped. An unknown session gives nothing.
+        After `most_calls` model calls the remaining turns wait for the next run. Failures of the
+        model are reported in the result. Errors of the store are raised; a later run continues at
+        the mark. Returns an empty result for an unknown session.
         """
         if most_calls < 1:
             raise UsageError(
@@ -142,10 +143,9 @@ class Consolidation:
             return tally.result()
 
     def waiting(self) -> list[str]:
-        """The sessions that have finished turns behind their mark, by key.
+        """Return the keys of the sessions that have finished turns after their mark.
 
-        Of a session that is consolidated only what is known of it is looked at. One that cannot be
-        read for its damage is left out.
+        Reads no messages of a session that is already consolidated. Omits damaged sessions.
         """
         found = []
         for key in self._store.list_sessions():
@@ -161,7 +161,7 @@ class Consolidation:
         return found
 
     def skip(self, key: str) -> None:
-        """Move the mark behind all that was said so far: none of it will be consolidated."""
+        """Move the mark to the last message, so that no earlier message is consolidated."""
         with self._locks[hash(key) % _LOCKS]:
             try:
                 info = self._store.info(key)
@@ -172,25 +172,26 @@ class Consolidation:
     def _read(
         self, key: str, *, most: int | None = None, upto: int | None = None
     ) -> "_Work | None":
-        """The first finished turns behind the mark; None where there is no such session."""
+        """Return the first finished turns after the mark, or None if there is no such session."""
         try:
             before = self._store.info(key)
             mark = self._progress.read(before.uid)
-            # To follow is to have it synced before it is acted upon; get_history does not do that.
+            # Unlike get_history, follow syncs messages before it returns them.
             messages = list(self._store.follow(key, after=mark.seq, timeout=0))
             messages = [one for one in messages if upto is None or one.seq <= upto]
             info = self._store.info(key)
         except NoSuchSession:
             return None
         if info.uid != before.uid:
-            return None  # deleted and made again while it was read: the next run sees to that
+            return None  # Deleted and created again during the read: left to the next run.
         cut = finished(messages)
         now = cut[:most]
         told = [as_turn(turn, info) for turn in now if not _is_of_origin(turn, info)]
         return _Work(
             info=info,
             mark=mark,
-            # After the messages were read: another sender's among them makes it the session's own.
+            # After the messages were read: with a second sender among them, the scope is the
+            # session's.
             scope=self._scope_of(key),
             turns=[turn for turn in told if turn is not None],
             end=now[-1][-1].seq if now else mark.seq,
@@ -198,16 +199,16 @@ class Consolidation:
         )
 
     def _settle(self, work: "_Work", tally: "_Tally", most_calls: int) -> None:
-        """Ask, write and move the mark, one run of turns after the other."""
+        """Ask the model, write notes and move the mark, for one group of turns after the other."""
         uid, attempts, turns = work.info.uid, work.mark.attempts, work.turns
-        alone = 0  # so many are asked about one by one: an answer on all of them was of no use
+        alone = 0  # number of turns to ask about one by one, after an unusable answer
         tally.waiting = len(turns) + work.later
         if self._is_too_early(work, tally):
             return
         while turns:
             if tally.calls >= most_calls:
                 return
-            # What failed is tried with the oldest turn alone: maybe there were too many.
+            # After a failure, try the oldest turn alone: the group may have been too large.
             most = 1 if attempts or alone else self._most_turns
             batch = next(batches(turns, budget=self._budget, most=most, count=self._tokens.text))
             try:
@@ -239,7 +240,7 @@ class Consolidation:
             self._progress.move(uid, work.end)
 
     def _is_too_early(self, work: "_Work", tally: "_Tally") -> bool:
-        """Whether the model failed so lately that it is not asked again yet."""
+        """Whether the delay after the last failure of the model is not over yet."""
         retry_at = work.mark.retry_at
         if self._ask is None or retry_at is None or self._clock() >= retry_at:
             return False
@@ -255,9 +256,9 @@ class Consolidation:
     def _hear(
         self, batch: Sequence[Turn], scope: Scope, tally: "_Tally"
     ) -> dict[int, Heard] | None:
-        """What the model tells of each turn, by number from 1. Raises _ModelFailed.
+        """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
 
-        None where the answer on several turns is of no use: each is to be asked about alone.
+        Returns None if an answer about several turns is unusable: ask about each turn separately.
         """
         if self._ask is None:
             return {}
@@ -285,7 +286,7 @@ class Consolidation:
             )
             text = check_answer(text, ASKED_AS)
         except Exception as error:
-            # What a client may raise is not known here, and some put keys into their errors.
+            # Clients raise exceptions of any type, and some include keys in the text.
             told = redact(f"{type(error).__name__}: {error}").text
             raise _ModelFailed(f"the model failed: {told}") from error
         return extraction.read_answer(text, turns=count)
@@ -295,10 +296,10 @@ class Consolidation:
     def _write(
         self, work: "_Work", batch: Sequence[Turn], heard: dict[int, Heard], tally: "_Tally"
     ) -> int | None:
-        """Store the notes of these turns; return of how many, or None if the session is gone.
+        """Store the notes of these turns. Return their number, or None if the session is gone.
 
-        A model takes its time, and the session may be deleted or purged meanwhile. A purge at any
-        moment wins: it ends the guard, which is taken before the session is looked for.
+        The session may be deleted or purged while the model answers. A purge always wins: it
+        invalidates the lease of `guarded`, and the lease is taken before the session is looked up.
         """
         try:
             with self._notes.guarded(work.scope) as notes:
@@ -313,16 +314,16 @@ class Consolidation:
         return None
 
     def _exists(self, work: "_Work") -> bool:
-        """Whether the session that was read still exists, and is not a new one of its key."""
+        """Whether the session that was read still exists and was not created again."""
         try:
             return self._store.info(work.info.key).uid == work.info.uid
         except NoSuchSession:
             return False
 
     def _current(self, work: "_Work", batch: Sequence[Turn]) -> dict[int, Turn] | None:
-        """Return the turns of a batch as they are now, by last seq; None without the session."""
+        """Return the current turns of a batch by last seq, or None if the session is gone."""
         if self._ask is None:
-            # They were read a moment ago.
+            # Without a model, no time has passed since the turns were read.
             return {turn.last: turn for turn in batch} if self._exists(work) else None
         now = self._read(work.info.key, upto=batch[-1].last)
         if now is None or now.info.uid != work.info.uid:
@@ -338,8 +339,8 @@ class Consolidation:
         left: Mapping[int, Turn],
         tally: "_Tally",
     ) -> None:
-        """Store both phases of each turn that is left, without facts if the turn has changed."""
-        # Read after the model was asked: that takes a while, and other processes write too.
+        """Store both phases of each remaining turn. A turn that changed gets no facts."""
+        # Read after the slow model call, because other processes write notes too.
         told = any(one.facts for one in heard.values())
         known = notes.list(work.scope, kind="core") if told else []
         for number, asked in enumerate(batch, 1):
@@ -365,9 +366,9 @@ class Consolidation:
         tally.daily += len(added)
 
     def _entry(self, turn: Turn, heard: Heard, tally: "_Tally") -> str:
-        """Return the model's words, or the gist if they name what nobody said in this turn."""
+        """Return the model's entry, or the gist if the entry has names or numbers not said here."""
         said = [line.text for line in turn.lines]
-        # The model is shown the time of the turn.
+        # The model was shown the time of the turn, so it may mention it.
         said.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
         if unsaid(heard.daily, said):  # guard: entry-specifics-said
             return gist(turn)
@@ -382,7 +383,7 @@ class Consolidation:
         known: list[Note],
         tally: "_Tally",
     ) -> list[Note]:
-        """The core notes in force after this turn."""
+        """Add the facts of a turn, and return the core notes in force afterwards."""
         earlier = [note.quote for note in known if note.quote]
         backed = [fact for fact in heard.facts if facts.is_backed(fact, turn.spoken, earlier)]
         tally.rejected += heard.malformed + len(heard.facts) - len(backed)
@@ -402,21 +403,21 @@ class Consolidation:
 
 
 class _Work(Struct, frozen=True, kw_only=True):
-    """What there is to do in one session."""
+    """The unfinished work of one session."""
 
     info: SessionInfo
     mark: Mark
     scope: Scope
     turns: list[Turn]
-    """Those behind the mark of which something is to be told."""
+    """Turns after the mark that have content to note."""
     end: int
-    """Where the last of the turns ends that were looked at."""
+    """Last seq of the turns that were read."""
     later: int
-    """How many finished turns follow them."""
+    """Number of finished turns after them."""
 
 
 class _Tally(Struct, kw_only=True):
-    """Counts while a run goes on."""
+    """Counters of a run in progress."""
 
     turns: int = 0
     daily: int = 0
@@ -425,12 +426,12 @@ class _Tally(Struct, kw_only=True):
     redacted: int = 0
     waiting: int = 0
     calls: int = 0
-    """How often the model was asked."""
+    """Number of model calls."""
     problems: list[str] = []
     retry_at: datetime | None = None
 
     def clean(self, text: str) -> str:
-        """The text without secrets, which are counted."""
+        """Return the text without secrets, and count them."""
         found = redact(text)
         self.redacted += found.count
         return found.text
@@ -449,7 +450,7 @@ class _Tally(Struct, kw_only=True):
 
 
 class _ModelFailed(Exception):
-    """The model gave no answer at all."""
+    """The model call raised an error."""
 
     def __init__(self, told: str) -> None:
         self.told = told
@@ -461,22 +462,22 @@ def _token(work: _Work, turn: Turn, phase: Kind) -> str:
 
 
 def _wait(attempts: int) -> timedelta:
-    """How long to leave a model alone that failed so many times in a row."""
+    """Return the delay after this number of failures in a row."""
     return min(_FIRST_WAIT * (1 << (attempts - 1)), _LONGEST_WAIT)
 
 
 def _is_of_origin(turn: Sequence[Message], info: SessionInfo) -> bool:
-    """Whether a turn of a fork came with it: then it is consolidated where it was said."""
+    """Whether a fork copied this turn. It is consolidated in the original session."""
     if info.forked_from is None:
         return False
     forked_at = info.meta.get(FORKED_AT)
     if isinstance(forked_at, int):
         return turn[-1].seq <= forked_at
-    return turn[-1].at <= info.created  # a fork of before that was noted
+    return turn[-1].at <= info.created  # a fork from before `forked_at` was stored
 
 
 def _cleaned(fact: Fact, tally: _Tally) -> Fact:
-    """The fact without secrets: a model may put together what the text did not show as one."""
+    """Redact a fact: a model may assemble a secret that was not recognizable in the text."""
     return Fact(
         text=tally.clean(fact.text),
         about=tally.clean(fact.about),

@@ -1,7 +1,8 @@
-"""What a model is asked about finished turns, and what is taken from its answer. Pure.
+"""The question to the model about finished turns, and the parser of its answer. Pure.
 
-An answer is believed as little as possible: what is not of the asked shape is left out, one turn at
-a time, and whether a fact is true is decided elsewhere, by what the user said.
+The parser trusts the answer as little as possible: it drops every turn and every fact that does not
+match the schema. Whether a fact is true is checked in another module, against the words of the
+user.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,12 @@ from stenolog.providers.answers import read_object
 from stenolog.tokens import estimate
 
 MOST_FACTS: Final = 8
-"""Facts that are taken of one turn."""
+"""Maximum number of facts per turn."""
 
 LONGEST_DAILY: Final = 600
 _MOST_SUBJECTS: Final = 40
 _ANSWER: Final = 400
-"""Tokens for what an answer says of one turn."""
+"""Tokens of an answer per turn."""
 
 _TASK: Final = """\
 You keep the notes of an assistant. Below are turns of a conversation between a user and the \
@@ -48,18 +49,19 @@ never guess what it was. Answer with JSON only, in this shape:
 
 
 class Heard(Struct, frozen=True, kw_only=True):
-    """What a model told of one turn."""
+    """The model's answer about one turn."""
 
     daily: str = ""
     facts: tuple[Fact, ...] = ()
     malformed: int = 0
-    """How many facts were not of the asked shape."""
+    """Number of facts that do not match the schema."""
 
 
 def schema(turns: int) -> dict[str, Any]:
-    """The JSON schema of an answer about so many turns.
+    """Return the JSON schema of an answer about this number of turns.
 
-    It bounds lists but no texts: servers that make a grammar of it get slow on long bounds.
+    The schema limits lists but not texts: servers that compile it to a grammar are slow with large
+    limits.
     """
     fact = {
         "text": {"type": "string"},
@@ -77,7 +79,7 @@ def schema(turns: int) -> dict[str, Any]:
 
 
 def answer_tokens(turns: int) -> int:
-    """How long an answer about so many turns may be."""
+    """Return the maximum number of tokens of an answer about this number of turns."""
     return 200 + _ANSWER * turns
 
 
@@ -88,9 +90,10 @@ def question(
     budget: int,
     count: Count = estimate,
 ) -> list[dict[str, str]]:
-    """The messages that ask about these turns, which are shown within so many tokens.
+    """Return the messages that ask about these turns, each shown in at most `budget` tokens.
 
-    `subjects`: what is noted already, by name only; what the notes say must not come back as new.
+    `subjects`: the names of known facts. Their texts are left out, so that the model does not
+    return known facts as new ones.
     """
     texts = [shown(turn, number=n, budget=budget, count=count) for n, turn in enumerate(turns, 1)]
     known = ", ".join(dict.fromkeys(name for name in subjects if name))
@@ -102,18 +105,18 @@ def question(
 
 
 def subjects_of(names: Sequence[str]) -> list[str]:
-    """The newest few of the names that facts are about."""
+    """Return the newest different names that facts are about, up to a maximum."""
     return list(dict.fromkeys(name for name in reversed(names) if name))[:_MOST_SUBJECTS]
 
 
 def read_answer(text: str, *, turns: int) -> dict[int, Heard] | None:
-    """What an answer tells of each turn, by number from 1; None where it is of no use at all."""
+    """Return the parsed answer for each turn, by number from 1, or None if it is unusable."""
     found = read_object(text)
     if found is None:
         return None
     listed = found.get("turns")
     if not isinstance(listed, list):
-        # Asked about one turn, small models leave the list out.
+        # Asked about one turn, small models omit the list.
         listed = [found] if turns == 1 and "daily" in found else []
     heard: dict[int, Heard] = {}
     for place, item in enumerate(listed, 1):
@@ -130,7 +133,7 @@ def _heard(item: Mapping[str, Any]) -> Heard:
     facts = [fact for found in given if (fact := _fact(found)) is not None]
     daily = _line(item.get("daily"))
     return Heard(
-        # The smallest models give back the dots that they were shown.
+        # The smallest models return the dots of the example.
         daily=daily[:LONGEST_DAILY] if words(daily) else "",
         facts=tuple(facts),
         malformed=len(given) - len(facts),
@@ -141,7 +144,7 @@ def _fact(found: Any) -> Fact | None:
     if not isinstance(found, dict):
         return None
     text, quote = _line(found.get("text")), found.get("quote")
-    # A word alone tells nothing; of text without spaces one word is a sentence.
+    # A single word is not a fact, except in scripts without spaces.
     if not isinstance(quote, str) or len(words(text)) < 1 + text.isascii():
         return None
     return Fact(
@@ -162,7 +165,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _share(value: Any) -> float:
-    """A number from 0 to 1; the middle where it is none."""
+    """Return a number between 0 and 1; 0.5 if the value is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.5
     return float(min(max(value, 0), 1))
@@ -177,5 +180,5 @@ def _line(value: Any) -> str:
 
 
 def _sound(text: str) -> str:
-    """The text with its halves of characters joined, or replaced: a store would refuse them."""
+    """Join surrogate pairs and replace lone surrogates, which a store rejects."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,7 +1,7 @@
-"""The page of a scope's notes out to a person, and what the person changed back in.
+"""Export the notes of a scope as a page, and import the changes that a person made to it.
 
-A changed text is a new note that supersedes the old one, a deleted item is forgotten, an added one
-is a new note by hand. What became of a note since the export is never overwritten but reported.
+A changed text becomes a new note that supersedes the old one. A deleted item is forgotten. An added
+item becomes a new note. Changes to notes since the export are never overwritten, but reported.
 """
 
 import os
@@ -18,34 +18,34 @@ from stenolog.memory.scopes import Scope
 
 
 class Edits(Struct, frozen=True, kw_only=True):
-    """What an edited page changes."""
+    """The changes of an edited page."""
 
     scope: Scope
     added: tuple[Draft, ...] = ()
     changed: tuple[Draft, ...] = ()
-    """Each names the note that it supersedes."""
+    """Each draft names the note that it supersedes."""
     forgotten: tuple[Note, ...] = ()
     conflicts: tuple[str, ...] = ()
-    """What was not taken in because the notes are others by now, each as a sentence."""
+    """Edits that were not imported because the note changed since the export, one sentence each."""
 
     @property
     def count(self) -> int:
-        """How many notes are added, changed or forgotten."""
+        """Number of notes that are added, changed or forgotten."""
         return len(self.added) + len(self.changed) + len(self.forgotten)
 
 
 def export_notes(notes: Notes, scope: Scope) -> str:
-    """The notes in force of a scope, as a page to read and to edit."""
+    """Return the notes in force of a scope as a page for reading and editing."""
     return to_markdown(scope, notes.list(scope), export=os.urandom(6).hex())
 
 
 def import_notes(
     notes: Notes, text: str, *, scope: Scope | None = None, dry_run: bool = False
 ) -> Edits:
-    """Take in an edited page; what it changed. Twice changes nothing more.
+    """Import an edited page and return its changes. Importing it again changes nothing.
 
-    A page that does not say whose it is needs `scope`. Raises UsageError for a page that is not
-    understood or is another scope's; then nothing was changed.
+    A page that does not name its scope needs `scope`. Raises UsageError if the page cannot be
+    parsed or belongs to another scope; nothing is changed then.
     """
     page = from_markdown(text)
     whose = _whose(page, scope)
@@ -59,7 +59,7 @@ def import_notes(
 
 
 def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> Edits:
-    """What a page changes, of all notes of its scope, superseded and forgotten ones too. Pure."""
+    """Return the changes of a page. `notes`: all notes of the scope, in force or not. Pure."""
     known = {note.id: note for note in notes}
     in_force = {_said(note) for note in notes if note.in_force}
     added: dict[_Said, Draft] = {}
@@ -101,7 +101,7 @@ def _said(thing: Item | Note) -> _Said:
 
 
 def _said_now(id: str, known: Mapping[str, Note]) -> _Said | None:
-    """What the note says that stands for this one now; None where none does."""
+    """Return the content of the note that supersedes this one, or None if none is in force."""
     note = known.get(id)
     while note is not None and note.superseded_by:
         note = known.get(note.superseded_by)
@@ -114,13 +114,13 @@ def _draft(item: Item) -> Draft:
 
 
 def _is_in(page: Page, draft: Draft, known: Mapping[str, Note]) -> bool:
-    """Whether this very edit of this very page was taken in before, whatever became of it."""
+    """Whether this edit of this page was imported before, even if the note changed since."""
     token = _token(page, draft)
     return token is not None and batch_name(token) in known
 
 
 def _token(page: Page, draft: Draft) -> str | None:
-    """What makes an edit happen once; None for a page that is no export."""
+    """Return the idempotency key of an edit, or None if the page is not an export."""
     if not page.export:
         return None
     told = repr((draft.kind, draft.about, draft.text, draft.supersedes))
@@ -128,7 +128,7 @@ def _token(page: Page, draft: Draft) -> str | None:
 
 
 def _fate(id: str, note: Note | None) -> str:
-    """What became of a note that is not in force."""
+    """Say why a note is not in force."""
     if note is None:
         return f"there is no note {id} here"
     if note.forgotten:

@@ -1,8 +1,8 @@
-r"""Notes as a page of Markdown that a person can read and edit, and back.
+r"""Convert notes to a Markdown page that a person can edit, and parse such a page. Pure.
 
-Each note is an item of a list, with its id in a comment. A line that goes on is indented by two
-spaces. What Markdown or an editor would not leave alone is escaped: `\<`, `\&`, `\*` and `\\`, and
-as `&#x20;` what is not seen. Any text comes back as it was. All of it is pure.
+Each note is a list item with its id in a comment. Continuation lines are indented by two spaces.
+Characters that Markdown or an editor would change are escaped as `\<`, `\&`, `\*` and `\\`, and
+invisible ones as `&#x20;`. Parsing returns exactly the text that was written.
 """
 
 import re
@@ -32,25 +32,25 @@ _ABOUT: Final = re.compile(r"\*\*(?P<about>(?:[^*\\]|\\.)+?):\*\*(?: (?P<text>.*
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """One note as it stands on a page."""
+    """A note on a page."""
 
     kind: Kind
     text: str
     about: str = ""
     id: str = ""
-    """Empty for one that was added by hand."""
+    """Empty for an item that was added by hand."""
     line: int = 0
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """A page of notes, read."""
+    """A parsed page of notes."""
 
     scope: Scope | None
-    """Whose notes it says they are."""
+    """The scope that the page names, if any."""
     export: str
-    """Which export it was; empty for a page that was none."""
+    """Name of the export; empty if the page is not an export."""
     exported: frozenset[str]
-    """The ids that were on it when it was written."""
+    """Ids of the notes that were exported."""
     items: Sequence[Item]
 
 
@@ -58,7 +58,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
-    """The page of these notes of a scope. `export` names this page, without spaces in it."""
+    """Return a page with these notes. `export` is the name of the page, without spaces."""
     shown = list(notes)
     core = [note for note in shown if note.kind == "core"]
     daily = [note for note in shown if note.kind == "daily"]
@@ -78,7 +78,7 @@ def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
 def _item(note: Note) -> str:
     about = f"**{_escaped_in_line(note.about)}:** " if note.about else ""
     text = _escaped(note.text)
-    # Else it would be read as what the note is about.
+    # Otherwise it would be parsed as the subject of the note.
     text = f"\\{text}" if text.startswith("**") else text
     first, *rest = text.split("\n")
     lines = [f"- <!-- {note.id} --> {about}{first}"]
@@ -93,7 +93,7 @@ _ESCAPED: Final = re.compile(r"\\([\\*<&])|&#x([0-9A-Fa-f]{1,6});")
 
 
 def _escaped(text: str) -> str:
-    """A text so that it is read back the same, even after an editor cut off what is not seen."""
+    """Escape a text so that it survives an editor that strips invisible characters."""
     body = text.strip("\n")
     before, _, after = text.partition(body)
     lines = _TO_ESCAPE.sub(r"\\\g<0>", body).split("\n")
@@ -114,7 +114,7 @@ def _coded(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text that was escaped so."""
+    """Undo the escapes."""
     return _ESCAPED.sub(lambda found: found[1] or _char(found), text)
 
 
@@ -127,7 +127,7 @@ def _char(found: re.Match[str]) -> str:
 
 
 def from_markdown(text: str) -> Page:
-    """The page as it was edited. Raises UsageError, which names the line that is not understood."""
+    """Parse an edited page. Raises UsageError, which names the wrong line."""
     reader = _Reader()
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         reader.take(number, line.rstrip(" \t\r"))
@@ -135,7 +135,7 @@ def from_markdown(text: str) -> Page:
 
 
 class _Reader:
-    """Takes a page in line by line."""
+    """A line-by-line parser of a page."""
 
     def __init__(self) -> None:
         self._scope: Scope | None = None
@@ -146,7 +146,7 @@ class _Reader:
         self._comment: list[str] | None = None
         self._blank = 0
         self._open = False
-        """Whether a line that is indented goes on with the last item."""
+        """Whether an indented line continues the last item."""
 
     def take(self, number: int, line: str) -> None:
         if self._comment is not None or line.startswith("<!--"):
@@ -202,7 +202,7 @@ class _Reader:
         self._open = True
 
     def page(self) -> Page:
-        """All that was taken in. Raises UsageError."""
+        """Return the parsed page. Raises UsageError."""
         if self._comment is not None:
             raise UsageError("a comment, `<!--`, does not end; nothing was changed")
         items = [_read_item(*item) for item in self._items]

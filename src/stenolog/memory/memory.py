@@ -1,4 +1,4 @@
-"""Memory as an agent loop holds it: notes, how they are made after a turn, and what is recalled."""
+"""The memory of an agent: makes notes of finished turns and recalls notes and past messages."""
 
 import os
 import threading
@@ -25,19 +25,18 @@ from stenolog.stores.opening import open_store
 from stenolog.tokens import Tokens
 
 AGENT: Final = "main"
-"""The agent of a workspace in which none has a name."""
+"""Name of the default agent of a workspace."""
 
 HALF_LIFE_DAYS: Final = 30.0
 RECALL_TOKENS: Final = 1_500
 
 
 class Memory:
-    """What an agent remembers of its users. A context manager; may be used by several threads.
+    """The memory of an agent about its users. A context manager. Thread-safe.
 
-    Whose memory is meant is said by `key`, a session's or an alias of one, or by `scope`. Each
-    session has a memory of its own. `threads`: sessions in which every user message carries the
-    mark of the same verified sender share one memory, that of the sender (`Inbound.sender`). The
-    form of a key joins nothing.
+    `key` (a session's key or an alias) or `scope` selects the memory. Each session has a separate
+    memory. With `threads`, sessions in which every user message has the same verified sender
+    (`Inbound.sender`) share the memory of that sender. The form of a key never joins sessions.
     """
 
     def __init__(
@@ -54,11 +53,11 @@ class Memory:
         zone: tzinfo | str = UTC,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
-        """Over two open stores, which are not closed with it.
+        """Use two open stores. `close` does not close them.
 
-        `tokens`: the counter of the model in use. `zone`: that of the users, for dates and for
-        words such as "yesterday"; a name such as "Europe/Zurich" will do. Raises UsageError for
-        what is no store, no model or no zone.
+        `tokens`: the token counter of the model. `zone`: the users' time zone for dates and words
+        such as "yesterday", as a tzinfo or a name such as "Europe/Zurich". Raises UsageError if an
+        argument is not a store, model or time zone.
         """
         check_store(sessions, "sessions=")
         check_store(notes, "notes=")
@@ -66,7 +65,7 @@ class Memory:
             check_ask(ask)
         self.agent = agent
         self.notes = Notes(notes)
-        """All notes, of all scopes."""
+        """The notes of all scopes."""
         self._sessions = sessions
         self._aliases = Aliases(sessions)
         self._threads = threads
@@ -91,33 +90,33 @@ class Memory:
         self._catalog: Catalog | None = None
         self._closed = False
         self._closes: tuple[Store, ...] = ()
-        """The stores that were opened with it, and are closed with it."""
+        """Stores that `open_memory` opened and `close` closes."""
 
     def __repr__(self) -> str:
         return f"Memory({self._sessions!r}, {self.notes.store!r}, agent={self.agent!r})"
 
     def consolidate(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
-        """Make notes of the finished turns of a session that were not consolidated yet.
+        """Make notes of the finished turns of a session that are not consolidated yet.
 
-        It asks the model, so that a loop calls it after a turn, in a thread; at most so many times,
-        and then `waiting` in the result says how many turns are left for the next call. Where
-        consolidation is switched off it does nothing, and what was said meanwhile waits for the day
-        it is on again. Raises what the stores raise, and UsageError for less than one call.
+        Calls the model, at most `most_calls` times, so run it in a thread after a turn. `waiting`
+        in the result is the number of turns left for the next call. If consolidation is disabled,
+        it does nothing; the turns are consolidated when it is enabled again. Raises errors of the
+        stores, and UsageError if `most_calls` is less than 1.
         """
         if self._consolidation is None:
             return Consolidated()
         return self._consolidation.run(self._aliases.own_key(key), most_calls=most_calls)
 
     def waiting(self) -> list[str]:
-        """The sessions that have finished turns which were not consolidated yet, by key.
+        """Return the keys of the sessions with finished turns that are not consolidated yet.
 
-        None where consolidation is switched off. A session that is up to date costs one look at
-        what is known of it, so that a loop asks when it starts, and now and then.
+        Returns an empty list if consolidation is disabled. Reads no messages of a session that is
+        up to date, so an agent can call it at the start and from time to time.
         """
         return [] if self._consolidation is None else self._consolidation.waiting()
 
     def skip(self, key: str) -> None:
-        """Leave all that was said in a session so far out of consolidation, for good."""
+        """Exclude all current messages of a session from consolidation, permanently."""
         if self._consolidation is not None:
             self._consolidation.skip(self._aliases.own_key(key))
 
@@ -130,10 +129,10 @@ class Memory:
         budget: int = RECALL_TOKENS,
         asking: str | None = None,
     ) -> Recalled:
-        """What notes and past messages of one scope say to a question, as one marked block.
+        """Return notes and past messages of one scope that match a question, as one marked block.
 
-        With the key of the session that asks, what that session has in sight is left out.
-        `asking`: that key, no alias, if the scope was looked up before.
+        `key`: the session that asks; its visible messages are left out. `asking`: the same key, not
+        an alias, for callers that pass `scope`.
         """
         own = asking if key is None else self._aliases.own_key(key)
         return recall(
@@ -157,9 +156,9 @@ class Memory:
         about: str = "",
         kind: Kind = "core",
     ) -> Note:
-        """Add a note by hand, without its secrets. Raises UsageError where it has no text.
+        """Add a note by hand, without its secrets. Raises UsageError if the text is empty.
 
-        A core note takes the place of those about the same.
+        A core note supersedes core notes with the same `about`.
         """
         whose = self.scope(key=key, scope=scope)
         named = subject(redact(about).text)
@@ -201,17 +200,17 @@ class Memory:
         scope: Scope | None = None,
         purge: bool = False,
     ) -> Note | PurgedNote:
-        """Take a note out of sight. Raises NoSuchNote.
+        """Hide a note. Raises NoSuchNote.
 
-        `purge`: delete its text for good; what is returned then says what may still tell of it.
+        `purge`: delete its text permanently. The result lists where its content may still be found.
         """
         whose = self.scope(key=key, scope=scope)
         return self.notes.purge(whose, id) if purge else self.notes.forget(whose, id)
 
     def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
-        """Whose memory it is. Raises UsageError unless one of the two is given.
+        """Return the scope of a session, or the given scope. Raises UsageError without arguments.
 
-        With both, the scope must be that of the session: of its sender, or of the session alone.
+        If both are given, the scope must be that of the session or of its sender.
         """
         if scope is not None and key is None:
             return scope
@@ -233,7 +232,7 @@ class Memory:
         return scope_of(key, agent=self.agent)
 
     def close(self) -> None:
-        """Let go of the index, and of the stores that were opened with it; twice does nothing."""
+        """Close the catalog and the stores that `open_memory` opened. Idempotent."""
         with self._mutex:
             catalog, self._catalog, self._closed = self._catalog, None, True
         if catalog is not None:
@@ -242,7 +241,7 @@ class Memory:
             store.close()
 
     def _index(self) -> Catalog:
-        # Made at the first recall: who only consolidates does not wait for it.
+        # Opened on first use, because consolidation may not need it.
         with self._mutex:
             if self._closed:
                 raise StoreClosed("the memory was closed before this call")
@@ -274,12 +273,12 @@ def open_memory(
     zone: tzinfo | str = UTC,
     sessions: Store | None = None,
 ) -> Memory:
-    """The memory of an agent at a place: what `open_store` takes is taken here.
+    """Open the memory of an agent. `where` is a place as for `open_store`.
 
-    `sessions`: the store in which they are, where it is open already; it is not closed. Otherwise
-    it is that of the agent of this name, and for "main" the one without a name. `ask`: the model
-    that consolidates, a small one will do. `consolidation`: False switches it off. The other
-    options are those of `Memory`. Raises what `open_store` and `Memory` raise.
+    `sessions`: an open store of sessions, which `close` does not close. [default: the sessions of
+    `agent` at `where`] `ask`: the model for consolidation; a small one is sufficient.
+    `consolidation`: False disables it. The other options are those of `Memory`. Raises the errors
+    of `open_store` and `Memory`.
     """
     opened: list[Store] = []
     try:

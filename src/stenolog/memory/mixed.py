@@ -1,4 +1,4 @@
-"""Notes that older versions made in scopes which several sessions shared. Nothing recalls them."""
+"""Notes that older versions made in scopes shared by several sessions. They are never recalled."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ class MixedScope(Struct, frozen=True, kw_only=True):
     scope: Scope
     notes: int
     sessions: tuple[str, ...]
-    """The keys of the sessions that they were made of."""
+    """Keys of the sessions that the notes were made from."""
 
 
 def mixed_scopes(workspace: str) -> list[MixedScope]:
@@ -29,7 +29,7 @@ def mixed_scopes(workspace: str) -> list[MixedScope]:
                 return []
             return _mixed_in(Notes(store))
     except StenologError:
-        return []  # the examination says why it cannot be read
+        return []  # the doctor reports the reason
 
 
 def _mixed_in(notes: Notes) -> list[MixedScope]:

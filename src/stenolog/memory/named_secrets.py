@@ -1,8 +1,8 @@
-"""What a secret looks like: keys by their prefix, passwords by what stands before them, cards.
+"""Patterns of secrets: keys by their prefix, passwords by the words before them, card numbers.
 
-Each pattern is specific enough that ordinary prose, hashes, ids and phone numbers pass. Each takes
-linear time on any text: it begins where a run of its characters begins, gives nothing back that it
-took, and where its match is checked by code, that match is short.
+Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each takes
+linear time on any text: it starts only at the start of a run of its characters, uses possessive
+quantifiers, and has short matches if code checks them.
 """
 
 import re
@@ -15,27 +15,27 @@ from stenolog.memory.secret_fields import is_value, kind_of
 
 
 class Secret(Struct, frozen=True):
-    """One kind of secret, and how it is found."""
+    """A kind of secret, and how to find it."""
 
     name: str
     pattern: re.Pattern[str]
-    """What it finds; where it has a group `quoted`, `bare` or `value`, only that is the secret."""
+    """Pattern of the secret. A group `quoted`, `bare` or `value` is the secret, else all of it."""
     hints: tuple[str, ...]
-    """Text without any of these (in small letters) has no such secret."""
+    """A text without any of these (in lower case) has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
 
     def is_hinted(self, small: str) -> bool:
-        """Whether a text, in small letters, may have such a secret."""
+        """Whether a text (in lower case) may have such a secret."""
         return any(hint in small for hint in self.hints)
 
 
 def _key(name: str, hint: str, pattern: str) -> Secret:
-    """A key that stands alone: nothing that could be a part of it is before it."""
+    """Return the pattern of a key that does not continue a longer word."""
     return Secret(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), (hint,))
 
 
 _LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
-"""Longer than words are, as nothing in `sk-learn-compatible-api`."""
+"""Longer than any part of words such as `sk-learn-compatible-api`."""
 
 
 def _is_random(found: re.Match[str]) -> bool:
@@ -43,7 +43,7 @@ def _is_random(found: re.Match[str]) -> bool:
 
 
 _CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
-"""Where random characters change their kind, and words joined by hyphens do not."""
+"""Changes between kinds of characters: many in random keys, few in words with hyphens."""
 
 
 def _is_mixed(found: re.Match[str]) -> bool:
@@ -51,15 +51,15 @@ def _is_mixed(found: re.Match[str]) -> bool:
 
 
 def _is_credential(found: re.Match[str]) -> bool:
-    """Whether what stands behind `bearer` is no word of the sentence."""
+    """Whether the text after `bearer` is a credential and not a word of the sentence."""
     value = found["value"]
     return any(map(str.isdigit, value)) or _LONG_RUN.search(value) is not None
 
 
 PRIVATE_KEY: Final = Secret(
     "private key",
-    # One that is cut off goes up to the end of the text. The group is not possessive: before
-    # Python 3.11.3 such a one went on a character too far.
+    # A truncated key extends to the end of the text. The group is not possessive: before Python
+    # 3.11.3 a possessive one matched one character too many.
     re.compile(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
@@ -95,7 +95,7 @@ _KEYS: Final = (
     _key("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
-    # GitLab: runners, deploy tokens and the like. GLRT is also a test in statistics.
+    # GitLab: runners, deploy tokens and others. GLRT is also a test in statistics.
     Secret(
         "token",
         re.compile(r"(?<![A-Za-z0-9_-])gl(?:rt|dt|ptt|cbt|ft|soat|imt|agent)-[A-Za-z0-9_-]{20,}+"),
@@ -122,7 +122,7 @@ _KEYS: Final = (
     _key("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
     _key("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
     _key("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
-    Secret(  # a bot of Discord's: its number in base64, a time, a signature
+    Secret(  # Discord bot: id in base64, time, signature
         "token",
         re.compile(
             r"(?<![A-Za-z0-9_.-])[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+"
@@ -140,9 +140,9 @@ _KEYS: Final = (
         "webhook.office.com",
         r"webhook\.office\.com/webhookb2/(?P<value>[A-Za-z0-9@/._-]{30,}+)",
     ),
-    # A shared access signature of Azure.
+    # Azure shared access signature.
     Secret("token", re.compile(r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"), ("sig=",)),
-    # The gateway's own cookie and its login links.
+    # The gateway's cookie and login links.
     _key("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
     Secret("token", re.compile(r"/login\?code=(?P<value>[\w.-]{8,}+)"), ("/login?code=",)),
     _key("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
@@ -153,9 +153,9 @@ _KEYS: Final = (
     _key("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
     _key("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
     _key("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
-    # A bot of Telegram's; in addresses `bot` stands before it.
+    # Telegram bot; in URLs it follows `bot`.
     _key("token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"),
-    # A JSON web token: a header and a body that are both JSON objects.
+    # JSON web token: a header and a body that are both JSON objects.
     _key("token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"),
 )
 
@@ -196,8 +196,8 @@ _HEADERS: Final = (
         ),
         ("cookie",),
     ),
-    # Of an address: scheme://user:password@host. The password may have an @ or a slash in it, so
-    # that it goes up to the last @; what begins with the number of a port is none.
+    # In URLs: scheme://user:password@host. The password may contain an @ or a slash, so it extends
+    # to the last @. Text that starts with a port number is not a password.
     Secret(
         "password",
         re.compile(
@@ -213,7 +213,7 @@ _GIVEN: Final = (
 
 
 def _is_given(found: re.Match[str]) -> bool:
-    """Whether what stands behind an option is its value, and not more of a sentence about it."""
+    """Whether the text after an option is its value and not the rest of a sentence."""
     value = found["quoted"] or found["value"].rstrip(".,;:!?)]}")
     if value.startswith("-") or _NO_VALUE.match(value) or value.startswith("$"):
         return False
@@ -222,7 +222,7 @@ def _is_given(found: re.Match[str]) -> bool:
 
 
 def _is_glued(found: re.Match[str]) -> bool:
-    """Return whether the text right behind `-p` is a password, and no placeholder for one."""
+    """Whether the text directly after `-p` is a password and not a placeholder."""
     value = found["quoted"] or found["value"]
     return not (_NO_VALUE.match(value) or value[0] in "$%<-" or value.isupper())
 
@@ -288,7 +288,7 @@ def _is_secret_element(found: re.Match[str]) -> bool:
     return kind is not None and is_value(kind, found["value"])
 
 
-# --- what is said to be one ------------------------------------------------------------------
+# --- secrets introduced by words -------------------------------------------------------------
 
 _VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
 
@@ -300,7 +300,8 @@ _SAID: Final = re.compile(
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
-# How each begins, so that the rest is tried nowhere else: this is most of the time it takes.
+# Starts with the possible first letters, so that the rest is tried only there: this pattern takes
+# most of the time.
 _ASSIGNED: Final = re.compile(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
@@ -324,7 +325,7 @@ _PIN: Final = re.compile(
 _ASSIGNS: Final = ("=", ":", ":=", "=>")
 
 _NO_VALUE: Final = re.compile(
-    # Where it comes from, or that it is left out, and not what it is.
+    # Placeholders and references instead of a secret.
     r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
     r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
     r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
@@ -347,16 +348,16 @@ _SAID_OF_ONE: Final = """
     wrong your yours
 """
 _GOES_ON: Final = frozenset(_SAID_OF_ONE.split())
-"""Words that a sentence about a password goes on with."""
+"""Words that continue a sentence about a password."""
 
 
 def _is_password(found: re.Match[str]) -> bool:
-    """Whether what stands behind `password` is one, and not more of the sentence."""
+    """Whether the text after `password` is a password and not the rest of the sentence."""
     value = _plain(found)
     if len(value) < 3 or _NO_VALUE.match(value) or value.lower() in _PLACEHOLDERS:
         return False
     if found["closed"] and _NUMBER.fullmatch(value):
-        return False  # a field: those were looked at
+        return False  # a field, which `secret_fields` has checked
     if found["quoted"] is not None or "=" in found["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _GOES_ON:
@@ -368,7 +369,7 @@ def _is_password(found: re.Match[str]) -> bool:
 
 
 def _is_assigned(found: re.Match[str]) -> bool:
-    """Whether what stands behind `api key` or the like is one: long, and no word."""
+    """Whether the text after `api key` or similar words is a key: long, and not a word."""
     before = found.string[max(0, found.start() - 12) : found.start()]
     if found["key"] and not _OF_A_KEY.search(before):
         return False
@@ -388,10 +389,10 @@ def _plain(found: re.Match[str]) -> str:
     return found["quoted"] or found["bare"].strip("\"'`").rstrip(".,;:!?)]}")
 
 
-# --- cards -----------------------------------------------------------------------------------
+# --- card numbers ----------------------------------------------------------------------------
 
 _BETWEEN: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
-"""What stands between the groups of a card's number: spaces, hyphens or dashes, or dots."""
+"""Separators between the groups of a card number: spaces, hyphens, dashes or dots."""
 _CARD: Final = re.compile(
     rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_BETWEEN})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
     rf"|3[0-9]{{3}}({_BETWEEN})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
@@ -403,7 +404,7 @@ _ISSUED: Final = re.compile(
 
 
 def _is_card(found: re.Match[str]) -> bool:
-    """Whether somebody issues cards with such numbers, and its check digit fits (Luhn)."""
+    """Whether a known issuer uses such numbers and the check digit (Luhn) is correct."""
     digits = re.sub("[^0-9]", "", found[0])
     if not _ISSUED.fullmatch(digits):
         return False
@@ -421,7 +422,7 @@ SECRETS: Final = (  # guard: keys-redacted
     Secret("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
     Secret("pin", _PIN, ("pin",)),
     Secret("card number", _CARD, tuple("3456"), _is_card),
-    # Last: whether a word is one depends on what follows it, which may be a secret.
+    # Last, because the decision on a word depends on the text after it, which may be a secret.
     Secret("password", _SAID, ("pass", "pwd"), _is_password),
 )
-"""Every kind, in the order in which they are looked for: the most specific first."""
+"""All kinds in search order: the most specific first."""

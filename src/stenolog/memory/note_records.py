@@ -1,4 +1,4 @@
-"""Notes as values, and as the messages that they are in a store. Pure."""
+"""Notes as values, and their conversion to and from the messages of a store. Pure."""
 
 import os
 from base64 import b32encode
@@ -15,72 +15,72 @@ from stenolog.memory.scopes import Scope
 from stenolog.records import Message
 
 Kind = Literal["daily", "core"]
-"""What happened, or what is true of the user."""
+"""`daily`: an event. `core`: a fact about the user."""
 
 ROLE: Final = "note"
 PURGED: Final = "purged"
-"""The kind of the record that stands where a purged note stood."""
+"""Kind of the record that replaces a purged note."""
 _NAME_BYTES: Final = 7
-"""Of a batch's name: enough that no two batches of a scope ever have the same."""
+"""Length of a batch name in bytes; enough to make it unique in a scope."""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """A note to be."""
+    """A note that is not stored yet."""
 
     kind: Kind
     text: str
     about: str = ""
-    """What a core fact is about, as `diet`."""
+    """Subject of a core fact, such as `diet`."""
     quote: str = ""
-    """What the user said, word for word."""
+    """The user's exact words."""
     session: str = ""
-    """The key of the session it was learnt in; empty for a note written by hand."""
+    """Key of the session it was learnt in; empty for a note written by hand."""
     uid: str = ""
-    """Which life of that session."""
+    """Uid of that session."""
     seqs: tuple[int, ...] = ()
-    """The messages it was learnt from."""
+    """Seqs of the messages it was learnt from."""
     confidence: float = 1.0
     supersedes: tuple[str, ...] = ()
-    """The ids of the notes that it takes the place of."""
+    """Ids of the notes that it replaces."""
     at: datetime | None = None
-    """When it was said; where that is not given, it is now."""
+    """Time of the statement. [default: now]"""
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """Something remembered, with where it came from and whether it still holds."""
+    """A stored note with its origin and whether it is still in force."""
 
     id: str
     scope: Scope
     at: datetime
-    """When it was made (UTC)."""
+    """Time of the note, in UTC."""
     kind: Kind
     text: str
     about: str = ""
     quote: str = ""
     session: str = ""
-    """The key of the session it was learnt in; empty for a note written by hand."""
+    """Key of the session it was learnt in; empty for a note written by hand."""
     uid: str = ""
     seqs: tuple[int, ...] = ()
     confidence: float = 1.0
     supersedes: tuple[str, ...] = ()
     superseded: datetime | None = None
-    """When a newer note took its place; None while none has."""
+    """Time of the note that replaced it, or None."""
     superseded_by: str = ""
     forgotten: bool = False
     mixed: bool = False
-    """Whether it was made when several sessions wrote to this scope. Nothing recalls it.
+    """Whether it was made while several sessions wrote to this scope. It is never recalled.
 
-    Versions before 0012 (docs/decisions) joined sessions by the form of their keys.
+    Versions before decision 0012 (docs/decisions) joined sessions by the form of their keys.
     """
 
     @property
     def in_force(self) -> bool:
-        """Whether it is neither superseded nor forgotten nor of a mixed scope."""
+        """Whether the note is not superseded, forgotten or mixed."""
         return self.superseded is None and not self.forgotten and not self.mixed
 
 
 class _Stored(Struct):
-    """A note as it stands in a message; `kind` is any text, for what a later version may know."""
+    """A note in its stored form. `kind` is any string, because later versions may add kinds."""
 
     id: str
     kind: str
@@ -94,14 +94,14 @@ class _Stored(Struct):
     supersedes: tuple[str, ...] = ()
     forgotten: bool = False
     was: str = ""
-    """The kind of a note that was purged."""
+    """Former kind of a purged note."""
 
 
 # --- from drafts to messages -----------------------------------------------------------------
 
 
 def check_drafts(drafts: Sequence[Draft]) -> None:
-    """Raise UsageError unless each of them can be a note."""
+    """Raise UsageError unless every draft can be stored as a note."""
     for draft in drafts:
         if draft.kind not in get_args(Kind):
             raise UsageError(f"kind {draft.kind!r}: one of {', '.join(get_args(Kind))} is wanted")
@@ -110,7 +110,7 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
 
 
 def batch_name(once: str | None) -> str:
-    """How the ids of a batch begin: the same for the same token, else like no other."""
+    """Return the prefix of the ids of a batch: derived from the idempotency key, or random."""
     raw = (
         os.urandom(_NAME_BYTES)
         if once is None
@@ -120,17 +120,17 @@ def batch_name(once: str | None) -> str:
 
 
 def ids_in(batch: str, count: int) -> list[str]:
-    """The ids of so many notes of one batch."""
+    """Return the ids of the notes of one batch."""
     return [batch] if count == 1 else [f"{batch}-{number}" for number in range(1, count + 1)]
 
 
 def batch_of(id: str) -> str:
-    """The batch that a note was added in."""
+    """Return the name of the batch that a note was added in."""
     return id.partition("-")[0]
 
 
 def message_of(draft: Draft, id: str) -> dict[str, Any]:
-    """The message that a note is in a store; what says nothing is left out."""
+    """Return the message that stores a note. Empty fields are omitted."""
     fields: dict[str, Any] = {
         "about": draft.about,
         "quote": draft.quote,
@@ -149,18 +149,18 @@ def message_of(draft: Draft, id: str) -> dict[str, Any]:
 
 
 class Standing(Struct, frozen=True):
-    """What one message says of one note."""
+    """The state of a note according to one message."""
 
     seq: int
     note: Note
-    """As if none had taken its place."""
+    """The note, regardless of notes that supersede it."""
     purged: bool
     listed: bool
-    """Whether it is a note to show: not purged, nor of a kind that only a later version knows."""
+    """Whether to list it: not purged, and of a kind that this version knows."""
 
 
 def standing_of(scope: Scope, message: Message) -> Standing | None:
-    """What a message says of a note; None where it is no note."""
+    """Return the state of the note in a message, or None if the message is not a note."""
     stored = _stored(message)
     if stored is None:
         return None
@@ -174,7 +174,7 @@ def standing_of(scope: Scope, message: Message) -> Standing | None:
 
 
 def in_order(note: Note) -> tuple[datetime, str, int]:
-    """What notes are sorted by: their time, and within a batch as they were given."""
+    """Return the sort key of notes: time, then position in the batch."""
     batch, _, number = note.id.partition("-")
     return note.at, batch, int(number) if number.isdecimal() else 0
 
@@ -198,7 +198,7 @@ def _note(scope: Scope, message: Message, stored: _Stored, *, forgotten: bool) -
 
 
 def _stored(message: Message) -> _Stored | None:
-    """What a message holds; None where it is no note, or none that this version knows."""
+    """Return the stored note of a message, or None if this version cannot read it as a note."""
     fields = message.to_dict()
     if fields.get("role") != ROLE:
         return None
@@ -208,26 +208,26 @@ def _stored(message: Message) -> _Stored | None:
         return None
 
 
-# --- purging one of them ---------------------------------------------------------------------
+# --- purging a note --------------------------------------------------------------------------
 
 
 class PurgePlan(Struct, frozen=True):
-    """How one note is purged from a store that only purges from its beginning."""
+    """Steps that purge one note from a store that can only purge from its start."""
 
     append: Sequence[dict[str, Any]]
-    """What has to stand behind it first: the messages before it, and the mark of the purge."""
+    """Messages to append first: the messages before the note, and the record of the purge."""
     at: Sequence[datetime]
-    """The times of these."""
+    """Times of the messages to append."""
     before: int
-    """The seq below which everything goes; 0 where nothing is left to go."""
+    """Purge all messages below this seq; 0 if nothing is left to purge."""
     note: Note
-    """The note as it was; without text where a purge has been through before."""
+    """The note before the purge; without text if it was purged already."""
 
 
 def plan_purge(
     scope: Scope, messages: Sequence[Message], id: str, *, now: datetime
 ) -> PurgePlan | None:
-    """How to purge a note, or to end what was cut off; None where there is no such note."""
+    """Plan the purge of a note, or the rest of an interrupted one. None without such a note."""
     stored = [(message, _stored(message)) for message in messages]
     own = [(message, one) for message, one in stored if one is not None and one.id == id]
     texts = [(message, one) for message, one in own if one.kind != PURGED]
@@ -249,10 +249,10 @@ def plan_purge(
 
 
 def _mark(purged: _Stored) -> dict[str, Any]:
-    """What stays of a purged note.
+    """Return the record that replaces a purged note.
 
-    It says whose place the note had taken: else these would be in force again beside the one that
-    has taken its own.
+    It keeps `supersedes`: otherwise the notes that the purged one replaced would be in force again,
+    in addition to the note that replaced the purged one.
     """
     mark = {"role": ROLE, "kind": PURGED, "id": purged.id, "was": purged.kind}
     return {**mark, "supersedes": list(purged.supersedes)} if purged.supersedes else mark
@@ -261,7 +261,7 @@ def _mark(purged: _Stored) -> dict[str, Any]:
 def _carried(
     stored: Sequence[tuple[Message, _Stored | None]], id: str, *, upto: int
 ) -> list[Message]:
-    """The messages up to a seq that are to stay: all but the note, and what stands later too."""
+    """Return the messages up to a seq to keep: not the note, nor notes with a later message."""
     last = {one.id: message.seq for message, one in stored if one is not None}
     return [
         message
@@ -271,6 +271,6 @@ def _carried(
 
 
 def _copy_of(message: Message) -> dict[str, Any]:
-    """A message to be carried forward; what is out of sight stays forgotten."""
+    """Return a copy of a message. A hidden message becomes a forgotten one."""
     fields = message.to_dict()
     return {**fields, "forgotten": True} if message.hidden else fields

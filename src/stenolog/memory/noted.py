@@ -1,8 +1,8 @@
-"""What a scope has noted, as its messages tell: which notes there are, and which are in force.
+"""The state of the notes of a scope: existing notes, and the notes in force. Pure.
 
-A note is superseded by a later one that names its id. Nothing of the older one is touched, so that
-it is in force again as soon as the later one is out of sight. The same holds for two facts about
-the same that were learnt in two turns. All of it is pure.
+A note is superseded by a later note that names its id. The older note is not changed, so it is in
+force again when the later one is hidden. The same applies to two facts with the same subject that
+were learnt in different turns.
 """
 
 from bisect import insort
@@ -18,25 +18,25 @@ from stenolog.records import Message
 
 
 class Noted:
-    """The notes of one scope after some of its messages. It never changes: `after` makes another.
+    """The notes of one scope after some of its messages. Immutable: `after` returns a new value.
 
-    To take in one more message costs next to nothing, however many there were before.
+    Adding one message is cheap, regardless of the number of notes.
     """
 
     def __init__(self, scope: Scope) -> None:
-        """A scope without notes."""
+        """Create the state of a scope without notes."""
         self._scope = scope
         self._standing: dict[str, Standing] = {}
         self._newer: dict[str, tuple[str, ...]] = {}
-        """By id, the notes that name it as one whose place they take."""
+        """By id: ids of the notes that supersede it."""
         self._ordered: list[Note] = []
-        """Those to be listed, as if none had taken the place of another."""
+        """Notes to list, regardless of which are superseded."""
 
     def __len__(self) -> int:
         return len(self._standing)
 
     def after(self, messages: Iterable[Message]) -> Self:
-        """What there is after some more messages."""
+        """Return the state after additional messages."""
         found = [one for message in messages if (one := standing_of(self._scope, message))]
         if not found:
             return self
@@ -55,7 +55,7 @@ class Noted:
         return grown
 
     def _take(self, one: Standing) -> bool:
-        """Whether it is the first of its id; else the later one stands, but a purge for good."""
+        """Return whether the id is new. A later message replaces an earlier one, except a purge."""
         id = one.note.id
         before = self._standing.get(id)
         if before is not None and before.purged and not one.purged:
@@ -67,16 +67,16 @@ class Noted:
         return before is None
 
     def standing(self, id: str) -> Standing | None:
-        """What stands for this id."""
+        """Return the state of the note with this id, or None."""
         return self._standing.get(id)
 
     def ids(self) -> Iterable[str]:
-        """Every id, those of purged notes too."""
+        """Return all ids, including those of purged notes."""
         return self._standing.keys()
 
     @cached_property
     def notes(self) -> list[Note]:
-        """Every note that is not purged, by the time it was made, with what became of it."""
+        """All notes that are not purged, oldest first, with their current state."""
         upto = self._mixed_upto
         found = [self._seen(note) if note.id in self._newer else note for note in self._ordered]
         if upto:
@@ -88,9 +88,9 @@ class Noted:
 
     @property
     def _mixed_upto(self) -> int:
-        """The seq of the last note that another session wrote into the scope of this one, or 0.
+        """Last seq that a different session wrote to the scope of this session, or 0.
 
-        Who wrote the notes before it, and what they were told of each other's, is not known.
+        The authors of the notes up to this seq are unknown, and so is which notes they were shown.
         """
         if self._scope.of == "sender":
             return 0
@@ -98,30 +98,30 @@ class Noted:
         others = (
             one.seq
             for one in self._standing.values()
-            # Consolidation names the life of the session; notes written by hand do not.
+            # Consolidation stores the uid of the session; notes written by hand have none.
             if one.note.uid and one.note.session not in own
         )
         return max(others, default=0)
 
     @cached_property
     def in_force(self) -> dict[str, Note]:
-        """Those that are neither superseded nor forgotten nor mixed, in the same order."""
+        """Notes that are not superseded, forgotten or mixed, by id, oldest first."""
         return {
-            # As `Note.in_force`, without a call for each of thousands.
+            # Same as `Note.in_force`, without thousands of calls.
             note.id: note
             for note in self.notes
             if note.superseded is None and not note.forgotten and not note.mixed
         }
 
     def _seen(self, note: Note) -> Note:
-        """The note with the one that has taken its place."""
+        """Return the note with the note that supersedes it, if any."""
         newest = self._successor(note.id)
         if newest is None:
             return note
         return replace(note, superseded=newest.at, superseded_by=newest.id)
 
     def _successor(self, id: str) -> Note | None:
-        """The first note in sight that took the place of this one, or of one that did."""
+        """Return the first visible note that supersedes this one, directly or indirectly."""
         seen = {id}
         level: Iterable[str] = self._newer.get(id, ())
         while level:
@@ -130,15 +130,16 @@ class Noted:
             if alive:
                 return min(alive, key=lambda note: (note.at, note.id))
             seen.update(level)
-            # What took the place of a forgotten one has taken that of all before it.
+            # A note that supersedes a forgotten one also supersedes the notes before it.
             level = [name for up in level for name in self._newer.get(up, ()) if name not in seen]
         return None
 
 
 def _agreed(notes: list[Note]) -> list[Note]:
-    """The same, where of all that was learnt about one thing only the newest turn's holds.
+    """Mark all facts with the same subject as superseded, except those of the newest turn.
 
-    A fact names those whose place it takes; two sessions at once do not know of each other's.
+    A fact names the notes that it supersedes, but two concurrent sessions do not know each other's
+    facts.
     """
     newest = {note.about: note for note in notes if _is_learnt(note)}
     return [

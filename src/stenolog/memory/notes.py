@@ -1,7 +1,7 @@
-"""Notes in a store: added, listed, searched, forgotten and brought back, scope by scope.
+"""Notes in a store: add, list, search, forget, restore and purge them, per scope.
 
-Each scope is a session of the store, each note a message of it. To forget a note is to hide its
-message; to purge it is to carry the notes before it forward, and to purge what lies below.
+Each scope is a session of the store, and each note is a message. Forgetting a note hides its
+message. Purging a note copies the notes before it to the end and purges everything up to the note.
 """
 
 import builtins
@@ -44,20 +44,19 @@ from stenolog.records import Undone
 from stenolog.stores.base import Lease, PurgingStore, Store
 
 # --- searching ------------------------------------------------------------------------------------
-# Which texts have what a query asks for, by the words that the catalog would find.
-#
-# It reads every text it is given: for the notes of one scope, of which there are not many.
+# Select texts that match a query, with the tokens of the catalog. Every text is scanned: a scope
+# has few notes.
 
 
 def has_all(query: Query, text: str) -> bool:
-    """Whether a text has each term that is wanted, and none that is excluded."""
+    """Whether a text has all required terms of a query and no excluded one."""
     lines = tokenizer.lines(text)
     tokens = f" {lines.parts}  {lines.more} "
     return all(_has(term, tokens) != term.excluded for term in query.terms)
 
 
 def _has(term: Term, tokens: str) -> bool:
-    """Whether a term is there as it is written, or as if each word were written in one."""
+    """Whether a text has a term in the given spelling, or with each word written as one."""
     written = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
     singles = {single for word in term.words for single in word.singles}
@@ -68,13 +67,13 @@ def _has(term: Term, tokens: str) -> bool:
 
 
 def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[str]:
-    """Tokens in their order. A single character of a script without spaces stands in none."""
+    """Yield runs of tokens. A single character of a script without spaces is a separate run."""
     for single, run in groupby(form, singles.__contains__):
         if single:
             yield from (f" {token} " for token in run)
         else:
             together = list(run)
-            # A pair of characters does not go on; what begins so, begins with it anyway.
+            # A pair of characters has no longer forms; texts that start with it have it as a token.
             goes_on = begins and together[-1] == form[-1] and not set(together[-1]) <= singles
             yield f" {' '.join(together)}{'' if goes_on else ' '}"
 
@@ -85,43 +84,43 @@ def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[s
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
 _TTL: Final = 10.0
-"""Seconds for each step of one who forgets; on SQLite the next waits so long after a kill."""
+"""Lease time of each step in seconds. On SQLite, the next writer waits this long after a kill."""
 
 
 class PurgedNote(Struct, frozen=True, kw_only=True):
-    """What the purge of a note deleted for good."""
+    """The result of purging a note."""
 
     note: Note
     """The note without its text."""
     not_reached: tuple[str, ...]
-    """What may still tell of it, each as a sentence."""
+    """Places that may still have its content, one sentence each."""
 
 
 class Notes:
-    """The notes of all scopes in one store. Every call names its scope and sees no other.
+    """The notes of all scopes in one store. Each call reads and writes only its own scope.
 
-    The scopes that were used last are kept in memory: of these only what is new is read, unless
-    something was forgotten or brought back since. May be used by several threads.
+    Recently used scopes are cached: only new messages are read, unless a note was forgotten or
+    restored since. Thread-safe.
     """
 
     def __init__(self, store: Store) -> None:
-        """Keep them in this store, opened in the namespace `notes`; who opened it closes it."""
+        """Use this store, opened in the namespace `notes`. The caller closes it."""
         self._store = store
         self._kept = KeptNotes(store)
 
     @property
     def store(self) -> Store:
-        """Where they are."""
+        """The store of the notes."""
         return self._store
 
     def add(
         self, scope: Scope, drafts: Sequence[Draft], *, once: str | None = None
     ) -> builtins.list[Note]:
-        """Add them in one batch, whole or not at all; the notes that they are now.
+        """Add the drafts in one atomic batch, and return the notes.
 
-        With a token that the scope has, nothing is added, whatever the drafts say: what was added
-        the first time is returned, but for what was purged since. Raises UsageError for a draft
-        without text, and what the store raises.
+        If the scope knows the idempotency key `once`, nothing is added, even if the drafts differ:
+        the notes of the first call are returned, without those purged since. Raises UsageError for
+        a draft without text, and the errors of the store.
         """
         check_drafts(drafts)
         if not drafts:
@@ -142,13 +141,13 @@ class Notes:
 
     @contextmanager
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
-        """Yield these notes with writes that a purge of the scope ends.
+        """Yield these notes with a lease that a purge of the scope invalidates.
 
-        Take it before checking that the session which the notes are about still exists: a purge
-        deletes the session first and its notes second. So a writer that has seen the session
-        either writes before its notes are purged, or gets LeaseLost. Creates the scope if it does
-        not exist; `discard_empty` removes it again. Raises NoSuchSession if the scope is purged
-        meanwhile, StoreBusy if another process writes to the scope for too long.
+        Enter it before checking that the session which the notes are about still exists: a purge
+        deletes the session first and its notes second. So a writer that has seen the session either
+        writes before its notes are purged, or gets LeaseLost. Creates the scope if it does not
+        exist; `discard_empty` removes it again. Raises NoSuchSession if the scope is purged at the
+        same time, StoreBusy if another process writes to the scope for too long.
         """
         try:
             lease = self._store.lease(scope.key, ttl=_TTL)
@@ -161,7 +160,7 @@ class Notes:
             yield fenced
 
     def discard_empty(self, scope: Scope) -> None:
-        """Purge a scope that never had a note; do nothing if it has one, or does not exist."""
+        """Purge a scope that never had a note. Do nothing if it has one or does not exist."""
         try:
             if self._store.info(scope.key).last_seq:
                 return
@@ -177,23 +176,23 @@ class Notes:
     def list(
         self, scope: Scope, *, kind: Kind | None = None, full: bool = False
     ) -> builtins.list[Note]:
-        """The notes in force, the oldest first; `full`: superseded and forgotten ones too."""
+        """Return the notes in force, oldest first. `full`: superseded and forgotten ones too."""
         noted = self._kept.read(scope).noted
         found = noted.notes if full else noted.in_force.values()
         return [note for note in found if kind is None or note.kind == kind]
 
     def get(self, scope: Scope, id: str) -> Note:
-        """The note of this id, forgotten or not. Raises NoSuchNote."""
+        """Return the note with this id, even if it is forgotten. Raises NoSuchNote."""
         for note in self._kept.read(scope).noted.notes:
             if note.id == id:
                 return note
         raise NoSuchNote(id)
 
     def search(self, query: str, *, scope: Scope) -> builtins.list[Note]:
-        """The notes in force that have all the words of a query, the newest first.
+        """Return the notes in force that have all words of a query, newest first.
 
-        A query is written as for the catalog: `"two words"`, `-word`, `wor*`. Words count in the
-        text, in what it is about, and in the quote.
+        The syntax is that of the catalog: `"two words"`, `-word`, `wor*`. Searches the text, the
+        subject and the quote.
         """
         asked = parse(query)
         if asked.empty:
@@ -213,10 +212,11 @@ class Notes:
         period: Period | None = None,
         limit: int = 200,
     ) -> builtins.list[Note]:
-        """What recall may choose from: the notes in force that share words with a question.
+        """Return notes in force that share words with a question, as candidates for recall.
 
-        Those of the period first, then those with the most and the rarest words, which are given as
-        stemming.stem makes them, then the newest. Without any words, only those of the period.
+        Notes of the period come first, then those with the most and the rarest words, then the
+        newest. `stems`: words as returned by stemming.stem. Without stems, only notes of the
+        period.
         """
         kept = self._kept.read(scope)
         known = kept.noted.in_force
@@ -232,7 +232,7 @@ class Notes:
         return [known[id] for id in found[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
-        """Every scope that ever had notes, of one agent or of all."""
+        """Return every scope that ever had notes, of one agent or of all."""
         found = []
         kinds = get_args(Of)
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
@@ -241,19 +241,19 @@ class Notes:
                 try:
                     found.append(scope_of_key(key))
                 except InvalidKey:
-                    continue  # no session of ours
+                    continue  # not a scope
         return found
 
     def forget(self, scope: Scope, id: str) -> Note:
-        """Take the note out of sight; what it superseded is in force again. Raises NoSuchNote.
+        """Hide the note; notes that it superseded are in force again. Raises NoSuchNote.
 
-        Where a thousand runs of notes are out of sight, no undo brings back the next one.
+        Cannot be undone if the store already hides a thousand ranges of notes.
         """
         self.forget_all(scope, [id])
         return self.get(scope, id)
 
     def forget_all(self, scope: Scope, ids: Sequence[str]) -> None:
-        """The same for many, each a step of its own for undo; of none where one is not there."""
+        """Forget several notes, each as one undo step. If one does not exist, forget none."""
         if not ids:
             return
         with self._alone(scope, otherwise=NoSuchNote(ids[0])) as lease:
@@ -270,9 +270,9 @@ class Notes:
                 _hide(lease.store, scope, seq)
 
     def undo(self, scope: Scope) -> Undone:
-        """Take back the last forget, eight of them at the most. Raises NothingToUndo.
+        """Undo the last forget; up to eight can be undone. Raises NothingToUndo.
 
-        A purge ends some of these steps, not all: it says which.
+        A purge ends some of these steps; see `purge`.
         """
         nothing = NothingToUndo(f"no note of {scope.who!r} was forgotten that could come back")
         with self._alone(scope, otherwise=nothing) as lease:
@@ -282,12 +282,12 @@ class Notes:
                 raise nothing from None
 
     def purge(self, scope: Scope, id: str) -> PurgedNote:
-        """Delete the text of a note for good. Raises NoSuchNote; a call cut off is made again.
+        """Delete the text of a note permanently. Raises NoSuchNote. Repeat an interrupted call.
 
-        A store only purges from its beginning, so that the notes before it are carried forward
-        first, under their own ids and times: who follows the store sees them again. What was
-        forgotten of these stays forgotten: no undo brings it back, nor what was forgotten earlier
-        still. A note behind the purged one that was forgotten after all of these can come back.
+        A store can only purge from its start. So the notes before the purged one are appended again
+        first, with their ids and times; followers of the store see them again. Forgotten notes
+        among them, and all notes forgotten earlier, can no longer be restored by undo. A note after
+        the purged one that was forgotten later than these can.
         """
         with self._alone(scope, otherwise=NoSuchNote(id)) as lease:
             store = lease.store
@@ -306,7 +306,10 @@ class Notes:
 
     @contextmanager
     def _alone(self, scope: Scope, *, otherwise: UsageError) -> Iterator[Lease]:
-        """The turn in which nobody else forgets in this scope; raises `otherwise` without one."""
+        """Hold the lease of the scope, so that no other process forgets notes in it.
+
+        Raises `otherwise` if the scope does not exist.
+        """
         try:
             lease = self._store.lease(scope.key, ttl=_TTL)
         except NoSuchSession:
@@ -315,9 +318,9 @@ class Notes:
             yield lease
 
     def _carried(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
-        """What is left of a batch that was here before a purge; None where it was not.
+        """Return the remaining notes of a batch from before a purge, or None.
 
-        A purge takes the tokens with it, but the ids it carried forward tell the batch as well.
+        A purge removes the idempotency keys, but the ids of the notes it kept identify the batch.
         """
         try:
             info = self._store.info(scope.key)
@@ -332,13 +335,13 @@ class Notes:
 
 
 def _hide(store: Store, scope: Scope, seq: int) -> None:
-    """Take the message of a note out of sight, or where the store hides no more, say that it is."""
+    """Hide the message of a note. At the store's limit, append a forgotten copy instead."""
     try:
         store.hide(scope.key, seq, seq)
     except UsageError as refused:
         if type(refused) is not UsageError:
             raise
-        # A thousand runs of messages are hidden already. The last message of an id counts.
+        # The store hides a thousand ranges already. The last message of an id counts.
         [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 
@@ -348,7 +351,7 @@ def _of_batch(batch: str, noted: Noted) -> list[Note]:
 
 
 def _also_told(purged: Note, left: Sequence[Note]) -> Iterator[str]:
-    """Where else the text of a purged note may be found, each as a sentence."""
+    """Yield the places that may still have the text of a purged note, one sentence each."""
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
         yield (

@@ -1,10 +1,10 @@
-"""How far each session has been consolidated: the mark.
+"""Consolidation progress: the mark of each session.
 
-The mark is kept in the notes store: deleting the notes deletes the marks too, and consolidation
-starts from the beginning. It is named by the uid of the session. So a session that was deleted and
-created again has no mark, a restored one finds its own, and no key is too long. The mark does not
-contain the key of the session: one that is written during a purge says nothing about the user. Its
-name starts with a colon, which the key of a scope never does.
+Marks are stored in the notes store: deleting the notes deletes the marks too, and consolidation
+starts from the beginning. A mark is named by the uid of its session. So a session that was deleted
+and created again has no mark, a restored one finds its own, and no key is too long. The mark does
+not contain the key of the session: a mark that is written during a purge reveals nothing about the
+user. Its name starts with a colon, which the key of a scope never does.
 """
 
 from datetime import UTC, datetime
@@ -21,25 +21,25 @@ PREFIX: Final = ":mark:"
 
 
 class Mark(Struct, frozen=True, kw_only=True):
-    """How far a session has been consolidated, and how often the next turn was tried in vain."""
+    """The progress of a session, and the number of failed attempts at the next turn."""
 
     seq: int = 0
-    """Every finished turn up to here is in the notes."""
+    """Every finished turn up to this seq is in the notes."""
     attempts: int = 0
     retry_at: datetime | None = None
-    """When to ask the model again; None where nothing failed."""
+    """Time of the next model call after a failure, or None."""
 
 
 class Progress:
     """The marks of one agent."""
 
     def __init__(self, store: Store, *, agent: str) -> None:
-        """Keep them in this store, the one of the notes."""
+        """Store the marks in the notes store."""
         self._store = store
         self._prefix = PREFIX + agent_prefix(agent)
 
     def read(self, uid: str) -> Mark:
-        """The mark of a session; at its beginning where there is none."""
+        """Return the mark of a session; without one, a mark at the beginning."""
         try:
             meta = self._store.info(self._prefix + uid).meta
         except NoSuchSession:
@@ -55,18 +55,18 @@ class Progress:
         """Record that every finished turn up to this seq is in the notes.
 
         The mark never moves backwards, except that of two concurrent calls the lower one may win.
-        Then turns are read again, and their idempotency keys prevent duplicate notes. Raises what
-        the store raises.
+        Then turns are read again, and their idempotency keys prevent duplicate notes. Raises the
+        errors of the store.
         """
         mark = self.read(uid)
         if seq > mark.seq:
-            # `session` was written by earlier versions; see the module docstring.
+            # Earlier versions wrote `session`; see the module docstring.
             self._store.set_meta(
                 self._prefix + uid, seq=seq, attempts=None, retry_at=None, session=None
             )
 
     def failed(self, uid: str, *, attempts: int, retry_at: datetime) -> None:
-        """Record how often the model failed on the turn after the mark, and when to ask again."""
+        """Record the number of failed attempts at the turn after the mark, and the next time."""
         self._store.set_meta(
             self._prefix + uid,
             attempts=attempts,
@@ -76,7 +76,7 @@ class Progress:
 
 
 def mark_uid(key: str) -> str | None:
-    """Return the uid of the session that a mark belongs to; None if the key is not a mark's."""
+    """Return the uid of the session of a mark, or None if the key does not belong to a mark."""
     return key.rpartition(":")[2] if key.startswith(PREFIX) else None
 
 

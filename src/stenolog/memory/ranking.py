@@ -1,8 +1,8 @@
-"""Which notes and messages answer a question best: one pure function.
+"""Rank notes and messages by relevance to a question. Pure.
 
-BM25 over words in their common form. A message is scored together with the two before and the two
-after it, because an answer often shares no word with its question. Newer ones count more, down to
-half; core facts do not grow old. Where the question names a time, what is not of it counts little.
+The score is BM25 over stems. A message is scored together with the two messages before and after
+it, because an answer often shares no word with its question. Age reduces a score to at least half,
+except for core facts. If the question names a time, candidates of other times score much lower.
 """
 
 import math
@@ -18,30 +18,30 @@ from stenolog.memory.blocks import strip_blocks
 from stenolog.memory.time_words import Period, told
 
 # --- question -------------------------------------------------------------------------------------
-# A question as recall takes it: its words in their common form, and the time it names.
+# A question for recall: its stems, and the period that it names.
 
 
 _LONGEST = 4_000
-"""Of a longer question, so many characters count."""
+"""Maximum number of characters of a question that are used."""
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """What is asked for."""
+    """A parsed question."""
 
     text: str
     stems: tuple[str, ...]
-    """Its words, each once, without stop words and without those that name a time."""
+    """Stems of its different words, without stop words and words for a time."""
     period: Period | None
-    """The time that it names."""
+    """The period that it names, if any."""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing can be looked for."""
+        """Whether there is nothing to search for."""
         return not self.stems and self.period is None
 
 
 def understood(question: str, *, now: datetime) -> Question:
-    """The question taken apart, as seen from `now`."""
+    """Parse a question. Words such as "yesterday" are relative to `now`."""
     text = strip_blocks(question)[:_LONGEST]
     found = told(text, now=now)
     return Question(text=text, stems=tuple(dict.fromkeys(stems(found.rest))), period=found.period)
@@ -55,20 +55,20 @@ Kind = Literal["core", "daily", "message"]
 _K1: Final = 1.2
 _B: Final = 0.6
 _NEIGHBOURS: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
-"""How much of the words beside a message counts as its own, by how far away they are."""
+"""Share of a neighbour's words that counts for a message, by distance in seqs."""
 _OLDEST: Final = 0.5
-"""What is left of a score when it has fully aged."""
+"""Factor of a fully aged candidate."""
 _ELSEWHEN: Final = 0.3
-"""What is left of a score outside of the time that was asked for."""
+"""Factor of a candidate outside the period of the question."""
 _OF_TOOLS: Final = 0.6
-"""What is left of a score for what no person said."""
+"""Factor of tool results."""
 _SECONDS: Final = 86_400.0
 _MOST_CHARACTERS: Final = 4_000
-"""Of a longer text, so many are looked at."""
+"""Maximum number of characters of a text that are scored."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A note or a message that may be recalled."""
+    """A note or message that may be recalled."""
 
     kind: Kind
     source: str
@@ -76,29 +76,29 @@ class Candidate(Struct, frozen=True, kw_only=True):
     at: datetime
     text: str
     hints: str = ""
-    """More words that it is found by, and that are not told."""
+    """Additional words for the score. They are not shown."""
     role: str = ""
     session: str = ""
-    """Which life of which session it was said in; empty for a note."""
+    """Uid of the session of a message; empty for a note."""
     seq: int = 0
 
 
 class Commonness(Struct, frozen=True, kw_only=True):
-    """How common words are, where more is known than the candidates tell."""
+    """Word frequencies in a larger collection than the candidates."""
 
     count: int = 0
     containing: Mapping[str, int] = {}
 
 
 class Ranked(Struct, frozen=True, kw_only=True):
-    """A candidate and how well it answers."""
+    """A candidate with its score."""
 
     candidate: Candidate
     score: float
 
 
 class _Weighed(Struct, frozen=True):
-    """The words of the question in a text, and how long that is."""
+    """Counts of the question's stems in a text, and the length of the text in words."""
 
     words: Mapping[str, float]
     length: float
@@ -112,9 +112,9 @@ def rank(
     half_life_days: float = 30.0,
     commonness: Commonness | None = None,
 ) -> list[Ranked]:
-    """Those that have to do with the question, the best first; in whatever order they are given.
+    """Return the candidates that match the question, best first, independent of their order.
 
-    Of equal ones the newest come first, then by their source.
+    Candidates with equal scores are sorted by time, newest first, then by source.
     """
     own = [_weighed(f"{one.text}\n{one.hints}", question.stems) for one in candidates]
     weights = _weights(question.stems, own, commonness or Commonness())
@@ -143,7 +143,7 @@ def _weighed(text: str, wanted: Sequence[str]) -> _Weighed:
 def _with_neighbours(
     candidates: Sequence[Candidate], own: Sequence[_Weighed]
 ) -> Sequence[_Weighed]:
-    """Each text with a part of what stands beside it, where that is a candidate, too."""
+    """Add a share of the words of neighbouring messages that are candidates too."""
     places = {
         (one.session, one.seq): weighed
         for one, weighed in zip(candidates, own, strict=True)
@@ -171,7 +171,7 @@ def _with_neighbours(
 def _weights(
     wanted: Sequence[str], own: Sequence[_Weighed], commonness: Commonness
 ) -> dict[str, float]:
-    """The rarer a word, the more it tells."""
+    """Return the weight of each stem: rare stems weigh more."""
     count = max(len(own), commonness.count)
     weights = {}
     for stem in wanted:
@@ -189,7 +189,7 @@ def _bm25(one: _Weighed, weights: Mapping[str, float], mean: float) -> float:
 
 
 def _factor(one: Candidate, question: Question, *, now: datetime, half_life_days: float) -> float:
-    """What time, role and kind make of a score."""
+    """Return the factor for age, role and kind."""
     factor = 1.0
     if one.kind != "core" and half_life_days > 0:
         age = max(0.0, (now - one.at).total_seconds() / _SECONDS)
@@ -197,7 +197,7 @@ def _factor(one: Candidate, question: Question, *, now: datetime, half_life_days
     if one.role == "tool":
         factor *= _OF_TOOLS
     if question.period is not None and not question.period.holds(one.at):
-        # A fact holds whenever it was learnt; but to ask for a time alone asks for what was said.
+        # A fact is valid at any time; but a question with only a time asks for events of it.
         if not question.stems:
             return 0.0
         factor *= 1.0 if one.kind == "core" else _ELSEWHEN

@@ -1,8 +1,8 @@
-"""Recall: what notes and past messages have to do with a question, in one block for the prompt.
+"""Recall: notes and past messages that match a question, as one block for the prompt.
 
-Only one scope is ever looked at. Notes that were superseded or forgotten are no part of it, nor
-what the asking session has in sight anyway. What was recalled earlier is taken out of the messages
-before they are looked at, so that nothing is found because it was found before.
+Recall reads only one scope. It ignores superseded and forgotten notes, and messages that are
+visible in the asking session. Blocks of earlier recalls are removed from messages before they are
+ranked, so that a text is not found because it was recalled before.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from stenolog.tokens import Tokens
 __all__ = ["Found", "Recalled", "recall"]
 
 CANDIDATES: Final = 200
-"""So many messages that share words with the question are ranked, and so many notes."""
+"""Maximum number of messages that are ranked, and of notes."""
 
 _LEAST: Final = 0.25
-"""What is so much worse than the best has little to do with the question."""
+"""Minimum score, relative to the best candidate."""
 
 _MOST_TOLD: Final = 50
 
@@ -42,16 +42,15 @@ def recall(
     unasked: bool = True,
     tokens: Tokens | None = None,
 ) -> Recalled:
-    """What one scope knows about a question, within a budget of tokens.
+    """Return notes and messages of one scope that match a question, within `budget` tokens.
 
-    `unasked`: where room is left, the newest core facts are told as well: what a question shares no
-    word with may still be what it is about. `now`: dates, and words such as "yesterday", are those
-    of its zone. `tokens`: the counter of the model that gets the block.
+    `unasked`: fill the remaining budget with the newest core facts, which may be relevant without
+    sharing a word with the question. `now`: its time zone is used for dates and for words such as
+    "yesterday". `tokens`: the token counter of the model that gets the block.
 
-    `exclude_session`: the session that asks; what it has in sight is not told again, what was
-    compacted away is. `half_life_days`: after so long half of what age can take from a score is
-    gone; 0: age takes nothing. Raises
-    UsageError for a time without a zone, and what the stores raise.
+    `exclude_session`: the session that asks. Its visible messages are left out; its summarized
+    messages are not. `half_life_days`: the time after which half of the reduction by age applies; 0
+    disables it. Raises UsageError if `now` has no time zone, and the errors of the stores.
     """
     moment = datetime.now(UTC) if now is None else now
     count = (tokens or Tokens()).text
@@ -81,7 +80,7 @@ def _candidate(note: Note) -> Candidate:
 
 
 def _notes(question: Question, notes: Notes, scope: Scope) -> list[Candidate]:
-    """The notes that share words with the question, or those of the time that it names."""
+    """Return the notes that share words with the question or are of the period that it names."""
     found = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
     return [_candidate(note) for note in found]
 
@@ -92,7 +91,7 @@ def _messages(
     scope: Scope,
     session: str | None,
 ) -> tuple[list[Candidate], Commonness]:
-    """The messages of the scope that may have to do with the question."""
+    """Return the messages of the scope that may be relevant to the question."""
     if catalog is None:
         return [], Commonness()
     period = question.period
@@ -125,7 +124,7 @@ def _messages(
 
 
 def _worthy(ranked: Sequence[Ranked], question: Question) -> list[Ranked]:
-    """Each text once, as far as it is not much worse than the best."""
+    """Return each text once, without those that score much worse than the best."""
     told: set[str] = set()
     kept: list[Ranked] = []
     for one in ranked:
@@ -141,5 +140,5 @@ def _worthy(ranked: Sequence[Ranked], question: Question) -> list[Ranked]:
 
 
 def _plain(text: str) -> str:
-    """A text as it is compared: without case, and with single spaces."""
+    """Normalize case and spaces for comparisons."""
     return " ".join(text.casefold().split())

@@ -1,4 +1,4 @@
-"""Secrets out of a text, before it is kept as a note, or shared."""
+"""Redaction: remove secrets from text and data before they are stored as notes or shared."""
 
 import json
 import re
@@ -23,25 +23,25 @@ from stenolog.memory.secret_fields import (
 
 _RUN: Final = re.compile(r"\S*")
 _MARGIN: Final = 1_000
-"""Characters; no secret with a space in it is as long, but for a private key."""
+"""In characters. No secret with a space is longer, except a private key."""
 
 
 _LONG_NAME: Final = 16
-"""Characters; no secret that is known by its form is shorter."""
+"""In characters. No secret that is recognized by its form is shorter."""
 _UNSEEN: Final = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
-    # And as JSON in a text may have them.
+    # The same characters as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
-"""Characters that nobody sees, and that hide a secret from a pattern."""
+"""Invisible characters, which can hide a secret from a pattern."""
 _HARMLESS: Final = re.compile(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
-"""Too short for any secret that nothing but itself tells."""
+"""Texts that are too short for a secret that is recognized by its form."""
 _HIDING: Final = re.compile(
     _UNSEEN.pattern
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
-"""Those, and letters that are written as escapes."""
+"""Invisible characters, and letters written as escapes."""
 
 
 class Redacted(Struct, frozen=True):
@@ -49,7 +49,7 @@ class Redacted(Struct, frozen=True):
 
     text: str
     count: int
-    """How many were taken out."""
+    """Number of redacted secrets."""
 
 
 class RedactedData(Struct, frozen=True):
@@ -60,11 +60,10 @@ class RedactedData(Struct, frozen=True):
 
 
 def redact(text: str) -> Redacted:
-    """The text with a stub in the place of each secret, as `[redacted: api key]`.
+    """Replace each secret by a stub, such as `[redacted: api key]`.
 
-    Where there is none it is the same text, and count is 0. Only what is known to be secret by
-    its form, or by the name of its field, is found: a secret in plain words stays. Characters that
-    nobody sees hide none.
+    Returns the same text and count 0 if there is none. Only secrets with a known form or field name
+    are found; a secret in plain words stays. Invisible characters do not hide a secret.
     """
     return _out_of(text, SECRETS)
 
@@ -80,7 +79,7 @@ def _out_of(text: str, secrets: Iterable[Secret]) -> Redacted:
 
 
 def _hiding(text: str) -> list[Found]:
-    """What hides a secret in a text, and the letter that it stands for, if any."""
+    """Return invisible characters and escaped letters, with the letters as replacements."""
     if text.isascii() and "\\u" not in text:
         return []
     return [
@@ -90,9 +89,9 @@ def _hiding(text: str) -> list[Found]:
 
 
 class _Finding:
-    """A text out of which more and more is taken, and where all of that stood at the beginning.
+    """A text in which secrets are replaced step by step, with positions in the original text.
 
-    What is found is looked for in what is left, so that no secret is found twice.
+    Each step searches the result of the previous one, so that no secret is found twice.
     """
 
     def __init__(self, text: str, hiding: list[Found]) -> None:
@@ -104,7 +103,7 @@ class _Finding:
             self._replace(hiding)
 
     def take_out(self, found: list[Found]) -> None:
-        """A stub for each of them; they are in their order."""
+        """Replace these secrets (sorted by position) by their stubs."""
         if not found:
             return
         for one in found:
@@ -115,11 +114,11 @@ class _Finding:
         self._replace(found)
 
     def redacted(self) -> Redacted:
-        """The text as it was at the beginning, but for the stubs."""
+        """Return the original text with the stubs."""
         if not self._stubs:
             return Redacted(self._first, 0)
         pieces, at, count = list[str](), 0, 0
-        # One that was found later may have an earlier one in it: then it goes at least as far.
+        # A later secret may contain an earlier one; then it ends at or after it.
         for start, end, _, stub in sorted(self._stubs, key=lambda one: (one[0], -one[2])):
             if start >= at:
                 pieces += [self._first[at:start], stub]
@@ -132,7 +131,7 @@ class _Finding:
 
 
 class _Step:
-    """Where each character stood before some parts of a text were replaced."""
+    """A mapping of positions in a text to positions before one replacement step."""
 
     def __init__(self, found: list[Found]) -> None:
         self._found = found
@@ -143,7 +142,7 @@ class _Step:
             shorter += one.end - one.start - len(one.stub)
 
     def before(self, place: int) -> tuple[int, int]:
-        """From where to where that went which the character at this place is, or is a part of."""
+        """Return the span before the step that this character came from."""
         at = bisect_right(self._starts, place) - 1
         if at < 0:
             return place, place + 1
@@ -153,9 +152,9 @@ class _Step:
 
 
 def redact_data(value: Any) -> RedactedData:
-    """The same for what JSON can hold: each text of it, and each value whose name says enough.
+    """Redact JSON data: every text in it, and every value whose field name shows a secret.
 
-    A text that is JSON is looked at as such, and is the same but for its secrets.
+    A text that contains JSON is redacted as JSON, and is otherwise unchanged.
     """
     walk = _Walk()
     return RedactedData(walk.value(value), walk.count)
@@ -165,11 +164,11 @@ _CUT_OFF_KEY: Final = f"[redacted: {PRIVATE_KEY.name}]"
 
 
 class _Number(str):
-    """A number, as it is written."""
+    """A number in its original spelling."""
 
 
 class _Fields(list[tuple[str, Any]]):
-    """An object, whose names may be there twice."""
+    """A JSON object that may have duplicate names."""
 
 
 _JSON: Final = json.JSONDecoder(
@@ -179,19 +178,21 @@ _SCALAR: Final = re.compile(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
 
 
 class _Walk:
-    """One way through data, which counts the secrets in it."""
+    """A traversal of data that counts its secrets."""
 
     def __init__(self, secrets: Iterable[Secret] = SECRETS) -> None:
         self.count = 0
         self._secrets = secrets
-        """What texts may have in them."""
+        """Kinds of secrets to search for in texts."""
         self._scalars = 0
         self.changed: dict[int, str] = {}
-        """What is to stand in the place of the texts and numbers that hold a secret; they are
-        counted in their order, with the names."""
+        """Replacements of texts and numbers with secrets, by position among all scalars.
+
+        Names count as scalars too.
+        """
 
     def value(self, value: Any, kind: Kind | None = None, *, directly: bool = False) -> Any:
-        """It without secrets; all of it is one where it has a kind."""
+        """Return the value without secrets. With a kind, the whole value is a secret."""
         match value:
             case list() if not isinstance(value, _Fields):
                 return list(self._list(value, kind))
@@ -206,7 +207,7 @@ class _Walk:
         return told
 
     def _list(self, values: list[Any], kind: Kind | None) -> Iterator[Any]:
-        """Each of a list; a private key may go over several lines, as in a notebook's cell."""
+        """Redact a list. A private key may span several items, as in a cell of a notebook."""
         key: Kind | None = None
         for value in values:
             told = self.value(value, key or kind)
@@ -223,7 +224,7 @@ class _Walk:
             said = _UNSEEN.sub("", name) if isinstance(name, str) else ""
             own = kind_of(said)
             if said == "token" and is_a_word:
-                own = None  # a piece of an answer
+                own = None  # a piece of a model's answer
             if said.lower() == "value":
                 own = own or beside
             kind = own or below(above, said, schema=schema)
@@ -236,7 +237,7 @@ class _Walk:
         return name
 
     def _told_beside(self, fields: list[tuple[Any, Any]]) -> Kind | None:
-        """What `{"name": "Authorization", "value": …}` says of its value."""
+        """Return the kind of the value in `{"name": "Authorization", "value": …}`."""
         for name, value in fields:
             if isinstance(name, str) and name.lower() in ("name", "key") and isinstance(value, str):
                 return kind_of(_UNSEEN.sub("", value))
@@ -262,7 +263,7 @@ class _Walk:
                 inner = _Walk(_possible(text, self._secrets) if _is_open(text) else self._secrets)
                 inner.value(_JSON.decode(text))
             except (ValueError, RecursionError):
-                pass  # then it is a text as any other
+                pass  # not JSON: redact it as ordinary text
             else:
                 self.count += inner.count
                 return inner.in_place(text)
@@ -271,13 +272,13 @@ class _Walk:
         return found.text
 
     def in_place(self, text: str) -> str:
-        """The JSON that was walked, but for what is to stand elsewhere in it."""
+        """Return the JSON text that was walked, with the replacements."""
         if not self.changed:
             return text
         pieces, at = list[str](), 0
         for number, one in enumerate(_SCALAR.finditer(text)):
             if number in self.changed:
-                # Escaped where it was: half a character could not stand there otherwise.
+                # Keep ASCII escapes: a lone surrogate has no other form.
                 told = json.dumps(self.changed[number], ensure_ascii=one[0].isascii())
                 pieces += [text[at : one.start()], told]
                 at = one.end()
@@ -285,16 +286,16 @@ class _Walk:
 
 
 def redact_ends(text: str, *, most: int) -> Redacted:
-    """The same for a text of which about so many characters of each end are wanted.
+    """Redact a text of which about `most` characters at each end are needed.
 
-    A longer one is cut in its middle, and what a cut went through is not shown as a half.
+    A longer text is cut in the middle. A secret that the cut divides is removed.
     """
-    # Only these are so long that one end may tell nothing of how they began.
+    # Only a private key is so long that its end may be far from its recognizable start.
     keys = _redacted(text, [PRIVATE_KEY])  # guard: private-key-redacted
     if len(keys.text) <= 2 * most:
         rest = redact(keys.text)
         return Redacted(rest.text, keys.count + rest.count)
-    # What is long and has no space in it may have lost what it would be known by.
+    # Drop the run without spaces at the cut: it may have lost its recognizable part.
     words = keys.text[: most + _MARGIN].rsplit(None, 1)
     head = redact(words[0] if len(words) == 2 else "")
     tail = redact(_RUN.sub("", keys.text[-most - _MARGIN :], count=1))
@@ -311,26 +312,26 @@ def _redacted(text: str, secrets: Iterable[Secret]) -> Redacted:
 
 
 def _possible(text: str, secrets: Iterable[Secret]) -> list[Secret]:
-    """Those that may be in the text, so that most of them are not looked for."""
+    """Return the kinds that may occur in the text, to skip the search for most of them."""
     small = text.lower()
     return [secret for secret in secrets if secret.is_hinted(small)]
 
 
 def _is_open(text: str) -> bool:
-    """Whether each letter of what a JSON text holds can be seen in it as it is."""
+    """Whether a JSON text has no escaped or invisible characters that could hide a secret."""
     escapes = "\\u" in text or "\\/" in text
     return not escapes and (text.isascii() or _UNSEEN.search(text) is None)
 
 
 def _found(text: str, secret: Secret) -> list[Found]:
-    """Each secret of a kind, in their order."""
+    """Return the secrets of one kind, in order."""
     at, found = 0, list[Found]()
     while (match := secret.pattern.search(text, at)) is not None:
         if secret.check(match):
             start, at = _span(match)
             found.append(Found(start, at, f"[redacted: {secret.name}]"))
         else:
-            # What looked like one may have hidden the beginning of another.
+            # The rejected match may contain the start of a real secret.
             at = match.start() + 1
     return found
 
@@ -338,7 +339,7 @@ def _found(text: str, secret: Secret) -> list[Found]:
 def _span(match: re.Match[str]) -> tuple[int, int]:
     """Return the part of a match that is the secret.
 
-    A value without quotes goes up to the next space, but for punctuation that ends the sentence or
+    A value without quotes extends to the next space, without punctuation that ends the sentence or
     closes a bracket. `!` and `?` count as part of it: passwords often end with them.
     """
     told = match.groupdict()
@@ -360,23 +361,23 @@ def _without(text: str, found: list[Found]) -> str:
 
 
 # --- sharing --------------------------------------------------------------------------------------
-# Secrets out of what is given away, and how many there were.
+# Redaction of shared data, with a count.
 
 
 class Sharing:
-    """Takes secrets out of texts and of data, and counts them; where `wanted` is not set, none."""
+    """A redactor of shared texts and data that counts secrets. Inactive unless `wanted`."""
 
     def __init__(self, *, wanted: bool) -> None:
         self.wanted = wanted
         self.count = 0
-        """How many were taken out so far."""
+        """Number of secrets redacted so far."""
 
     def __call__(self, text: str) -> str:
-        """The text as it may be shared; where it is JSON, by the names of its fields, too."""
+        """Return the redacted text. A JSON text is also redacted by field names."""
         return str(self.data(text))
 
     def data(self, value: Any) -> Any:
-        """What is made of texts, lists and objects, as it may be shared."""
+        """Return the redacted data: texts, lists and objects."""
         if not self.wanted:
             return value
         found = redact_data(value)
@@ -384,5 +385,5 @@ class Sharing:
         return found.value
 
     def again(self, text: str) -> str:
-        """The same for a text that is counted elsewhere."""
+        """Return the redacted text without counting its secrets."""
         return str(redact_data(text).value) if self.wanted else text

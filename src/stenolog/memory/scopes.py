@@ -1,7 +1,8 @@
-"""Whose notes are whose: a scope is one agent and one session, or one agent and one sender.
+"""Scopes of notes: one agent and one session, or one agent and one sender.
 
-Each scope is a session of its own in the notes store, so that a read of one cannot see another. The
-scope of a sender is never that of a session, whatever the key of the session: clients choose keys.
+Each scope is a separate session in the notes store, so that a read of one scope cannot return notes
+of another. The scope of a sender is never equal to that of a session, because clients choose the
+keys of sessions.
 """
 
 from typing import Final, Literal
@@ -14,39 +15,39 @@ from stenolog.errors import InvalidKey
 Of = Literal["session", "sender"]
 
 _SENDER: Final = "%40"
-"""Begins the keys of senders' scopes in the notes store; an escaped agent never begins so."""
+"""Prefix of senders' scopes in the notes store; an escaped agent name never starts with it."""
 _AT: Final = "@"
 
 
 class Scope(Struct, frozen=True, kw_only=True):
-    """Who a note is of: what one agent knows from one session, or of one sender."""
+    """Owner of notes: one agent, and one session or one sender."""
 
     agent: str = "main"
     who: str
-    """The key of the session, or the sender: a user (`telegram:123`) or a group chat."""
+    """Key of the session, or the sender: a user (`telegram:123`) or a group chat."""
     of: Of = "session"
-    """Whether the notes are of one session, or of all sessions of one verified sender."""
+    """Whether the notes belong to one session, or to all sessions of one verified sender."""
 
     @property
     def key(self) -> str:
-        """The key of its session in the notes store; no two scopes have the same. InvalidKey."""
+        """The unique key of the scope's session in the notes store. Raises InvalidKey."""
         if not self.agent or not self.who:
             raise InvalidKey("a scope has an agent and a user or a chat; neither may be empty")
-        # Behind the first colon everything is the user's, so that only the agent is escaped.
+        # Everything after the first colon is `who`, so only the agent needs escaping.
         key = scope_prefix(self.agent, self.of) + self.who  # guard: note-scope
         check_key(key)
         return key
 
     @property
     def name(self) -> str:
-        """The name for people and options: of a sender `@telegram:123`, of a session its key."""
+        """The displayed name, also used in options: `@telegram:123` for a sender, else the key."""
         if self.of == "sender":
             return _AT + self.who
         return _AT + self.who if self.who.startswith(_AT) else self.who
 
 
 def scope_named(name: str, *, agent: str = "main") -> Scope:
-    """Return the scope of this name, as `Scope.name` gives it."""
+    """Return the scope with this name, the inverse of `Scope.name`."""
     if name.startswith(2 * _AT):
         return Scope(agent=agent, who=name[1:])
     if name.startswith(_AT):
@@ -55,15 +56,15 @@ def scope_named(name: str, *, agent: str = "main") -> Scope:
 
 
 def scope_of(key: str, *, agent: str = "main") -> Scope:
-    """Return the scope of a session's own notes: no two sessions share one.
+    """Return the scope of one session. No two sessions share it.
 
-    Whether a session belongs to a sender is not said by its key: `Memory.scope` looks that up.
+    The key does not show whether a session belongs to a sender: use `Memory.scope` for that.
     """
     return Scope(agent=agent, who=key)
 
 
 def scope_of_key(notes_key: str) -> Scope:
-    """The scope whose `key` this is. Raises InvalidKey for the key of none."""
+    """Return the scope with this `key`. Raises InvalidKey if it is not the key of a scope."""
     of: Of = "sender" if notes_key.startswith(_SENDER) else "session"
     agent, _, who = notes_key.removeprefix(_SENDER).partition(":")
     scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=who, of=of)
@@ -73,10 +74,10 @@ def scope_of_key(notes_key: str) -> Scope:
 
 
 def scope_prefix(agent: str, of: Of) -> str:
-    """Return how the keys of all scopes of an agent and a kind begin, and no others."""
+    """Return the common prefix of the keys of all scopes of an agent and a kind."""
     return (_SENDER if of == "sender" else "") + agent_prefix(agent)
 
 
 def agent_prefix(agent: str) -> str:
-    """Return the agent as keys in the notes store begin with it."""
+    """Return the escaped agent name that keys in the notes store start with."""
     return agent.replace("%", "%25").replace(":", "%3A") + ":"  # guard: scope-agent-escaped

@@ -1,8 +1,8 @@
-"""Secrets that only the name of their field gives away, as `"password": "hunter2"`.
+"""Secrets that are recognized by the name of their field, such as `"password": "hunter2"`.
 
-In a text the names are looked for as JSON and programs quote them, at any depth of escapes: what a
-tool was given or answered is JSON in a text, and often once more. Each takes linear time on any
-text: what was read as a value is not read again.
+In text, names are found in the quoted form of JSON and programs, at any depth of escapes: arguments
+and results of tools are JSON inside a text, often nested again. Every search takes linear time: no
+value is scanned twice.
 """
 
 import re
@@ -15,17 +15,17 @@ from msgspec import Struct
 
 
 class Kind(Struct, frozen=True):
-    """What the fields of some names hold."""
+    """A kind of secret with the names of its fields."""
 
     name: str
     fields: re.Pattern[str]
-    """Their names: small letters, with `_` between the words."""
+    """Pattern of field names in lower case, with `_` between words."""
     words: re.Pattern[str] = re.compile(r"(?!)")
-    """Values that are none of it."""
+    """Pattern of values that are not secrets."""
     numbers: bool = False
-    """Whether a number may be one."""
+    """Whether a number can be a secret of this kind."""
     deep: bool = True
-    """Whether all that is below such a field is one."""
+    """Whether all values below such a field are secrets."""
 
 
 def _kind(name: str, fields: str, words: str = "(?!)", **rest: bool) -> Kind:
@@ -37,12 +37,12 @@ _OWNERS: Final = """
     login mail mongo mqtt my mysql new old pg postgres proxy rabbitmq redis remote root server
     service smtp ssh sudo truststore user vpn wifi
 """
-"""Whose `pass` is a password, and not one of the mountains or for boarding."""
+"""Prefixes that make `pass` a password, unlike a mountain pass or a boarding pass."""
 _PAGES: Final = (
     r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
 )
-"""Where a list goes on, or a word of a model: nothing to be kept secret."""
+"""Pagination tokens and special tokens of models. They are not secret."""
 _FLAGS: Final = (
     r"(?:has|had|is|was|needs?|requires?|uses?|supports?|shows?|hides?|forgot|allows?|enables?)_.*"
 )
@@ -69,9 +69,9 @@ _KINDS: Final = (
 )
 _NONE: Final = re.compile(f"{_PAGES}|{_FLAGS}")
 _LONGEST: Final = 64
-"""Characters of the end of a name that are looked at."""
+"""Number of characters at the end of a name that are used."""
 _WHERE: Final = re.compile(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
-"""Of whom it is, as in `password (prod)`."""
+"""A suffix such as in `password (prod)`."""
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _APART: Final = re.compile(r"[^a-z0-9]+")
 
@@ -79,17 +79,17 @@ _NO_VALUE: Final = re.compile(
     r"(?i)\s*+(?:\[redacted: [a-z ]{1,20}\]|\*++|•++|x{3,}+|\.\.\.|…|<[^<>\s]{1,40}>"
     r"|\$\{[^{}\s]{1,60}\}|string|null|none|nil|true|false|undefined|optional|required|yes|no)?\s*+"
 )
-"""That it is left out, where it comes from or of what type it is, and not what it is."""
+"""Values that are placeholders, references or types instead of the secret."""
 _DIGITS: Final = re.compile(r"\s*+[0-9]{3,8}\s*+")
 _LONG_NUMBER: Final = re.compile(r"-?[0-9]{4,}+")
 _TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _OF_A_SCHEMA: Final = ("properties", "$ref", "enum", "anyOf", "oneOf", "allOf")
 _GIVEN: Final = ("value", "default", "const", "example")
-"""What of a schema is not about its values."""
+"""Fields of a schema that contain values."""
 _ABOUT: Final = ("description", "title", "label", "placeholder")
 
 _NAME: Final = re.compile(
-    # From the first of several backslashes on: each run of them is looked at once.
+    # Starts at the first of several backslashes, so that each run of them is scanned once.
     r"(?<!\\)(?P<quote>\\{0,31}[\"'])(?P<name>[^\"'\\\n]{1,160})(?P=quote)\s*+(?:=>|[:=])\s*+"
 )
 _QUOTE: Final = re.compile(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
@@ -97,13 +97,13 @@ _BARE: Final = re.compile(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
 _PUNCTUATION: Final = re.compile(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
 _COLON: Final = re.compile(r"\s*+:")
 _IS_A_WORD: Final = re.compile(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
-"""Behind a token of a model, which is a piece of its answer."""
+"""Follows a token of a model: a piece of its answer, not a secret."""
 
 Span = tuple[int, int]
 
 
 class Found(Struct, frozen=True):
-    """A secret in a text, from where to where it goes, and what is to stand there instead."""
+    """The span of a secret in a text, and its replacement."""
 
     start: int
     end: int
@@ -112,7 +112,7 @@ class Found(Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> Kind | None:
-    """What a field of this name holds; None where that is no secret."""
+    """Return the kind of secret of a field name, or None."""
     own = _WHERE.sub("", name[-2 * _LONGEST :])
     plain = own if own.isascii() else normalize("NFKC", own)
     words = _APART.sub("_", _HUMP.sub("_", plain[-_LONGEST:]).lower())
@@ -123,38 +123,38 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_value(kind: Kind, value: str) -> bool:
-    """Whether a field of this kind tells its secret, and not that it has none."""
+    """Whether the value of such a field is a secret and not a placeholder."""
     if kind.name == "pin":
         return _DIGITS.fullmatch(value) is not None
     return _NO_VALUE.fullmatch(value) is None and kind.words.fullmatch(value) is None
 
 
 def is_number(kind: Kind, value: str) -> bool:
-    """Whether a number that stands in a field of this kind is its secret."""
+    """Whether a number in a field of this kind is a secret."""
     return kind.numbers and _LONG_NUMBER.fullmatch(value) is not None and is_value(kind, value)
 
 
 def below(kind: Kind | None, name: str, *, schema: bool) -> Kind | None:
-    """What is in a field of an object that is a secret as a whole."""
+    """Return the kind of a field inside an object that is a secret as a whole, or None."""
     if kind is None or not kind.deep or name in _ABOUT:
         return None
     return kind if not schema or name in _GIVEN else None
 
 
 def is_schema(name: str, value: Any) -> bool:
-    """Whether an object with such a field tells of what type a value is, and not the value."""
+    """Whether an object with this field is a schema, which describes a type and has no value."""
     if name == "type":
         return isinstance(value, str) and value.lower() in _TYPES
     return name in _OF_A_SCHEMA
 
 
 def stub_of(kind: Kind) -> str:
-    """What stands in the place of a secret."""
+    """Return the replacement of a secret."""
     return f"[redacted: {kind.name}]"
 
 
 def found_in(text: str) -> Iterator[Found]:
-    """Each secret of a text that stands behind its name, in their order."""
+    """Yield the secrets of a text that follow the name of their field, in order."""
     at = 0
     while (match := _NAME.search(text, at)) is not None:
         at = match.end()
@@ -163,7 +163,7 @@ def found_in(text: str) -> Iterator[Found]:
             continue
         number = _BARE.match(text, at)
         if number is not None and is_number(kind, number[0]):
-            # Quoted as its name is: what was JSON is to stay so.
+            # In the quotes of the name, so that JSON stays valid.
             stub = f"{match['quote']}{stub_of(kind)}{match['quote']}"
             yield Found(number.start(), number.end(), stub)
         spans, at = _values(text, at, kind)
@@ -173,7 +173,7 @@ def found_in(text: str) -> Iterator[Found]:
 
 
 def _values(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:
-    """The texts that begin here, one or all of a list or an object; and where that ends."""
+    """Return the spans of the value at this position, or of all texts in it, and its end."""
     if text[at : at + 1] in ("[", "{"):
         return _inside(text, at, kind) if kind.deep else ([], at)
     quote = _QUOTE.match(text, at)
@@ -184,7 +184,7 @@ def _values(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:
 
 
 def _inside(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:
-    """The texts within a list or an object that begins here, but for the names in it."""
+    """Return the spans of the texts in the list or object at this position, without names."""
     depth, name, schema = 0, "", False
     spans = list[tuple[str, Span]]()
     while (match := _PUNCTUATION.search(text, at)) is not None:
@@ -210,11 +210,11 @@ def _inside(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:
 
 
 def _end(text: str, quote: re.Match[str]) -> Span:
-    """Where a quoted text ends, and where its closing quote does; a line ends it, too.
+    """Return the end of a quoted text, and the end of its closing quote. A newline ends it too.
 
-    Each level of escapes doubles the backslashes before a quote and adds one. So one that has as
-    many as the opening one closes; one with more may be a part of what is quoted; and one with
-    fewer closes what stands around it.
+    Each level of escapes doubles the backslashes before a quote and adds one. So a quote with as
+    many as the opening one closes the text; one with more may be part of the text; and one with
+    fewer closes an outer text.
     """
     escapes, at = len(quote["escapes"]), quote.end()
     ends = _ENDS[quote["mark"]]

@@ -1,4 +1,4 @@
-"""What was recalled in words: one line each with its date, its source and its text. Pure."""
+"""Format recalled notes and messages: one line each with date, source and text. Pure."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, tzinfo
@@ -12,35 +12,35 @@ from stenolog.memory.blocks import memory_block
 from stenolog.memory.ranking import Kind, Question, Ranked
 
 WIDTH: Final = 400
-"""A line has no more characters of a text."""
+"""Maximum number of characters of a text in a line."""
 
 _BEFORE: Final = 60
-"""How much of a text may stand before the words that were asked for."""
+"""Maximum number of characters of a text before the first matching word."""
 _CUT: Final = "…"
 _MOST_LOOKED_AT: Final = 8_000
 _MOST_MISSES: Final = 3
-"""After so many that do not fit, none is looked for that might."""
+"""Number of entries that do not fit after which the search for shorter ones stops."""
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """One thing that was recalled."""
+    """A recalled note or message."""
 
     kind: Kind
     source: str
     """The id of a note, or `key:seq` of a message."""
     at: datetime
     role: str
-    """Who said it; empty for a note."""
+    """Role of the message; empty for a note."""
     text: str
-    """As it stands in the block: in one line, and only the part around what was asked for."""
+    """Text in the block: one line, and only the part around the matching words."""
     score: float
 
 
 class Recalled(Struct, frozen=True, kw_only=True):
-    """What was recalled: the block for the prompt, what is in it, and how many tokens it takes."""
+    """The result of recall: the block for the prompt, its entries, and its number of tokens."""
 
     block: str = ""
-    """Empty where nothing was found."""
+    """Empty if nothing was found."""
     found: tuple[Found, ...] = ()
     tokens: int = 0
 
@@ -54,15 +54,15 @@ def tell(
     count: Callable[[str], int],
     zone: tzinfo | None,
 ) -> Recalled:
-    """As many of the best as fit the budget: core facts first, the newest of them first.
+    """Format as many of the best entries as fit the budget.
 
-    The others follow by how well they answer. What does not fit is left out, and a shorter one
-    that comes soon after it may still be told. `more`: told as well, in what the best leave
-    of the budget when they have taken half of it.
+    Core facts come first, newest first; the other entries follow by score. An entry that does not
+    fit is left out; a shorter one that follows soon may still fit. `more`: additional entries,
+    added as soon as the best entries have used half of the budget.
     """
     chosen: list[Found] = []
     spent = count(memory_block([""]))
-    # What hardly answers the question must not crowd out what is known of the user.
+    # Poor matches must not displace facts about the user.
     for some, most in ((ranked, budget // 2), (more, budget), (ranked, budget)):
         misses = 0
         told = {found.source for found in chosen}
@@ -82,7 +82,7 @@ def tell(
         tokens = count(block)
         if tokens <= budget:
             return Recalled(block=block, found=tuple(ordered), tokens=tokens)
-        # Counted by the line it was a little less: a counter need not add up.
+        # The sum over lines was smaller: token counts are not additive.
         chosen.pop()
     return Recalled()
 
@@ -111,7 +111,7 @@ def _found(ranked: Ranked, question: Question) -> Found:
 
 
 def shortened(text: str, stems: Sequence[str], *, width: int = WIDTH) -> str:
-    """A text in one line; of a longer one the part with the most of these words."""
+    """Return a text as one line. Of a long text, return the part with the most of these stems."""
     line = " ".join(text.split())
     if len(line) <= width:
         return line
@@ -132,7 +132,7 @@ def shortened(text: str, stems: Sequence[str], *, width: int = WIDTH) -> str:
 
 
 def _start(spots: Sequence[tuple[int, set[str]]], width: int) -> int:
-    """Where the first stretch begins that has the most different words."""
+    """Return the start of the first window that has the most different stems."""
     best, start = 0, 0
     for first, _ in spots:
         different = len({one for at, said in spots if first <= at < first + width for one in said})

@@ -1,7 +1,7 @@
-"""Words for a time in a question: `yesterday`, `last week`, `in May`, `three days ago`, 2026-03.
+"""Parse times in a question: `yesterday`, `last week`, `in May`, `three days ago`, 2026-03. Pure.
 
-English, and the same in German. Days begin and end in the zone of `now`, weeks on Monday; a month
-or a weekday without more is the last one that has begun. Pure.
+Understands English and German. Days start and end in the time zone of `now`, weeks start on Monday.
+A month or weekday without a year or date is the latest one that has started.
 """
 
 import re
@@ -81,36 +81,36 @@ _THIS: Final = r"(?:this|current|diese[nrsm]?)"
 
 
 class Period(Struct, frozen=True):
-    """From one time on, and before another."""
+    """A time range: `since` is included, `until` is not."""
 
     since: datetime
     until: datetime
 
     def holds(self, at: datetime) -> bool:
-        """Whether a time lies in it."""
+        """Whether a time is in the range."""
         return self.since <= at < self.until
 
 
 class Told(Struct, frozen=True):
-    """What a text says of a time, and the text without it."""
+    """The period that a text names, and the text without the words for it."""
 
     period: Period | None
     rest: str
 
 
 def told(text: str, *, now: datetime) -> Told:
-    """The first time that a text names, as seen from `now`; None where it names none."""
+    """Return the first period that a text names, relative to `now`, or None as the period."""
     for pattern, meaning in _RULES:
         for found in pattern.finditer(text):
             try:
                 period = meaning(found, now)
             except (ValueError, OverflowError):
-                continue  # 2026-13-45, or a time before all calendars
+                continue  # 2026-13-45, or a year that datetime cannot represent
             return Told(period, f"{text[: found.start()]} {text[found.end() :]}")
     return Told(None, text)
 
 
-# --- what each form means --------------------------------------------------------------------
+# --- meaning of each form --------------------------------------------------------------------
 
 
 def _midnight(at: datetime) -> datetime:
@@ -151,7 +151,7 @@ def _checked(month: int) -> int:
 
 
 def _ago(found: re.Match[str], now: datetime) -> Period:
-    """A day as it is said; of longer times the one around it."""
+    """Return the exact day, or the week, month or year around the time."""
     many = _many(found["many"])
     match _unit(found["unit"]):
         case "day":
@@ -197,7 +197,7 @@ def _weekday(found: re.Match[str], now: datetime) -> Period:
 
 
 def _last_weekday(found: re.Match[str], now: datetime) -> Period:
-    """Not today: on a Monday, last Monday is a week ago."""
+    """Return the last such day before today: on a Monday, last Monday is a week ago."""
     return _weekday(found, now - timedelta(days=1))
 
 
@@ -206,7 +206,7 @@ def _weekend(_found: re.Match[str], now: datetime) -> Period:
 
 
 def _named(found: re.Match[str], now: datetime) -> Period:
-    """A month, of the year that is named, else the last one that has begun; or a day of it."""
+    """Return a month or a day of it, in the given year or else the latest that has started."""
     month = _MONTHS[_small(found["month"])]
     parts = found.groupdict()
     year, day = parts.get("year"), parts.get("day")
@@ -218,7 +218,7 @@ def _named(found: re.Match[str], now: datetime) -> Period:
 
 
 def _last_such_day(month: int, day: int, now: datetime) -> datetime:
-    # Eight years may lie between two leap days.
+    # There can be eight years between two leap days.
     for year in range(now.year, now.year - 9, -1):
         with suppress(ValueError):
             named = _midnight(now).replace(year=year, month=month, day=day)
@@ -236,7 +236,7 @@ def _many(text: str) -> int:
 
 
 def _small(name: str) -> str:
-    """The name as it stands in the tables: patterns that ignore case take a dotless i for an i."""
+    """Normalize a name for the tables: patterns that ignore case match a dotless i as an i."""
     return name.translate(_DOTS).casefold()
 
 
@@ -273,4 +273,4 @@ _RULES: Final = [
         (rf"(?:in|im jahr|since|seit|during) {_YEAR}", _in_year),
     )
 ]
-"""The first that fits counts. A month needs a word or a number with it: `may` is mostly none."""
+"""The first matching rule counts. A bare month does not match: `may` is mostly a verb."""

@@ -1,15 +1,15 @@
-"""What consolidation reads of a session: its finished turns, as they are shown to a model. Pure.
+"""Split a session into finished turns, and format them for the model. Pure.
 
-A turn is cut where nothing that comes later can move the cut: before a user's message that has no
-open tool call before it, and behind an answer that calls no tool. A turn that goes on after such an
-answer is two of these. In return, whoever reads the session later, or from another cut on, finds
-the same cuts, so that a turn is named by the seq of its last message, for good. (The turns of
-`context.turns` are right for a window, but an answer that comes late can move their beginnings.)
+Turns are split only where no later message can move the boundary: before a user message without an
+open tool call, and after an answer without tool calls. A turn that continues after such an answer
+counts as two. In return, every reader finds the same boundaries, later or from another start, and
+the seq of its last message identifies a turn permanently. (The turns of `context.turns` fit a
+context window, but a late answer can move their start.)
 
 A turn contains what the user and the assistant said. It leaves out system messages, reasoning,
 recalled memory, and tool calls with their results: a web page or a file must not be able to dictate
-notes. Media become a word in brackets, long texts are cut in the middle, and secrets are removed
-before anything else is done with a text.
+notes. Media become a word in brackets, long texts are cut in the middle, and secrets are redacted
+before any other step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ from stenolog.stores.withdrawn import withdrawn
 from stenolog.tokens import estimate
 
 _LOOKED_AT: Final = 100_000
-"""Characters at each end of a text that are looked at."""
+"""Number of characters at each end of a text that are used."""
 
 _SHOWN: Final = {"user": 4_000, "assistant": 2_000}
 """Maximum number of characters shown of a message, by role."""
 
 Count = Callable[[str], int]
-"""Tokens of a text."""
+"""Function that counts the tokens of a text."""
 
 _GIST: Final = 160
 _TEXTS: Final = ("text", "input_text", "output_text")
@@ -52,37 +52,37 @@ _MEDIA: Final = {
 
 
 class Line(Struct, frozen=True):
-    """What one of them said, without blocks and secrets."""
+    """A message of the user or the assistant, without memory blocks and secrets."""
 
     role: str
     text: str
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """A finished turn, as it is shown to a model."""
+    """A finished turn, as shown to a model."""
 
     last: int
-    """The seq it ends at: its name."""
+    """Last seq, which identifies the turn."""
     seqs: tuple[int, ...]
-    """The messages in it that are not taken back."""
+    """Seqs of its messages that were not withdrawn."""
     at: datetime
-    """When its first message was stored."""
+    """Time at which its first message was stored."""
     lines: tuple[Line, ...]
     redacted: int
-    """How many secrets were taken out."""
+    """Number of redacted secrets."""
 
     @property
     def spoken(self) -> list[str]:
-        """What the user said, message by message: what a quote must stand in."""
+        """Messages of the user. A quote must occur in one of them."""
         # guard: fact-from-user-only
         return [line.text for line in self.lines if line.role == "user"]
 
 
-# --- where turns end -------------------------------------------------------------------------
+# --- boundaries of turns ---------------------------------------------------------------------
 
 
 def finished(messages: Iterable[Message]) -> list[list[Message]]:
-    """The messages of each finished turn; the first of them begins where a turn does."""
+    """Return the messages of each finished turn. `messages` must start at a turn boundary."""
     turns: list[list[Message]] = []
     turn: list[Message] = []
     waiting: set[str | None] = set()
@@ -95,19 +95,19 @@ def finished(messages: Iterable[Message]) -> list[list[Message]]:
         turn.append(message)
         waiting = (waiting | calls) - {result.id for result in results_of(fields)}
         if role_of(fields) == "assistant" and not calls:
-            # A call that was never answered is given up here, else one lost result would keep all
-            # that comes later from being consolidated.
+            # Stop waiting for unanswered calls here. Otherwise one lost result would block the
+            # consolidation of all later messages.
             turns.append(turn)
             turn, waiting = [], set()
     return turns
 
 
 def is_taken_back(message: Message, info: SessionInfo) -> bool:
-    """Whether somebody took the message out of the conversation, rather than out of the context.
+    """Whether the message was removed from the conversation, not only from the context.
 
-    Hidden at or below the floor, with a summary in its place, it was compacted and still counts.
-    Hidden in any other way (popped, hidden, replaced, cleared, truncated) it does not, nor where
-    that was done before the compaction.
+    A message hidden at or below the floor, with a summary, was summarized and still counts. A
+    message hidden in any other way (popped, hidden, replaced, cleared, truncated) does not, even if
+    it was summarized later.
     """
     if not message.hidden:
         return False
@@ -116,9 +116,9 @@ def is_taken_back(message: Message, info: SessionInfo) -> bool:
 
 
 def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
-    """The turn that these messages are; None where nothing of it is left to tell.
+    """Return these messages as a turn, or None if nothing is left to note.
 
-    That is so where all that the user said in it was taken back, too.
+    Returns None too if all messages of the user in it were withdrawn.
     """
     lines: list[Line] = []
     seqs: list[int] = []
@@ -132,7 +132,7 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
         left = left or speaks(fields)
         seqs.append(message.seq)
         for line in _said(fields):
-            # Half a block, or half a secret, would not be known as one: all this before any cut.
+            # Before any cut: half a block or half a secret would not be recognized.
             clean = redact_ends(strip_blocks(_sound(line.text)), most=_LOOKED_AT)
             redacted += clean.count
             if clean.text.strip():
@@ -143,7 +143,7 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     return Turn(last=last.seq, seqs=tuple(seqs), at=first.at, lines=tuple(lines), redacted=redacted)
 
 
-# --- how it is shown -------------------------------------------------------------------------
+# --- formatting ------------------------------------------------------------------------------
 
 
 def gist(turn: Turn) -> str:
@@ -156,7 +156,7 @@ def gist(turn: Turn) -> str:
 
 
 def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
-    """The turn as text of about so many tokens at the most."""
+    """Return the turn as text of at most about `budget` tokens."""
     heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
     lines = [Line(line.role, _middle_out(line.text, _SHOWN[line.role])) for line in turn.lines]
     text = _joined(heading, lines)
@@ -173,7 +173,7 @@ def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> s
 def batches(
     turns: Sequence[Turn], *, budget: int, most: int, count: Count = estimate
 ) -> Iterator[list[Turn]]:
-    """The turns in runs that fit a budget of tokens; a turn too long for it stands alone."""
+    """Yield groups of turns that fit the token budget. A turn that is too long is a group alone."""
     batch: list[Turn] = []
     spent = 0
     for turn in turns:
@@ -188,16 +188,16 @@ def batches(
 
 
 def _joined(heading: str, lines: Sequence[Line]) -> str:
-    # Set in, so that no text can pass for a heading or for another speaker.
+    # Indented, so that no text can look like a heading or another speaker.
     said = (f"{line.role}:\n    " + "\n    ".join(line.text.splitlines()) for line in lines)
     return "\n".join([heading, *said])
 
 
-# --- what a message says ---------------------------------------------------------------------
+# --- content of messages ---------------------------------------------------------------------
 
 
 def _said(fields: Mapping[str, Any]) -> Iterator[Line]:
-    """Yield the text of a message with its role; tool calls and results are left out."""
+    """Yield the text of a message with its role, without tool calls and results."""
     role = role_of(fields)
     if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
         yield Line(role, "\n".join(_own_words(fields.get("content"))))
@@ -216,7 +216,7 @@ def _own_words(content: Any) -> Iterator[str]:
 
 
 def _sound(text: str) -> str:
-    """The text without halves of characters: two that come together would be refused by a store."""
+    """Replace lone surrogates: a pair of them that comes together is rejected by a store."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The index inside a PostgreSQL store. Imported where there is one, and nowhere before."""
+"""The catalog inside a PostgreSQL store. Imported only if there is such a store."""
 
 from stenolog.catalog.postgres.tables import SchemaDatabase
 

@@ -1,8 +1,8 @@
-"""The language of PostgreSQL's full-text search, in which nothing that a person typed is a sign.
+"""Full-text search of PostgreSQL. Typed text is always quoted and never an operator. Pure.
 
-A query for words (tsquery) tells which messages have them, not where. What words stand one behind
-the other is looked up among those messages, in the tokens themselves: positions end at 16,383, and
-at 255 for each word. Pure.
+A tsquery finds the messages that have the words, but not their order. Consecutive words are checked
+among these messages in the stored tokens, because positions in a tsvector end at 16,383, and at 255
+for each word.
 """
 
 import json
@@ -15,38 +15,38 @@ from stenolog.catalog.language import Indexed, Values
 from stenolog.catalog.query import Query, Run, Term, forms, role_mark, session_mark
 
 _MOST_BYTES: Final = 1_000_000
-"""What the words of one message may take; PostgreSQL allows for little more."""
+"""Maximum number of bytes of the tokens of a message; PostgreSQL's limit is a little higher."""
 
 _MOST_COUNTED: Final = 16
-"""A word that is there more often counts as often for the rank of a message."""
+"""Maximum number of occurrences of a word that count for ranking."""
 _COUNTS: Final = [
     ":" + ",".join(map(str, range(1, count + 1))) for count in range(1, _MOST_COUNTED + 1)
 ]
 _COUNT_BYTES: Final = 2 * _MOST_COUNTED + 4
 
 _OWN_MARKS: Final = 4
-"""Block, session, owner and role come before the words in their common form."""
+"""Number of marks before the stems: block, session, owner and role."""
 
 _MOST_TOKENS: Final = 16
-"""So many of a form are asked for by name; what is left to ask is looked up in the tokens."""
+"""Maximum number of tokens of a form in the tsquery; the others are checked in the tokens."""
 _LONGEST: Final = 500
-"""No token has so many characters, and none that PostgreSQL takes has more than 2,046 bytes."""
+"""Longer than any token; PostgreSQL accepts no token of more than 2,046 bytes."""
 
 
 class TSQuery:
-    """How PostgreSQL is told and asked: a tsquery, and what it does not tell."""
+    """Values for PostgreSQL: a tsquery, and the conditions that it cannot express."""
 
     def added(self, said: Sequence[Indexed]) -> list[Values]:
-        """The words as a tsvector, and in their order."""
+        """Return the words as a tsvector, and in order."""
         return [(one.id, _vector(one), f" {one.parts} \n {one.more} ") for one in said]
 
     def removed(self, ids: Sequence[int], again: Callable[[], Sequence[Indexed]]) -> list[Values]:
-        """The rows of these messages."""
+        """Return the ids of these messages."""
         del again
         return [(id_,) for id_ in ids]
 
     def matching(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
-        """A query, limited to a role and to these sessions if there are any."""
+        """Return a search for a query, optionally limited to a role and to sessions."""
         asked: list[str] = []
         looked_up: list[tuple[bool, list[list[str]]]] = []
         for term in query.terms:
@@ -66,12 +66,12 @@ class TSQuery:
         return _joined(" & ", asked), more
 
     def ranking(self, query: Query) -> Values | None:
-        """What of a query tells how well a message fits; None where nothing does."""
+        """Return the part of a query that is used for ranking, or None if there is none."""
         tokens = dict.fromkeys(token for term in query.told for token in _tokens(term))
         return (_any(tokens),) if tokens else None
 
     def marked(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
-        """Messages that have, of every one of these groups of marks, any; and none of the last."""
+        """Return a search for messages with a mark of each group in `every`, and none in `but`."""
         asked = [_any(group) for group in every]
         if but:
             asked.append(f"!{_any(but)}")
@@ -79,9 +79,9 @@ class TSQuery:
 
 
 def _vector(one: Indexed) -> str:
-    """All tokens of a message as a tsvector is written; what there is no room for is left out.
+    """Return all tokens of a message as a tsvector. Tokens beyond the limit are left out.
 
-    No token has a quote or a backslash (tokenizer.py), so none has to be escaped.
+    Tokens have no quotes or backslashes (tokenizer.py), so they need no escapes.
     """
     words = Counter(one.parts.split())
     words.update(one.more.split())
@@ -92,8 +92,8 @@ def _vector(one: Indexed) -> str:
             f"'{word}'{_COUNTS[min(count, _MOST_COUNTED) - 1]}" for word, count in words.items()
         ]
         return " ".join([*told, *(f"'{mark}'" for mark in marks)])
-    # How often each word is there is given up first. Then the last words in their common form are,
-    # which hardly any text of 64 K characters comes to.
+    # First omit the numbers of occurrences, then the last stems. Hardly any text of 64 K characters
+    # has that many.
     room, told = _MOST_BYTES, []
     for token in dict.fromkeys([*marks[:_OWN_MARKS], *words, *marks[_OWN_MARKS:]]):
         room -= len(token.encode())
@@ -104,7 +104,7 @@ def _vector(one: Indexed) -> str:
 
 
 def _block_mark(block: int) -> str:
-    """The token that each message of a block has, so that the newest are found without the rest."""
+    """Return the token of all messages of a block, which limits a search to the newest blocks."""
     return f"=b{block}"
 
 
@@ -113,12 +113,12 @@ def _tokens(term: Term) -> list[str]:
 
 
 def _is_certain(form: Sequence[Run]) -> bool:
-    """Whether the words of it alone tell that a message has it."""
+    """Whether the tsquery alone decides if a message has this form."""
     return len(form) <= _MOST_TOKENS and all(len(run.tokens) == 1 for run in form)
 
 
 def _loosely(form: Sequence[Run]) -> str:
-    """That the tokens of a form are there, or the first of them, wherever they stand."""
+    """Return a tsquery for the first tokens of a form, in any order."""
     asked: dict[str, None] = {}
     for run in form:
         last = len(run.tokens) - 1
@@ -130,7 +130,7 @@ def _loosely(form: Sequence[Run]) -> str:
 
 
 def _piece(run: Run) -> str:
-    """The tokens of a run as they stand in the lines."""
+    """Return the tokens of a run as they occur in the column `lines`."""
     return f" {' '.join(run.tokens)}{'' if run.begins else ' '}"
 
 
@@ -139,7 +139,7 @@ def _any(tokens: Iterable[str]) -> str:
 
 
 def _joined(sign: str, asked: Iterable[str]) -> str:
-    """In brackets, by halves: PostgreSQL goes down as deep as these are nested."""
+    """Join in brackets as a balanced tree: PostgreSQL recurses as deep as the nesting."""
     parts = list(asked)
     while len(parts) > 1:
         pairs = [sign.join(parts[at : at + 2]) for at in range(0, len(parts), 2)]
@@ -148,7 +148,7 @@ def _joined(sign: str, asked: Iterable[str]) -> str:
 
 
 def _lexeme(token: str, *, begins: bool = False) -> str:
-    """A token between quotes, whatever is in it."""
+    """Quote a token."""
     # guard: query-quoted
     plain = token[:_LONGEST].replace("\\", "\\\\").replace("'", "''").replace("\0", "\x1a")
     return f"'{plain}'{':*' if begins else ''}"

@@ -1,8 +1,8 @@
--- The statements of ../queries.sql as PostgreSQL knows them, and those that only it needs. Texts are
--- sent and given as bytes.
+-- The statements of ../queries.sql for PostgreSQL, and those that only PostgreSQL needs. Texts are
+-- sent and returned as bytes.
 
 -- name: serialize
--- Of those who make an index at the same moment, one does.
+-- Only one process at a time creates the tables.
 SELECT pg_advisory_xact_lock(hashtextextended(convert_from($1, 'UTF8'), 0));
 
 -- name: has_tables
@@ -21,16 +21,16 @@ DROP TABLE IF EXISTS {schema}.catalog_about, {schema}.catalog_session, {schema}.
 LOCK TABLE {schema}.catalog_about IN ACCESS EXCLUSIVE MODE;
 
 -- name: hold
--- Before the first look, which decides what is seen: whoever empties the tables waits, or is waited
--- for.
+-- Locked before the first query, which takes the snapshot: a process that empties the tables has
+-- either finished or waits.
 LOCK TABLE {schema}.catalog_about IN ACCESS SHARE MODE;
 
 -- name: look
--- What a walk through all texts costs is more than the planner thinks.
+-- The planner underestimates the cost of a scan of all texts.
 SELECT version, set_config('enable_seqscan', 'off', true) FROM {schema}.catalog_about;
 
 -- name: turn
--- One at a time writes; whoever purges meanwhile waits for it, and finds what it wrote.
+-- Only one process writes at a time. A concurrent purge waits, and then sees the new rows.
 SELECT version FROM {schema}.catalog_about FOR UPDATE;
 
 -- name: version
@@ -188,10 +188,10 @@ WHERE listed = 1
 SELECT block, oldest, newest FROM {schema}.catalog_block ORDER BY newest DESC;
 
 -- name: matches
--- In no order: where there are more than so many, they are asked for by blocks.
--- $2 has what the words alone do not tell, as JSON: for each term whether it is excluded, and its
--- forms; of one form all pieces of text must stand in the lines. A term that is found where it is
--- excluded, or not found where it is not, is one too many.
+-- Unordered: if there are more than the limit, the caller searches by blocks. $2 has the conditions
+-- that the tsquery cannot express, as JSON: for each term whether it is excluded, and its forms. A
+-- form matches if `lines` contains all its pieces of text. A message is left out if it has an
+-- excluded term, or lacks a required one.
 SELECT id, at, session FROM (
     SELECT id FROM {schema}.catalog_words
     WHERE words @@ convert_from($1, 'UTF8')::tsquery
@@ -208,7 +208,7 @@ SELECT id, at, session FROM (
 ) AS found JOIN {schema}.catalog_message USING (id);
 
 -- name: matches_in
--- The same in some blocks, which each message is marked with: so the index leads to these alone.
+-- The same in some blocks. Each message has the mark of its block, so the index finds only these.
 SELECT id, at, session FROM (
     SELECT id FROM {schema}.catalog_words
     WHERE words @@ (convert_from($1, 'UTF8')::tsquery && (
@@ -228,7 +228,7 @@ SELECT id, at, session FROM (
 ) AS found JOIN {schema}.catalog_message USING (id);
 
 -- name: ranks
--- The less the better; 1: by how often the words are there, for how long the message is.
+-- Lower is better. 1: the frequency of the words relative to the length of the message.
 SELECT id, -ts_rank(words, convert_from($1, 'UTF8')::tsquery, 1) FROM {schema}.catalog_words
 WHERE +id BETWEEN $2 AND $3
   AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($4, 'UTF8')::jsonb)::int8));
@@ -252,7 +252,7 @@ WHERE sha256(owner) = sha256($1) AND owner = $1;
 SELECT id FROM {schema}.catalog_message WHERE session = $1 AND seq BETWEEN $2 AND $3;
 
 -- name: newest_with
--- Block by block, the newest ids first, until there are enough.
+-- Block by block, newest ids first, until the limit is reached.
 SELECT id FROM (SELECT block FROM {schema}.catalog_block ORDER BY block DESC) AS blocks
 CROSS JOIN LATERAL (
     SELECT id FROM {schema}.catalog_words
@@ -262,7 +262,7 @@ CROSS JOIN LATERAL (
 LIMIT nullif($2, -1);
 
 -- name: newest_with_in
--- The same from one time to another; those are known to have ids between these.
+-- The same for a period. The caller gives the range of ids that includes its messages.
 SELECT id FROM (
     SELECT block FROM {schema}.catalog_block WHERE newest >= $4 AND oldest < $5 ORDER BY block DESC
 ) AS blocks
@@ -280,7 +280,7 @@ WHERE id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($1, 'UTF8'):
   AND role NOT IN ('system', 'developer');
 
 -- name: said_at
--- No character takes more than four bytes; what is cut in the middle of one is put right by who reads.
+-- A character takes at most four bytes. The caller removes a truncated last character.
 SELECT session.key, uid, message.seq, role, at, substr(text, 1, (4 * $1)::int4)
 FROM jsonb_array_elements(convert_from($2, 'UTF8')::jsonb) WITH ORDINALITY AS asked (place, number)
 JOIN {schema}.catalog_message AS message

@@ -1,7 +1,7 @@
--- The tables of a catalog in a PostgreSQL store; ../schema.sql says what they hold. They begin with
--- catalog_ and what stands for the namespace, and nothing refers to them: they can be dropped at any
--- time. Texts are bytes in UTF-8, because no text of PostgreSQL's holds a NUL; and so they are in the
--- order of their bytes, as on the other engines.
+-- The tables of a catalog in a PostgreSQL store; ../schema.sql describes them. Their names start
+-- with catalog_ and a digest of the namespace. No other table refers to them, so they can be
+-- dropped at any time. Texts are stored as UTF-8 bytes, because a text of PostgreSQL cannot contain
+-- a NUL. This also sorts them by bytes, as the other engines do.
 
 CREATE TABLE {schema}.catalog_about (
     version bytea NOT NULL,
@@ -42,7 +42,7 @@ CREATE UNIQUE INDEX catalog_session_key ON {schema}.catalog_session (key);
 
 CREATE INDEX catalog_session_newest ON {schema}.catalog_session (updated DESC, key);
 
--- By its digest, as those below: a row of an index holds no more than some two thousand bytes.
+-- By its digest, as below: an index entry has at most about two thousand bytes.
 CREATE INDEX catalog_session_owner ON {schema}.catalog_session (sha256(owner));
 
 CREATE TABLE {schema}.catalog_tag (
@@ -75,10 +75,10 @@ CREATE TABLE {schema}.catalog_block (
     newest int8 NOT NULL
 );
 
--- `words` are the tokens of tokenizer.py, the marks, and the block: which there are, and how often, up
--- to some times. Where they stand it cannot tell of a long message (positions end at 16,383, and at 255
--- for each word), so the tokens are in `lines` as well, in their order, with spaces between: words that
--- stand one behind the other are looked for there, among the messages that have all of them.
+-- `words`: the tokens of tokenizer.py, the marks and the block, with their numbers of occurrences
+-- up to a maximum. It cannot store the positions in a long message (they end at 16,383, and at 255
+-- for each word). So `lines` has the tokens in order, separated by spaces: consecutive words are
+-- searched there, among the messages that have all of them.
 CREATE TABLE {schema}.catalog_words (
     id    int8 PRIMARY KEY,
     words tsvector NOT NULL,

@@ -1,7 +1,7 @@
-"""The index inside a PostgreSQL store: tables of its own, one set for each namespace.
+"""The catalog inside a PostgreSQL store: a separate set of tables per namespace.
 
-Who reads sees one moment, and waits for nobody but who empties or makes the tables. Who writes has
-the row of `about`: one at a time, and no purge meanwhile.
+Readers see a consistent state, and wait only while the tables are emptied or created. A writer
+locks the row of `about`, which excludes other writers and purges.
 """
 
 import codecs
@@ -38,35 +38,35 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(__file__).parent
 PREFIX: Final = "catalog_"
 _LAYOUT: Final = 2
-"""Another one wherever only the tables or the triggers here change."""
+"""Change it if only the tables or triggers of PostgreSQL change."""
 
 
 def version_of(schema: str) -> str:
-    """The version of an index in this schema, whose name its triggers know."""
+    """Return the version of a catalog in this schema. Its triggers contain the schema's name."""
     return f"{VERSION}/{_LAYOUT}/{schema}"
 
 
 def prefix_of(namespace: str) -> str:
-    """What the names of the tables begin with; short, because longer names are cut off."""
+    """Return the prefix of the table names; short, because PostgreSQL truncates long names."""
     return f"{PREFIX}{blake2b(namespace.encode(), digest_size=8).hexdigest()}_"
 
 
 @cache
 def statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
-    """Every statement of queries.sql."""
+    """Return the statements of queries.sql by name."""
     return named(_read("queries.sql", schema, prefix))
 
 
 @cache
 def triggers(schema: str, namespace: str) -> Mapping[str, str]:
-    """What empties the index when something is purged, and what calls that."""
+    """Return the function that empties the catalog after a purge, and its triggers."""
     text = _read("triggers.sql", schema, prefix_of(namespace))
     return named(text.replace("{namespace}", namespace.encode().hex()))
 
 
 @cache
 def tables(schema: str, prefix: str) -> tuple[str, ...]:
-    """The statements that make the tables; the last one takes the version."""
+    """Return the statements that create the tables. The last one takes the version."""
     return in_order(_read("schema.sql", schema, prefix))
 
 
@@ -91,15 +91,15 @@ class SchemaDatabase:
 
     @property
     def language(self) -> "Language":
-        """That of tsquery."""
-        # Who only lists does not wait for it.
+        """The query language of tsquery."""
+        # Imported on demand: a list does not need it.
         from stenolog.catalog.postgres.language import TSQuery
 
         return TSQuery()
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A look at the tables as they are at one moment."""
+        """Start a read transaction, which sees a consistent state of the tables."""
         with self._sorted(), self._database.read() as plain:
             transaction = _Texts(plain)
             transaction.execute(self.sql["hold"])
@@ -108,7 +108,7 @@ class SchemaDatabase:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A transaction of one's own; others read meanwhile."""
+        """Start a write transaction. It does not block readers."""
         self._check_writable()
         with self._sorted(), self._database.write() as plain:
             transaction = _Texts(plain)
@@ -116,10 +116,10 @@ class SchemaDatabase:
             yield transaction
 
     def renew(self) -> None:
-        """Drop the tables, and make empty ones, unless somebody else just did."""
+        """Create the tables again, unless another process has just done so."""
         self._check_writable()
         damaged, self._damaged = self._damaged, False
-        # One at a time: who appends, and who purges, has both of these tables, in another order.
+        # One at a time: appends and purges lock both tables in another order.
         for table in ("message", "session"):
             self._watch(table)
         with self._alone() as transaction:
@@ -127,7 +127,7 @@ class SchemaDatabase:
                 self._make_anew(transaction)
 
     def close(self) -> None:
-        """The database is the store's."""
+        """Do nothing: the database belongs to the store."""
 
     def _check_writable(self) -> None:
         if not self._writable:
@@ -181,7 +181,7 @@ class SchemaDatabase:
             self._damaged = True
             raise Broken(str(error)) from error
         except (ValueError, msgspec.MsgspecError) as error:
-            # Whatever is read here was written here: what cannot be read is damaged.
+            # All data here was written by this class: unreadable data is damaged.
             self._damaged = True
             raise Broken(f"the index holds what nobody wrote: {error}") from error
         except StoreBusy as error:
@@ -194,25 +194,25 @@ class SchemaDatabase:
         if is_lost(cause):
             return Away(str(error))
         if isinstance(cause, psycopg.IntegrityError):
-            # Rows are left where others are gone.
+            # Rows refer to missing rows.
             self._damaged = True
             return Broken(str(error))
         return Busy(str(error)) if is_passing(cause) else Unusable(str(error))
 
 
 class _Texts:
-    """A transaction in which texts are sent, and come back, as bytes."""
+    """A transaction that sends and receives texts as bytes."""
 
     def __init__(self, plain: Transaction) -> None:
         self._plain = plain
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> list[Row]:
-        """Carry out one statement; its rows."""
+        """Execute a statement and return its rows."""
         rows = self._plain.execute(sql, [_sent(value) for value in values])
         return [tuple(map(_taken, row)) for row in rows]
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> None:
-        """Carry out one statement for each row of values."""
+        """Execute a statement once per row of values."""
         sent = [[_sent(value) for value in row] for row in rows]
         if sent:
             self._plain.executemany(sql, sent)
@@ -225,5 +225,5 @@ def _sent(value: Any) -> Any:
 
 
 def _taken(value: Any) -> Any:
-    """A text without a character that was cut at its end. Raises UnicodeDecodeError."""
+    """Decode text without a truncated last character. Raises UnicodeDecodeError."""
     return codecs.utf_8_decode(value)[0] if isinstance(value, bytes) else value

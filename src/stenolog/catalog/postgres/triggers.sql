@@ -1,13 +1,15 @@
--- What is purged must leave no trace in the index either, at the same moment (../triggers.sql). Only a
--- purge deletes messages and sessions; a copy of a session takes those away that the other store has
--- not. The files of the index go with its rows, because an index of words never forgets one; but where
--- somebody reads the tables for long, as a dump does, the rows have to do.
+-- A purge must remove all its data from the catalog in the same transaction. Only a purge deletes
+-- messages and sessions, and a copy of a session that removes messages which the source does not
+-- have. The tables are truncated, because a full-text index keeps deleted words in its files. If
+-- another process reads the tables for a long time, such as a dump, their rows are deleted instead.
 --
--- Who made the index empties it, whoever purges; and tables that are gone keep nobody from purging.
--- `about` comes first here as everywhere: who would wait for another one waits there.
+-- The function runs as the role that created the catalog, regardless of the role that purges.
+-- Missing tables do not prevent a purge. `about` is locked first, as everywhere, to avoid
+-- deadlocks.
 --
--- It runs with the rights of who made it: so what it empties is written here, nobody else may make a
--- trigger of it, and one that was made on another table is refused. {namespace} is in hexadecimal.
+-- Because it runs with the rights of its creator, the tables that it empties are fixed here, no
+-- other role may create a trigger with it, and a trigger on another table is rejected. {namespace}
+-- is in hexadecimal.
 
 -- name: purged
 CREATE OR REPLACE FUNCTION {schema}.catalog_purged() RETURNS trigger
@@ -21,12 +23,12 @@ DECLARE
     other text := format('UPDATE %s SET made = ((random() - 0.5) * 1.8e19)::int8', about);
 BEGIN
     IF TG_RELID = to_regclass('{schema}.message') THEN
-        -- A session that is not there any more may have been one of ours.
+        -- A session that no longer exists may have been in this namespace.
         PERFORM FROM (SELECT DISTINCT session FROM gone) AS lost
         LEFT JOIN {schema}.session AS life ON life.id = lost.session
         WHERE life.namespace IS NULL OR life.namespace = own;
     ELSIF TG_RELID = to_regclass('{schema}.session') THEN
-        -- One without messages has a title.
+        -- The catalog has the title even of a session without messages.
         PERFORM FROM gone WHERE namespace = own;
     ELSE
         RAISE insufficient_privilege USING MESSAGE = 'not for a table outside of {schema}';
@@ -44,7 +46,7 @@ BEGIN
         ORDER BY number
     );
     IF NOT about = ANY (known) THEN
-        -- Not an index that anybody would go on with.
+        -- Without `about` the catalog is unusable.
         FOREACH one IN ARRAY known LOOP
             EXECUTE format('DROP TABLE %s', one);
         END LOOP;
