@@ -21,6 +21,7 @@ MORE = {
         "tests/contract/test_jsonl.py",
         "tests/contract/test_state_machine.py",
         "tests/crash/test_faults.py",
+        "tests/crash/test_interleaving.py",
         "tests/crash/test_kill9.py",
         "tests/crash/test_lives.py",
         "tests/crash/test_many_writers.py",
@@ -28,6 +29,13 @@ MORE = {
         "tests/unit/test_system_calls.py",
     ],
     "stores/postgres": ["tests/contract/test_postgres.py", "tests/crash/test_postgres_*.py"],
+    "stores/sql": [
+        "tests/unit/stores/sqlite",
+        "tests/unit/stores/postgres",
+        "tests/contract/test_sqlite.py",
+        "tests/contract/test_postgres.py",
+        "tests/contract/test_state_machine_*.py",
+    ],
     "stores/sqlite": [
         "tests/contract/test_sqlite.py",
         "tests/contract/test_state_machine_sqlite.py",

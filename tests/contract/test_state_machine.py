@@ -125,4 +125,4 @@ def test_a_store_does_what_the_model_does(
     assert sum(length == 50 for length in machine.lengths) >= runs
     rules = {"torn_crash", "crash", "reopen", "switch"} if machine.persistent else set()
     life = {"fork", "delete", "restore", "purge_before", "purge"}
-    assert machine.ran.keys() >= {"add_messages", "undo", "compact", *life, *rules}
+    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *life, *rules}

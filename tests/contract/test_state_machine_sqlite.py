@@ -135,10 +135,41 @@ class Together:
         places = [trashed.uid for trashed in self._before]
         return {**options, "uid": self._other.list_trash()[places.index(options["uid"])].uid}
 
+    def view(self, key: str, **options: Any) -> SessionView:
+        one, other = (_outcome(s, "view", (key,), options) for s in (self._one, self._other))
+        assert _same(one) == _same(other), f"view {key!r} {options}"
+        if isinstance(one, StenologError):
+            raise one
+        assert isinstance(one, SessionView)
+        _views[_place(one)] = other
+        return one
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Each engine goes on from a view of its own, and one may give a tail, the other all."""
+        olds = view, _views[_place(view)]
+        one, other = (
+            _outcome(store, "refresh", (old,), {})
+            for store, old in zip((self._one, self._other), olds, strict=True)
+        )
+        if isinstance(one, StenologError):
+            assert type(one) is type(other)
+            raise one
+        assert _same(olds[0].merged(one)) == _same(olds[1].merged(other))
+        assert isinstance(one, SessionView)
+        return one
+
     def list_trash(self) -> list[Trashed]:
         self._before = self._one.list_trash()
         assert _same(self._before) == _same(self._other.list_trash())
         return self._before
+
+
+_views: dict[tuple[object, ...], SessionView] = {}
+"""For each view that the first of two stores gave: what the other one gave."""
+
+
+def _place(view: SessionView) -> tuple[object, ...]:
+    return view.uid, view.generation, view.change, view.upto, view.last
 
 
 def _outcome(store: Store, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -230,7 +261,7 @@ def _run(
     assert sum(length == 50 for length in machine.lengths) >= runs
     life = {"fork", "delete", "restore", "purge_before", "purge"}
     ends = {"crash", "reopen", "switch"}
-    assert machine.ran.keys() >= {"add_messages", "undo", "compact", *life, *ends}
+    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *life, *ends}
     if issubclass(machine, SQLiteMachine):
         assert machine.ran["torn_crash"] > 0
         # SQLite itself says that it read the log: that is what was to be tried.

@@ -92,4 +92,4 @@ def _run(
     assert sum(length == 50 for length in AllMachine.lengths) >= runs
     life = {"fork", "delete", "restore", "purge_before", "purge"}
     ends = {"crash", "reopen", "switch", "cut"}
-    assert AllMachine.ran.keys() >= {"add_messages", "undo", "compact", *life, *ends}
+    assert AllMachine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *life, *ends}

@@ -52,6 +52,7 @@ _CALLS: Final = _OPENS | {
     "mkdir",
     "pread",
     "pwrite",
+    "read",
     "rename",
     "rmdir",
     "stat",
@@ -302,7 +303,7 @@ def traced_engine() -> Iterator[Engine]:
     engine = Engine()
     names = [found.name for found in pkgutil.iter_modules(jsonl.__path__)]
     modules = [disk, *(import_module(f"{jsonl.__name__}.{name}") for name in names)]
-    replaced: list[tuple[ModuleType, str, ModuleType]] = []
+    replaced: list[tuple[ModuleType, str, Any]] = []
     for module in modules:
         name = module.__name__.rpartition(".")[2]
         stand_ins = {
@@ -315,6 +316,9 @@ def traced_engine() -> Iterator[Engine]:
             if isinstance(real, ModuleType):
                 replaced.append((module, attribute, real))
                 setattr(module, attribute, stand_in)
+        if "ThreadLock" in vars(module):
+            replaced.append((module, "ThreadLock", vars(module)["ThreadLock"]))
+            setattr(module, "ThreadLock", partial(TracedLock, engine, name))  # noqa: B010
     try:
         yield engine
     finally:

@@ -95,6 +95,26 @@ class Run:
         with self.store.read_life(mark) as reading:
             assert len(list(reading.messages)) >= len(OLD)
 
+    def hold_life(self) -> None:
+        """Read the session while no writer changes it."""
+        [mark] = [mark for mark in self.store.lives() if mark.key == KEY and mark.deleted is None]
+        with self.store.hold_life(mark) as reading:
+            assert len(list(reading.messages)) >= len(OLD)
+
+    def write_life(self) -> None:
+        """Write a session of another store, as a copy to this store does."""
+        with JSONLStore(self.place / "another") as source:
+            source.add_message("copied", "user", "copied")
+            [mark] = source.lives()
+            with source.read_life(mark) as reading, self.store.writing_lives() as writing:
+                writing.write(reading.life, reading.messages)
+        assert [message.content for message in self.store.get_history("copied")] == ["copied"]
+
+    def refresh(self) -> None:
+        """Bring a view of the session up to date."""
+        old = self.store.view(KEY)
+        assert len(old.merged(self.store.refresh(old)).messages) >= 3
+
     def purge_older(self) -> None:
         """Purge the earlier session of the key, which is in the trash."""
         older = [trashed for trashed in self.store.list_trash() if trashed.key == KEY]
@@ -187,6 +207,7 @@ FIRST: Final[dict[str, tuple[Call, Call]]] = {
     "change": (_warm_up, lambda run: run.store.set_meta(KEY, first=1)),
     "rewrite": (_suspect, lambda run: run.add("first")),
     "compact": (_warm_up, lambda run: run.store.compact(KEY)),
+    "stamps": (_nothing, lambda run: run.store.stamps()),
 }
 """For each operation of the first thread: what is done before, and the operation."""
 
@@ -236,6 +257,10 @@ SECOND: Final[dict[str, Call]] = {
     "list_sessions": lambda run: run.store.list_sessions(),
     "follow": lambda run: list(run.store.follow(KEY, after=6, timeout=0)),
     "read_life": lambda run: run.read_life(),
+    "hold_life": lambda run: run.hold_life(),
+    "writing_lives": lambda run: run.write_life(),
+    "view": lambda run: run.store.view(KEY),
+    "refresh": lambda run: run.refresh(),
     "health": lambda run: run.store.health(),
     "close": lambda run: run.store.close(),
 }

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from stenolog.stores.base import Store
+from stenolog.errors import NoSuchSession
+from stenolog.stores.base import SessionView, Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.calls import Call, picture, trash
 from stenolog.testing.strategies import TOKENS, small_messages, summaries, texts
@@ -72,6 +73,8 @@ class StoreMachine(RuleBasedStateMachine):
         self._folder = TemporaryDirectory(prefix="steno-", dir=memory)
         self._path = Path(self._folder.name)
         self._model = _Model()
+        self._views: dict[str, SessionView] = {}
+        """An older view of some sessions."""
         self._opened: list[Store] = []
         self._store = self._open()
 
@@ -258,6 +261,19 @@ class StoreMachine(RuleBasedStateMachine):
     def get_history(self, key: str, last: int | None, after: int | None, *, full: bool) -> None:
         """Read a part of the history."""
         self._both(key, Call("get_history", (), {"last": last, "after": after, "full": full}))
+
+    @rule(key=keys, last=st.none() | st.integers(1, 4), keep=st.booleans())
+    def refresh(self, key: str, last: int | None, *, keep: bool) -> None:
+        """An older view brought up to date is the view of now; then `keep` that one for later."""
+        self._step("refresh")
+        old = self._views.get(key)
+        try:
+            if old is not None:
+                assert old.merged(self._store.refresh(old)) == self._store.view(key, last=old.last)
+            if old is None or keep:
+                self._views[key] = self._store.view(key, last=last)
+        except NoSuchSession:
+            assert key not in self._model.list_sessions()
 
     @rule(key=keys, after=places)
     def follow(self, key: str, after: int) -> None:

@@ -169,9 +169,14 @@ def test_p4_a_session_that_began_after_the_check_is_not_replaced(
 # --- every field under the mutex -------------------------------------------------------------
 
 _GUARDED = {
+    "_away",
+    "_bad",
+    "_in_sight",
+    "_tokens",
     "bytes_since_state",
     "covers",
     "end",
+    "has_state_record",
     "lines_since_state",
     "messages",
     "next_seq",
