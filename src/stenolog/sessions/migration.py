@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -166,7 +166,8 @@ def _copy(
         return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
     with ExitStack() as opened:
         for shelf in found:
-            opened.enter_context(shelf)
+            if isinstance(shelf, AbstractContextManager):
+                opened.enter_context(shelf)
         for shelf in found:
             total = total.and_then(_Run(store, shelf, None, how).everything())
     return total
@@ -248,12 +249,14 @@ class _Run:
         if self._renaming:
             self._rename(done)
         taken = tuple(job.taken for job in done if job.taken is not None)
-        return Migrated(taken=taken, left=tuple(self._left), migrated=self._shelf.taken_in())
+        renamed = self._shelf.taken_in() if isinstance(self._shelf, Folder) else 0
+        return Migrated(taken=taken, left=tuple(self._left), migrated=renamed)
 
     def _take_all(self, jobs: list[_Job]) -> list[_Job]:
         # An alias that two of them claim is given to neither.
-        for job in jobs:
-            self._wanted.update(self._shelf.aliases(job.source))
+        if isinstance(self._shelf, Folder):
+            for job in jobs:
+                self._wanted.update(self._shelf.aliases(job.source))
         blocked = self._blocked(jobs)
         if self._renaming:
             # The logs themselves stand in the way, each in that of its own key or of another.
