@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
@@ -300,16 +300,7 @@ class _Lives:
         self._records: dict[str, _Merged] = {}
         """The record that each session gets once it is merged."""
         self.path = fallback.folder
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: the caller closes the store."""
+        self.name = str(self.path)
 
     def sources(self, *, thorough: bool) -> list[Source]:
         """Every session that is not in the trash."""
@@ -350,15 +341,6 @@ class _Lives:
         record = replace(record, key=taken.key, stored=stored)
         if record != _record_of(self._workspace, record.uid):
             _record(self._workspace, self._keys[source.name], record)
-
-    def aliases(self, source: Source) -> tuple[str, ...]:
-        """Return none: the store got the aliases with the legacy sessions."""
-        del source
-        return ()
-
-    def taken_in(self) -> int:
-        """Return 0: the folder is renamed, and no file in it."""
-        return 0
 
 
 def _found(life: Life, messages: Sequence[Message], *, after: int) -> Found:

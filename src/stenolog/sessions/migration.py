@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -166,7 +166,8 @@ def _copy(
         return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
     with ExitStack() as opened:
         for shelf in found:
-            opened.enter_context(shelf)
+            if isinstance(shelf, AbstractContextManager):
+                opened.enter_context(shelf)
         for shelf in found:
             total = total.and_then(_Run(store, shelf, None, how).everything())
     return total
@@ -203,13 +204,9 @@ class _Run:
         self._store = store
         self._shelf = shelf
         self._in_place = folder
+        self._how = how
         self._renaming = how.renaming and not how.dry_run
-        self._fallbacks = how.fallbacks
-        self._without = how.without
-        self._own = how.own
         self._at_start = how.own or self._renaming
-        self._takes_aliases = how.aliases
-        self._dry_run = how.dry_run
         self._renamed = how.renamed or (lambda key: key)
         self._progress = how.progress or (lambda _: None)
         self._done = how.done or (lambda *_: None)
@@ -248,12 +245,14 @@ class _Run:
         if self._renaming:
             self._rename(done)
         taken = tuple(job.taken for job in done if job.taken is not None)
-        return Migrated(taken=taken, left=tuple(self._left), migrated=self._shelf.taken_in())
+        renamed = self._shelf.taken_in() if isinstance(self._shelf, Folder) else 0
+        return Migrated(taken=taken, left=tuple(self._left), migrated=renamed)
 
     def _take_all(self, jobs: list[_Job]) -> list[_Job]:
         # An alias that two of them claim is given to neither.
-        for job in jobs:
-            self._wanted.update(self._shelf.aliases(job.source))
+        if isinstance(self._shelf, Folder):
+            for job in jobs:
+                self._wanted.update(self._shelf.aliases(job.source))
         blocked = self._blocked(jobs)
         if self._renaming:
             # The logs themselves stand in the way, each in that of its own key or of another.
@@ -297,13 +296,13 @@ class _Run:
             found = self._shelf.read(job.source)
         except OSError as error:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
-        if found.session.layout == "stenolog-json" and not self._fallbacks:
+        if found.session.layout == "stenolog-json" and not self._how.fallbacks:
             raise NotASession(
                 "the fallback of another store wrote it, which merges it; `steno import` copies it"
             )
-        if found.session.key in self._without:  # guard: fallback-purge-not-read-in
+        if found.session.key in self._how.without:  # guard: fallback-purge-not-read-in
             raise NotASession("it was purged in the fallback")
-        if not (self._own and found.session.layout == "stenolog-json"):
+        if not (self._how.own and found.session.layout == "stenolog-json"):
             data = as_data(found.session)  # guard: import-drops-marks
             found = replace(found, session=data)
         key = self._renamed(found.session.key)
@@ -332,8 +331,6 @@ class _Run:
         )
         if not old.messages and not old.summary:
             return taken  # somebody cleared it: there is nothing to carry
-        names: list[str]
-        left: list[str]
         for target in self._targets(key, old):
             there = self._look(target, found)
             if there is None and target == key and self._was_deleted(key, found):
@@ -344,7 +341,7 @@ class _Run:
                 told = replace(taken, dropped=0, problems=()) if self._at_start else taken
                 names, refused, left = self._names(old, target) if target == key else ([], [], [])
                 new = [name for name in names if name not in claimed(there.meta)]
-                if new and not self._dry_run:
+                if new and not self._how.dry_run:
                     give_aliases(self._store, target, there.meta, new)
                 problems = (*told.problems, *refused) if new else told.problems
                 return replace(
@@ -358,11 +355,9 @@ class _Run:
             if merge is not None:
                 plan = Carrying(self._store, target, old, found.digest, there, merge)
                 words = [*old.problems]
-                names, left = [], []
-                if target == key:
-                    names, refused, left = self._names(old, key)
-                    words += refused
-                else:
+                names, refused, left = self._names(old, key) if target == key else ([], [], [])
+                words += refused
+                if target != key:
                     words.append(f"{key!r} is another conversation: it is kept as {target!r}")
                 added, more = self._carry_out(job, plan, names)
                 return replace(
@@ -387,7 +382,7 @@ class _Run:
         self, job: _Job, plan: Carrying, names: Sequence[str]
     ) -> tuple[int, Sequence[str]]:
         done = 0.0
-        if self._dry_run:
+        if self._how.dry_run:
             added, problems = (
                 len(plan.old.messages) - len(plan.merge.seqs),
                 list(plan.not_carried()),
@@ -423,7 +418,7 @@ class _Run:
         except NoSuchSession:
             return None
         except ForeignLog:
-            if self._dry_run:
+            if self._how.dry_run:
                 return None
             raise
 
@@ -434,7 +429,7 @@ class _Run:
         is_known = merging.is_taken_in(info.meta, found.digest)
         messages = [] if is_known else self._store.get_history(key, full=True)
         payloads = [message.to_json() for message in messages]
-        if not self._own:
+        if not self._how.own:
             # Versions before this stored the reserved field of an imported message as well.
             payloads = [without_reserved(payload) for payload in payloads]
         return There(
@@ -460,7 +455,7 @@ class _Run:
 
     def _names(self, old: OldSession, key: str) -> tuple[list[str], list[str], list[str]]:
         """Return the aliases that the session gets, why not others, and those to be confirmed."""
-        if old.aliases and not self._takes_aliases:  # guard: import-asks-for-aliases
+        if old.aliases and not self._how.aliases:  # guard: import-asks-for-aliases
             return [], [], [name for name in old.aliases if self._aliases().get(name) != key]
         given: list[str] = []
         problems = []

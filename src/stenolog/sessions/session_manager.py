@@ -253,8 +253,9 @@ class JSONFileStore:
             )
         now = datetime.now(UTC)
         if not session.ours:
+            known = self._sessions.get(key, Kept(key=key))
             session = replace(
-                session, ours=True, created=session.created or now, began_with=self._began(key)
+                session, ours=True, created=session.created or now, began_with=known.summary
             )
         session = replace(session, updated=now)
         try:
@@ -267,10 +268,6 @@ class JSONFileStore:
         self._know(key, session)
         self._marks[name] = _file_mark(folder, name) or (0, 0, 0)
         self._held[name] = (key, True)
-
-    def _began(self, key: str) -> str:
-        known = self._sessions.get(key)
-        return known.summary if known is not None else ""
 
     def _make_room(self, folder: int, name: str, key: str) -> None:
         """A file of the reference under the very name of ours stays, under another one.

@@ -6,7 +6,6 @@ A loop must keep talking. So failures are logged, counted and shown in `health()
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from msgspec import Struct
@@ -151,12 +150,7 @@ class SessionStore(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def fallback_reason(store: Store) -> str | None:
@@ -341,12 +335,7 @@ class JSONLBackend:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

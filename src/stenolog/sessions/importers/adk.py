@@ -16,8 +16,8 @@ from stenolog.sessions.importers.conversion import (
     as_id,
     as_object,
     as_text,
+    assembled,
     call_of,
-    content_of,
     filled,
     image_part,
     moment,
@@ -115,14 +115,7 @@ def messages_of(event: dict[str, Any], report: Report) -> list[dict[str, Any]]:
             report.unseen(" and ".join(fields))
     # An event that only changes a state is nothing that a user said.
     is_user = bool(parts) and event.get("author") == "user" and role in (None, "user")
-    found = list(results)
-    if made or calls or thoughts or not found:
-        words = {"role": "user" if is_user else "assistant", "content": content_of(made)}
-        if thoughts:
-            words["reasoning_content"] = "\n\n".join(thoughts)
-        if calls:
-            words["tool_calls"] = calls
-        found.append(words)
+    found = assembled("user" if is_user else "assistant", made, calls, results, thoughts)
     found[-1][FIELD] = _rest(event, content, whole=whole)
     return found
 

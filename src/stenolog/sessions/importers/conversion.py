@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
+from stenolog.sessions.importers.old import Layout, OldSession, dated
 from stenolog.stores.json_file import NO_TIME, KeptMessage, NotASession, time_of
 
 Part = dict[str, Any]
@@ -65,6 +66,32 @@ class Report:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._unseen.most_common(MOST))
         unseen = (f"kept, but no model will be shown it: {kinds}",) if kinds else ()
         return (*self._words[:MOST], *rest, *unseen)
+
+    def session(
+        self,
+        layout: Layout,
+        key: str,
+        messages: Sequence[KeptMessage],
+        *,
+        changed: datetime,
+        created: datetime | None = None,
+        updated: datetime | None = None,
+        **more: Any,
+    ) -> OldSession:
+        """Return the session; its messages, or else its file, say the times that are missing."""
+        said = [message.at for message in messages if message.at is not None]
+        created = created or min(said, default=changed)
+        updated = updated or max(said, default=changed)
+        return OldSession(
+            layout=layout,
+            key=key,
+            messages=dated(messages, created, updated),
+            created=created,
+            updated=updated,
+            dropped=self.dropped,
+            problems=self.problems(),
+            **more,
+        )
 
     def check(self, messages: list[KeptMessage]) -> None:
         """Raise NotASession if there are no messages."""
@@ -125,6 +152,25 @@ def content_of(parts: Sequence[Part]) -> str | list[Part] | None:
         text: str = parts[0]["text"]
         return text
     return list(parts) or None
+
+
+def assembled(
+    role: str,
+    parts: Sequence[Part],
+    calls: list[dict[str, Any]],
+    results: Sequence[dict[str, Any]],
+    thoughts: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Return the messages of these pieces: the results of tools first, at least one message."""
+    found = list(results)
+    if parts or calls or thoughts or not found:
+        message: dict[str, Any] = {"role": role, "content": content_of(parts)}
+        if thoughts:
+            message["reasoning_content"] = "\n\n".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        found.append(message)
+    return found
 
 
 def call_of(id: Any, name: Any, arguments: Any) -> dict[str, Any]:

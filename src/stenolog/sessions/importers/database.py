@@ -4,7 +4,7 @@ Each session is read as it is at one moment.
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +31,6 @@ from stenolog.sessions.importers.old import (
     Layout,
     OldSession,
     Source,
-    dated,
     with_state_that_fits,
     with_summary_that_fits,
 )
@@ -149,15 +148,10 @@ class AgentTables(Struct, frozen=True):
             are = "1 message is" if encrypted == 1 else f"{encrypted:,} messages are"
             report.drop(f"{are} encrypted, and can only be read with the key there", encrypted)
         report.check(messages)
-        created, updated = self._times(query, id, messages, changed)
-        return OldSession(
-            layout="openai-agents",
-            key=id if branch == MAIN else f"{id}:{branch}",
-            messages=dated(messages, created, updated),
-            created=created,
-            updated=updated,
-            dropped=report.dropped,
-            problems=report.problems(),
+        created, updated = self._times(query, id)
+        key = id if branch == MAIN else f"{id}:{branch}"
+        return report.session(
+            self.layout, key, messages, changed=changed, created=created, updated=updated
         )
 
     def _rows(self, query: Query, id: str, branch: str) -> list[Row]:
@@ -175,18 +169,14 @@ class AgentTables(Struct, frozen=True):
             branch,
         )
 
-    def _times(
-        self, query: Query, id: str, messages: Sequence[KeptMessage], changed: datetime
-    ) -> tuple[datetime, datetime]:
-        said = [message.at for message in messages if message.at is not None]
-        first, last = min(said, default=changed), max(said, default=changed)
+    def _times(self, query: Query, id: str) -> tuple[datetime | None, datetime | None]:
         if self.about is None:
-            return first, last
+            return None, None
         table = quoted(self.about)
         rows = query(f"SELECT created_at, updated_at FROM {table} WHERE session_id = ?", id)  # noqa: S608
         for created, updated in rows:
-            return _time(created) or first, _time(updated) or last
-        return first, last
+            return _time(created), _time(updated)
+        return None, None
 
 
 def _sessions_beside(columns: Columns) -> str | None:
@@ -275,20 +265,16 @@ class AdkTables(Struct, frozen=True):
         talk = adk.talk_of(self._events(query, inside, report), report)
         report.check(talk.messages)
         state, created, updated = self._state(query, inside, report)
-        said = [message.at for message in talk.messages if message.at is not None]
-        created = created or min(said, default=changed)
-        updated = updated or max(said, default=changed)
-        return OldSession(
-            layout="adk",
-            key=keys.join(keys.Parts(app, id, user)),
-            messages=dated(talk.messages, created, updated),
+        return report.session(
+            self.layout,
+            keys.join(keys.Parts(app, id, user)),
+            talk.messages,
+            changed=changed,
+            created=created,
+            updated=updated,
             summary=talk.summary,
             agent=app,
             state=state,
-            created=created,
-            updated=updated,
-            dropped=report.dropped,
-            problems=report.problems(),
         )
 
     def _events(self, query: Query, inside: Inside, report: Report) -> list[adk.Event]:
@@ -390,11 +376,7 @@ class Database:
         self._database = SQLiteFile(file)
         self._layouts = layouts
         self._damage = ""
-
-    @property
-    def name(self) -> str:
-        """What it is called in a report."""
-        return str(self._file)
+        self.name = str(file)
 
     def __enter__(self) -> Self:
         return self
@@ -442,14 +424,6 @@ class Database:
             words = f"the file is damaged, and messages may be missing: {self._damage}"
             problems = (words, *problems)
         return Found(replace(session, problems=problems), query.digest(), moment, ())
-
-    def aliases(self, source: Source) -> tuple[str, ...]:  # noqa: ARG002
-        """None: it has no other names."""
-        return ()
-
-    def taken_in(self) -> int:
-        """None: it is never renamed."""
-        return 0
 
     def _query(self, connection: sqlite3.Connection) -> "_Query":
         return _Query(connection, self._file.stat().st_size)

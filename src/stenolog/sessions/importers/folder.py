@@ -71,15 +71,11 @@ class Folder:
         layouts: frozenset[Layout] = OF_THE_REFERENCE,
     ) -> None:
         self.path = path
+        self.name = str(path)
         self._only = only
         self._layouts = layouts
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-
-    @property
-    def name(self) -> str:
-        """What it is called in a report."""
-        return str(self.path)
 
     def __enter__(self) -> Self:
         return self

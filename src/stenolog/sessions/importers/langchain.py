@@ -17,7 +17,7 @@ from stenolog.sessions.importers.conversion import (
     image_part,
     text_part,
 )
-from stenolog.sessions.importers.old import OldSession, dated
+from stenolog.sessions.importers.old import OldSession
 from stenolog.sessions.importers.plain import stem_of
 from stenolog.stores.json_file import KeptMessage
 
@@ -62,15 +62,7 @@ def session_of(
             continue
         messages += report.keep(message, None, what)
     report.check(messages)
-    return OldSession(
-        layout="langchain",
-        key=key,
-        messages=dated(messages, changed, changed),
-        created=changed,
-        updated=changed,
-        dropped=report.dropped,
-        problems=report.problems(),
-    )
+    return report.session("langchain", key, messages, changed=changed)
 
 
 def looks_like(found: list[Any]) -> bool:

@@ -18,7 +18,7 @@ from stenolog.sessions.importers.conversion import (
     local_time,
     parsed,
 )
-from stenolog.sessions.importers.old import OldSession, dated
+from stenolog.sessions.importers.old import OldSession
 from stenolog.stores.json_file import KeptMessage
 
 KIND: Final = "_type"
@@ -62,23 +62,19 @@ def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
             place += 1
     report.check(messages)
     hidden = _hidden(head, place, report)
-    times = [message.at for message in messages if message.at is not None]
-    created = local_time(head.get("created_at")) or min(times, default=changed)
-    updated = local_time(head.get("updated_at")) or max(times, default=changed)
     kept = [
         KeptMessage(message.payload, message.at, hidden=at < hidden)
         for message, at in zip(messages, places, strict=True)
     ]
-    return OldSession(
-        layout="nanobot",
-        key=_key(head, name),
-        messages=dated(kept, created, updated),
+    return report.session(
+        "nanobot",
+        _key(head, name),
+        kept,
+        changed=changed,
+        created=local_time(head.get("created_at")),
+        updated=local_time(head.get("updated_at")),
         summary=_summary(head),
         state=filled({n: v for n, v in head.items() if n not in KNOWN} | {"lines": others}),
-        created=created,
-        updated=updated,
-        dropped=report.dropped,
-        problems=report.problems(),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from json import loads
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -209,24 +209,11 @@ class Shelf(Protocol):
     path: Path
     """Folder of the files of its sources."""
 
-    @property
-    def name(self) -> str:
-        """Name of the place in reports."""
-
-    def __enter__(self) -> Self:
-        """Open it."""
-
-    def __exit__(self, *error: object) -> None:
-        """Close it."""
+    name: str
+    """Name of the place in reports."""
 
     def sources(self, *, thorough: bool) -> list[Source]:
         """Return the sessions in the order of import. Raises NotASession."""
 
     def read(self, source: Source) -> Found:
         """Return the session of a source. Raises NotASession, OSError."""
-
-    def aliases(self, source: Source) -> tuple[str, ...]:
-        """Return the aliases of a session."""
-
-    def taken_in(self) -> int:
-        """Return the number of files that were imported already."""

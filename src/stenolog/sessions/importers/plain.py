@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from stenolog.sessions.importers.conversion import NotAMessage, Report, as_message, moment, parsed
-from stenolog.sessions.importers.old import OldSession, dated
+from stenolog.sessions.importers.old import OldSession
 from stenolog.stores.json_file import KeptMessage
 
 FIELDS: Final = frozenset(
@@ -68,17 +68,7 @@ def _session(
             continue
         messages += report.keep(fields, _at(fields), what)
     report.check(messages)
-    times = [message.at for message in messages if message.at is not None]
-    created, updated = min(times, default=changed), max(times, default=changed)
-    return OldSession(
-        layout="plain",
-        key=stem_of(name),
-        messages=dated(messages, created, updated),
-        created=created,
-        updated=updated,
-        dropped=report.dropped,
-        problems=report.problems(),
-    )
+    return report.session("plain", stem_of(name), messages, changed=changed)
 
 
 def _at(fields: dict[str, Any]) -> datetime | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from stenolog.sessions.importers.conversion import (
     NotAMessage,
@@ -20,6 +20,7 @@ from stenolog.sessions.importers.conversion import (
     as_id,
     as_object,
     as_text,
+    assembled,
     beside,
     call_of,
     content_of,
@@ -30,9 +31,7 @@ from stenolog.sessions.importers.conversion import (
 )
 from stenolog.sessions.importers.old import (
     Found,
-    OldSession,
     Source,
-    dated,
     with_state_that_fits,
     with_summary_that_fits,
 )
@@ -61,22 +60,12 @@ def is_session(folder: Path) -> bool:
 
 
 class StrandsFolder:
-    """Sessions of Strands. A context manager."""
+    """Sessions of Strands."""
 
     def __init__(self, sessions: list[Path]) -> None:
         self.path = sessions[0].parent
+        self.name = str(self.path)
         self._sessions = sessions
-
-    @property
-    def name(self) -> str:
-        """What it is called in a report."""
-        return str(self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def sources(self, *, thorough: bool) -> list[Source]:  # noqa: ARG002
         """Each agent of each session. Raises OSError."""
@@ -115,34 +104,23 @@ class StrandsFolder:
         hidden = _hidden(manager, report)
         changed = _changed(files)
         said = [message.at for message in messages if message.at is not None]
-        created = time_of(about.get("created_at")) or min(said, default=changed)
-        updated = max([*said, time_of(about.get("updated_at")) or changed])
         kept = [
             KeptMessage(message.payload, message.at, hidden=place < hidden)
             for message, place in zip(messages, places, strict=True)
         ]
-        old = OldSession(
-            layout="strands",
-            key=_key(session, agent, whole, about),
-            messages=dated(kept, created, updated),
+        old = report.session(
+            "strands",
+            _key(session, agent, whole, about),
+            kept,
+            changed=changed,
+            created=time_of(about.get("created_at")),
+            updated=max([*said, time_of(about.get("updated_at")) or changed]),
             summary=text_of(manager.get("summary_message")),
             agent=agent.name.removeprefix(AGENT),
             state=_state(about, whole),
-            created=created,
-            updated=updated,
-            dropped=report.dropped,
-            problems=report.problems(),
         )
         fits = with_state_that_fits(with_summary_that_fits(old))
         return Found(fits, digest.hexdigest(), changed, ())
-
-    def aliases(self, source: Source) -> tuple[str, ...]:  # noqa: ARG002
-        """None: it has no other names."""
-        return ()
-
-    def taken_in(self) -> int:
-        """None: nothing is ever renamed."""
-        return 0
 
 
 def _messages(text: bytes, name: str, report: Report) -> Iterator[KeptMessage]:
@@ -266,14 +244,7 @@ def messages_of(message: dict[str, Any], report: Report) -> list[dict[str, Any]]
     rest = filled({name: message[name] for name in message if name not in ("role", "content")})
     if not said.whole:
         rest["content"] = content
-    found = list(said.results)
-    if said.parts or said.calls or said.thoughts or not found:
-        made: dict[str, Any] = {"role": role, "content": content_of(said.parts)}
-        if said.thoughts:
-            made["reasoning_content"] = "\n\n".join(said.thoughts)
-        if said.calls:
-            made["tool_calls"] = said.calls
-        found.append(made)
+    found = assembled(role, said.parts, said.calls, said.results, said.thoughts)
     if rest:
         found[-1] = {**found[-1], FIELD: {**found[-1].get(FIELD, {}), **rest}}
     return found
