@@ -14,7 +14,7 @@ of the turn, and the phase. The boundaries of turns do not depend on later messa
 even if the model answers differently or the turns are grouped differently. This is why a key
 belongs to a turn and not to the group of turns of one model call. A store remembers the keys of at
 least its last thousand messages, and a group of turns writes fewer. If the store forgets a key
-anyway, the note still has the same id, which is derived from the key, and counts as the same note.
+anyway, the note gets the same id, because ids are derived from keys, and counts as the same note.
 
 If the model fails, it is asked again later with increasing delays. Until then nothing is written,
 because the idempotency keys would preserve a poor entry permanently. The number of attempts is

@@ -1,6 +1,6 @@
-"""What becomes of the facts that a model found: kept, known already, or in the place of another.
+"""Turn facts found by a model into notes: new ones, known ones, and replacements. Pure.
 
-Pure, and without a model: the same facts against the same notes always give the same drafts.
+The same facts and the same notes always give the same drafts.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from stenolog.memory.note_records import Draft, Note
 LONGEST_TEXT: Final = 500
 LONGEST_ABOUT: Final = 60
 LONGEST_QUOTE: Final = 500
-"""Characters of each that are kept."""
+"""Maximum number of characters that are stored of each field."""
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """Something that a model takes for true of the user."""
+    """A statement about the user, according to a model."""
 
     text: str
     about: str = ""
-    """What it is about, as `diet`: of two facts about the same, the newer holds."""
+    """Subject, such as `diet`. Of two facts with the same subject, the newer one is in force."""
     quote: str = ""
-    """What the user said, word for word."""
+    """The user's exact words."""
     confidence: float = 0.5
 
 
 def subject(about: str) -> str:
-    """What a fact is about, as it is compared: words without case and punctuation."""
+    """Normalize a subject for comparisons: words without case and punctuation."""
     return " ".join(quotes.words(about))[:LONGEST_ABOUT].strip()
 
 
 def is_backed(fact: Fact, spoken: Sequence[str], earlier: Sequence[str] = ()) -> bool:
-    """Whether the user said what the fact rests on, and the fact can follow from it.
+    """Whether the user said the quote of a fact, and the fact can follow from it.
 
     `spoken`: what the user said in this turn. `earlier`: what the user said before, such as the
     quotes of known facts; a name or a number in the fact may come from there.
@@ -54,7 +54,7 @@ def is_backed(fact: Fact, spoken: Sequence[str], earlier: Sequence[str] = ()) ->
 
 
 def about_the_same(about: str, known: Sequence[Note]) -> list[Note]:
-    """Those of the notes whose place a new one takes; none where it is about nothing."""
+    """Return the notes with the same subject, which a new note replaces; empty without one."""
     wanted = subject(about)
     return [note for note in known if wanted and subject(note.about) == wanted]
 
@@ -68,12 +68,12 @@ def new_notes(
     uid: str = "",
     seqs: tuple[int, ...] = (),
 ) -> list[Draft]:
-    """Drafts of those facts that are new, each with the notes that it takes the place of.
+    """Return drafts of the new facts, each with the notes that it replaces.
 
-    `known`: the core notes in force. `at`: when it was said; where a known note about the same was
-    made later, the fact is of the past and left out: old sessions may be read late. Two facts of
-    one turn stand beside each other, also where they are about the same: nobody contradicts
-    himself in one breath, but many name two things.
+    `known`: the core notes in force. `at`: the time of the statement. If a known note with the same
+    subject is newer, the fact is outdated and left out, because old sessions may be read late. Two
+    facts of one turn never replace each other, even with the same subject: a user rarely
+    contradicts himself within a turn, but often names two things.
     """
     drafts: list[Draft] = []
     meanings = {_meaning(note.text) for note in known}
@@ -103,8 +103,8 @@ def new_notes(
 
 
 def _meaning(text: str) -> tuple[str, ...]:
-    """What two texts have in common that say the same: words with meaning, in the same order."""
-    # A text of nothing but small words is at least itself.
+    """Return the content words in order. Two texts with equal ones say the same."""
+    # A text that has only function words is compared by all its words.
     return quotes.content_words(text) or tuple(quotes.words(text)) or (text,)
 
 

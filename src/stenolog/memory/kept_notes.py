@@ -1,8 +1,8 @@
-"""The notes of the scopes that were read last, kept so that only what is new is read again.
+"""Cache of the notes of recently used scopes, so that only new messages are read.
 
-Messages never change, so what was read stays true until something is hidden, brought back or
-purged. What the store tells of the session shows each of these, whichever process did it; then all
-of it is read again. Nothing is believed without a look at the store.
+Messages never change, so cached notes are valid until a message is hidden, restored or purged. The
+session info of the store shows each of these, in any process; then the scope is read again. The
+cache is never used without checking the store.
 """
 
 import math
@@ -25,28 +25,28 @@ from stenolog.stores.base import Store
 from stenolog.stores.locks import ThreadLock
 
 # --- word index -----------------------------------------------------------------------------------
-# Which notes share words with a question: the words of each note are looked for once.
+# Finds the notes that share words with a question. Each note is tokenized once.
 
 
 MOST_EACH: Final = 2_000
-"""So many notes with a word are looked at; of a commoner one, those that came last."""
+"""Maximum number of notes per word that are used; of more notes, the last ones."""
 
 
 class WordIndex:
-    """The words of the notes of one scope, in their common form. It grows as it is asked."""
+    """The stems of the notes of one scope. Notes are added on demand."""
 
     def __init__(self) -> None:
         self._mutex = ThreadLock()
         self._known: set[str] = set()
         self._having: dict[str, list[str]] = {}
-        """By word, the ids of the notes that have it."""
+        """By stem: ids of the notes that have it."""
         self._unfinished: Note | None = None
-        """A note that Ctrl-C may have left without some of its words."""
+        """A note that KeyboardInterrupt may have left with a part of its stems."""
 
     def shared(self, wanted: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
-        """How much the words tell that a note shares with the wanted ones, by id.
+        """Return the total weight of the wanted stems in each note, by id.
 
-        The rarer a word, the more. Notes that it knows from before are among them.
+        Rare stems weigh more. The result may include notes from earlier calls.
         """
         worth: dict[str, float] = {}
         with self._mutex:
@@ -72,30 +72,30 @@ class WordIndex:
         self._unfinished = None
 
 
-# --- kept notes -----------------------------------------------------------------------------------
+# --- cache ----------------------------------------------------------------------------------------
 
 
 MOST_SCOPES: Final = 32
 MOST_NOTES: Final = 100_000
-"""How much is kept, in all scopes together; what was read last always is."""
+"""Limits of the cache over all scopes. The scope read last is always kept."""
 
 
 class Kept(Struct, frozen=True, kw_only=True):
-    """The notes of a scope, and what they were read from."""
+    """The notes of a scope, and the state of the session that they were read from."""
 
     noted: Noted
     words: WordIndex
     uid: str = ""
     generation: int = 0
     count: int = 0
-    """How many messages were read."""
+    """Number of messages read."""
     last: int = 0
-    """The seq of the last of them."""
+    """Last seq read."""
     sight: Sequence[Span] = ()
-    """Which of them were visible."""
+    """Seqs of the visible messages among them."""
 
     def after(self, messages: Sequence[Message]) -> "Kept":
-        """The same with the messages that follow."""
+        """Return the state after additional messages."""
         if not messages:
             return self
         seen = ((message.seq, message.seq) for message in messages if not message.hidden)
@@ -108,18 +108,18 @@ class Kept(Struct, frozen=True, kw_only=True):
         )
 
     def is_of(self, info: SessionInfo) -> bool:
-        """Whether a session is still as it was read, but for what was added since."""
+        """Whether a session has not changed since it was read, except for new messages."""
         return (
             (info.uid, info.generation) == (self.uid, self.generation)
             and info.count == self.count + info.last_seq - self.last
             and spans.clipped(info.in_sight, 1, self.last) == list(self.sight)
-            # Not every store has to tell what is in sight.
+            # A store may omit `in_sight`.
             and spans.size(info.in_sight) == info.visible
         )
 
 
 class KeptNotes:
-    """The notes of each scope of a store, as they are now. May be used by several threads."""
+    """The current notes of each scope of a store. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -127,12 +127,12 @@ class KeptNotes:
         self._kept: OrderedDict[str, Kept] = OrderedDict()
 
     def read(self, scope: Scope) -> Kept:
-        """The notes of a scope; none where it never had any. Raises what the store raises."""
+        """Return the notes of a scope, which may be empty. Raises the errors of the store."""
         key = scope.key
         with self._mutex:
             kept = self._kept.get(key)
         if kept is not None:
-            # What is new first, and then how all of it stands: so neither is older than the call.
+            # First new messages, then the session info, so that both are newer than the call.
             now = kept.after(self._store.get_history(key, after=kept.last, full=True))
             info = self._info(key)
             if info is not None and now.is_of(info):
@@ -147,7 +147,7 @@ class KeptNotes:
             self._drop(key)
             return Kept(noted=Noted(scope), words=WordIndex())
         uid, generation = before.uid, before.generation
-        # Where nothing can have been purged, the words of the notes are the same.
+        # Without a purge, the stems of the notes are the same.
         same = known is not None and (known.uid, known.generation) == (uid, generation)
         words = known.words if known is not None and same else WordIndex()
         empty = Kept(noted=Noted(scope), words=words, uid=uid, generation=generation)
@@ -156,7 +156,7 @@ class KeptNotes:
         if info is not None and now.is_of(info):
             self._keep(key, now)
         else:
-            # Changed while it was read: true of that moment, and nothing to go on from.
+            # Changed during the read: valid for that moment, but not as a base for later reads.
             self._drop(key)
         return now
 

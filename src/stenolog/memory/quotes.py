@@ -1,11 +1,10 @@
-"""Whether the user said it: the check that keeps what a model made up out of memory. Pure.
+"""Check that the user said a quote, to keep inventions of a model out of memory. Pure.
 
-A quote counts if its words stand one after the other in one message of the user, whatever their
-case, spacing and punctuation; but an end of a sentence that stands between them must stand in the
-quote as well: "Fish? No. Meat!" does not say "no meat". That alone would let a model hang anything
-on a true quote, so a fact must also have a word of it that says something: a name, a number, or a
-form of the same word; and what the fact says something is, or where something goes, must have been
-said as well.
+A quote counts if its words occur in sequence in one message of the user, regardless of case,
+spacing and punctuation. But the end of a sentence between them must be in the quote as well: "Fish?
+No. Meat!" does not say "no meat". A model could still attach anything to a true quote, so the fact
+must share a significant word with it: a name, a number, or a form of the same word. The values in
+the fact, such as the words after "is" and "to", must have been said as well.
 """
 
 import re
@@ -14,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 SHORTEST_WORD: Final = 3
-"""Letters that a quote of a single word must have: "no" and "ok" stand everywhere."""
+"""Minimum number of letters of a quote of one word: "no" and "ok" occur everywhere."""
 
 _SAME_BEGINNING: Final = 4
-"""Letters that two forms of one word have in common, or all that the shorter one has."""
+"""Number of equal first letters of two forms of one word, or all letters of the shorter one."""
 
-# Scripts that are written without spaces: each sign counts as a word.
+# In scripts without spaces, each character counts as a word.
 _WORD: Final = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
     "[^\\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+"
@@ -30,7 +29,7 @@ _APOSTROPHE: Final = re.compile(
 _END: Final = re.compile(r"[.?!\n…\N{FULLWIDTH QUESTION MARK}\N{FULLWIDTH EXCLAMATION MARK}。؟।]")
 _LEFT_OUT: Final = re.compile(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
-# Neither negations nor times of verbs are among them: "does not eat", "was" say something else.
+# Without negations and tenses of verbs: "does not eat" and "was" change the meaning.
 _SMALL: Final = (
     "a about also am an and any are as at be but by for from has have he her hers him his i if im "
     "in into is it its ive just me mine my of on or our ours please really she so some than that "
@@ -47,14 +46,14 @@ _COMMON: Final = (
     "就 这 那 一 个"
 )
 _SAYS_LITTLE: Final = _EMPTY | frozenset(_COMMON.split())
-"""Words that stand in any two sentences."""
+"""Words that occur in almost any sentence."""
 
 _INTRODUCTIONS: Final = (
     "am are at be called for from is named pay pays send sends sent through to trust trusted "
     "trusts use used uses via was were with"
 )
 _INTRODUCING: Final = frozenset(_INTRODUCTIONS.split())
-"""Words before a value: the bank is X, trust X, send it to X."""
+"""Words that introduce a value: the bank is X, trust X, send it to X."""
 _BEING: Final = frozenset(["are", "is", "was", "were"])
 _PLAIN_WORDS: Final = (
     "able afraid age aged ago allergic always answer answered answers asked based become becoming "
@@ -71,29 +70,29 @@ _PLAIN_WORDS: Final = (
     "weeks work worked working works year years young younger"
 )
 _PLAIN: Final = frozenset(_PLAIN_WORDS.split())
-"""Words that name nobody and no place: a fact may use them though the user did not."""
+"""Words that name no person or place: a fact may use them even if the user did not."""
 _LONGEST_ENDING: Final = 3
-"""Letters in which two forms of a long word differ at most."""
+"""Maximum number of last letters in which two forms of a long word differ."""
 _LONGEST_STEM: Final = 40
 _HIRAGANA: Final = re.compile("[\u3040-\u309f]$")
-"""A single sign of it is an ending or a particle."""
+"""A single hiragana character is an ending or a particle."""
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, as they are compared."""
+    """Return the normalized words of a text."""
     plain = unicodedata.normalize("NFKC", text).casefold()
     return _WORD.findall(_APOSTROPHE.sub("", plain))
 
 
 def content_words(text: str) -> tuple[str, ...]:
-    """Those of the words that mean something by themselves, in their order, without a plural s."""
+    """Return the words that are not function words, in order, without a plural s."""
     return tuple(_singular(word) for word in words(text) if word not in _EMPTY)
 
 
 def said(quote: str, texts: Iterable[str]) -> bool:
-    """Whether one of these texts has the quote, word for word.
+    """Whether one of these texts contains the quote, word for word.
 
-    Where the quote leaves something out ("…"), its parts must stand in one sentence, in order.
+    If the quote omits words ("…"), its parts must occur in one sentence, in order.
     """
     parts = [found for part in _LEFT_OUT.split(quote) if (found := _with_ends(part))]
     if not parts or any(not _long_enough(part) for part in parts):
@@ -107,17 +106,17 @@ def said(quote: str, texts: Iterable[str]) -> bool:
 
 
 def follows(fact: str, quote: str) -> bool:
-    """Whether a fact can have been learnt from a quote: whether they have a telling word in common.
+    """Whether a fact can follow from a quote: whether they share a significant word.
 
-    It is no proof. It refuses a fact that is merely hung on words that say nothing of it; and one
-    that is true and told in quite other words, or in another language.
+    This is not a proof. It rejects facts that have nothing to do with the quote; and also true
+    facts in completely different words or in another language.
     """
     heard = _Forms(_telling(quote))
     return any(heard.have(word) for word in _telling(fact))
 
 
 def shares_enough(fact: str, texts: Iterable[str]) -> bool:
-    """Whether a quarter of the telling words of a fact were said: one word is not enough for many.
+    """Whether a quarter of the significant words of a fact were said, not only one.
 
     Without this rule, "my bank" would support any sentence that has the word bank in it.
     """
@@ -127,10 +126,10 @@ def shares_enough(fact: str, texts: Iterable[str]) -> bool:
 
 
 def unsaid_values(fact: str, texts: Iterable[str]) -> list[str]:
-    """Return the telling words behind "is", "called", "to" and the like that were not said.
+    """Return the significant words after "is", "called", "to" and the like that were not said.
 
-    "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. Only
-    English words are known to introduce a value.
+    "The bank is evilbank" and "send it to mallory" do harm without a capital letter too. Only
+    English words are recognized before a value.
     """
     told = _values(fact)
     if not told:
@@ -148,12 +147,12 @@ def _values(fact: str) -> list[str]:
     if spoken[1:2] and spoken[1] in _BEING:
         first = 0  # "evilbank is the user's bank"
     telling = _telling(fact) - _PLAIN - _INTRODUCING
-    # Numbers are compared elsewhere, where "two" is 2.
+    # `specifics` compares numbers: there "two" equals 2.
     return [word for word in spoken[first:] if word in telling and not word.isdecimal()]
 
 
 def _stem(word: str) -> str:
-    """The beginning that forms of a word have in common."""
+    """Return the common start of the forms of a word."""
     return word[: min(max(_SAME_BEGINNING, len(word) - _LONGEST_ENDING), _LONGEST_STEM)]
 
 
@@ -162,7 +161,7 @@ def _telling(text: str) -> set[str]:
 
 
 def _with_ends(text: str) -> list[str]:
-    """The words, with a point between the sentences."""
+    """Return the words, with a full stop between sentences."""
     found: list[str] = []
     for sentence in _END.split(text):
         if spoken := words(sentence):
@@ -178,7 +177,7 @@ def _has_in_order(text: Sequence[str], parts: Sequence[Sequence[str]]) -> bool:
     spoken = " " + " ".join(text) + " "
     place = 0
     for part in parts:
-        # Between spaces, so that "art" is not found in "cart".
+        # With spaces around, so that "art" is not found in "cart".
         found = spoken.find(" " + " ".join(part) + " ", place)
         if found < 0:
             return False
@@ -202,7 +201,7 @@ class _Forms:
         }
 
     def have(self, word: str) -> bool:
-        """Return whether a word begins like this one, as far as the shorter one goes."""
+        """Whether a known word starts like this one, up to the length of the shorter one."""
         if word in self._words:
             return True
         if len(word) < SHORTEST_WORD:

@@ -1,10 +1,10 @@
-"""Names, numbers and addresses in a text, and which of them nobody said. Pure.
+"""Find names, numbers and addresses in a text that no other text contains. Pure.
 
 A model that was misled by a web page or a tool result can attach anything to a true quote: an
-account number, an address to write to, a person to trust. What makes such a note harmful is in its
-names, numbers and addresses, so each of them must have been said.
+account number, an address to write to, a person to trust. Names, numbers and addresses make such a
+note harmful, so each of them must have been said.
 
-Names are recognised by their capital letters. In scripts without them, and for names in lower case,
+Names are recognized by their capital letters. In scripts without them, and for names in lower case,
 this module finds nothing; `quotes.unsaid_values` finds some of those.
 """
 
@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-# Each form is tried only where a run of its characters begins: otherwise a long run is read again
+# Each form is tried only at the start of a run of its characters. Otherwise a long run is scanned
 # from each of its characters, and a text of one long word takes minutes.
 _ADDRESS: Final = re.compile(
     r"""(?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S++                           # https://example.org/pay
@@ -26,7 +26,7 @@ _ADDRESS: Final = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _GROUPED: Final = re.compile(r"(?<=\d)[ ,.'’\u00a0\u202f](?=\d{3}(?!\d))")
-"""What separates thousands, as in 1,200."""
+"""Thousands separator, as in 1,200."""
 _WORD: Final = re.compile(r"\w+")
 _DIGIT: Final = re.compile(r"\d")
 _WITH_UNIT: Final = re.compile(r"(\d+)[^\W\d]{1,3}")
@@ -50,18 +50,18 @@ _FOLLOWING: Final = (
     "is was are were has had have will would can could does did must should may and or"
 )
 _VERBS: Final = frozenset(_FOLLOWING.split())
-"""Words that follow a subject: the capitalised word before one of them is a name, not a verb."""
+"""Words that follow a subject: the capitalized word before one of them is a name, not a verb."""
 
 
 def unsaid(text: str, said: Iterable[str]) -> list[str]:
-    """Return the names, numbers and addresses of a text that none of these texts has."""
+    """Return the names, numbers and addresses of a text that none of the texts in `said` has."""
     spoken = [_plain(one) for one in said]
     rest = _plain(text)
     missing = []
     for address in _addresses(rest):
         if not any(_stands_in(address, one) for one in spoken):
             missing.append(address)
-    # What an address consists of was said with it.
+    # The parts of an address were checked with it.
     rest = _ADDRESS.sub(lambda found: "," * (found.end() - found.start()), rest)
     known_numbers = {number for one in spoken for number in _numbers(one)}
     missing += [one for one in _numbers(rest) if one not in known_numbers]
@@ -98,8 +98,8 @@ def _numbers(text: str) -> Iterator[str]:
 def _names(text: str) -> Iterator[str]:
     """Yield the words that are names by their capital letters.
 
-    The first word of a sentence has one in any case. It is a name if a verb or a comma follows:
-    "Ann is a friend", but not "Likes tea".
+    The first word of a sentence always has one. It is a name if a verb or a comma follows: "Ann is
+    a friend", but not "Likes tea".
     """
     for sentence in _END.split(text):
         found = list(_CAPITALISED.finditer(sentence))
@@ -134,7 +134,7 @@ def _is_known(name: str, known: set[str]) -> bool:
     whole = folded.removesuffix("'s").removesuffix("’s")
     if folded in known or whole in known:
         return True
-    # Berlin, Berliner; of short words only the form that was said.
+    # Berlin, Berliner. Short words must match exactly.
     return any(
         len(word) > 3
         and len(whole) > 3
