@@ -141,7 +141,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         return finish([*head, *(entry.body for entry in chosen.entries)], self.needs), chosen
 
     def _choose(self, entries: Sequence[Entry], budget: int) -> _Chosen | None:
-        """Return the newest turns that fit, at least what cannot be elided of the newest."""
+        """Return the newest turns that fit; the newest one is shortened if it does not fit."""
         if not entries:
             return _Chosen(entries=[]) if budget >= 0 else None
         turns: dict[int, list[Entry]] = {}

@@ -228,7 +228,7 @@ def estimated_usage(
     )
 
 
-# --- what `--model scripted` says ------------------------------------------------------------
+# --- answers of `--model scripted` -----------------------------------------------------------
 
 _WHAT_I_AM: Final = (
     "I am a script, not a language model: I answer by a few rules and understand nothing. "

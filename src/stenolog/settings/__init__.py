@@ -1,1 +1,1 @@
-"""Settings: the only reader of environment and config file, and the one frozen value it makes."""
+"""Settings: the only code that reads environment and config file, and the frozen value it makes."""

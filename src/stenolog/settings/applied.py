@@ -1,4 +1,4 @@
-"""Settings as the rooms below take them: what an agent is made of, and its models."""
+"""Conversion of settings to the values that agents and models are made of."""
 
 from pathlib import Path
 from typing import Final
@@ -19,17 +19,17 @@ from stenolog.settings.secrets import has_user
 from stenolog.settings.values import AgentSettings, ModelSettings, Settings
 
 CLI: Final = "cli"
-"""The channel that is a terminal, and no chat app."""
+"""Name of the channel for terminals."""
 MAIN: Final = "main"
 """The agent that `[agent]` describes."""
 NOWHERE: Final = "memory:"
 
 
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
-    """One agent: that of `[agent]`, or of `[agents.NAME]`. Raises UsageError where there is none.
+    """Return the spec of the agent `[agent]` or `[agents.NAME]`.
 
-    `channel`: what it is opened for; where channels are not to be kept, their sessions are in
-    memory.
+    Raises UsageError for an unknown name. `channel`: the channel for which it is opened. If
+    channels are not persistent, their sessions are in memory.
     """
     name = None if name == MAIN else name
     if name is not None and name not in settings.agents:
@@ -58,15 +58,15 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
 
 
 def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
-    """Every agent, the one that answers all others first."""
+    """Return the specs of all agents, the default one first."""
     names = (None, *settings.agents)
     return [spec_of(settings, name, channel=channel) for name in names]
 
 
 def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
-    """The model of this name; empty: one is found, if there is one. Raises UsageError."""
+    """Return the model of this name, or find one if it is empty. Raises UsageError."""
     if has_user(wanted):
-        # It would be shown as the name of the model, and kept with what was said.
+        # The address becomes the name of the model: it would be shown, and stored with messages.
         raise UsageError("no user or password may stand in the address of a model")
     told = settings.models.get(wanted) or ModelSettings(model=wanted)
     found = find_model(
@@ -91,7 +91,7 @@ def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
 
 
 def limits_of(agent: AgentSettings) -> Limits:
-    """What one request of this agent may hold."""
+    """Return the limits of a request of this agent."""
     return Limits(
         max_context_tokens=agent.max_context_tokens,
         max_history_messages=agent.max_history_messages,
@@ -100,7 +100,7 @@ def limits_of(agent: AgentSettings) -> Limits:
 
 
 def needs_of(agent: AgentSettings) -> Needs:
-    """What this agent's provider wants."""
+    """Return the requirements of this agent's provider."""
     return Needs(
         merge_user=agent.context.merge_user,
         user_first=agent.context.user_first,
@@ -115,7 +115,7 @@ def _route(text: str) -> Route:
 
 
 def _weights() -> Path | None:
-    # Its client is slow to import, and few need it.
+    # Its client is slow to import and rarely needed.
     from stenolog.providers.local import find_weights, is_installed
 
     return find_weights() if is_installed() else None

@@ -1,4 +1,4 @@
-"""Whether one value is right for its field, and what to say where it is not."""
+"""Checks of single values, and the error texts for wrong ones."""
 
 import difflib
 import math
@@ -18,7 +18,7 @@ from stenolog.settings.secrets import has_password, has_user
 from stenolog.stores.opening import address
 
 _LONGEST: Final = 60
-"""So much of a wrong value is shown."""
+"""Maximum characters of a wrong value that are shown."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_USER: Final = (
     "no user or password may stand in the address of a server; key_env names the variable that "
@@ -30,11 +30,11 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class Wrong(Exception):
-    """The value is not what the field takes; the words say what it does."""
+    """A value that the field does not accept. The text says what it accepts."""
 
 
 def checked(field: Field, value: object) -> Any:
-    """The value as the field holds it. Raises Wrong."""
+    """Return the value in the type of the field. Raises Wrong."""
     if isinstance(value, str) and half_characters(value):
         raise Wrong("this is no UTF-8 text")
     try:
@@ -48,7 +48,7 @@ def checked(field: Field, value: object) -> Any:
 
 
 def wanted(field: Field) -> str:
-    """What the field takes, in words: `a whole number of at least 1`."""
+    """Describe the values that a field accepts: `a whole number of at least 1`."""
     match inspect.type_info(field.type):
         case inspect.BoolType():
             return "true or false"
@@ -57,7 +57,7 @@ def wanted(field: Field) -> str:
         case inspect.FloatType() as kind:
             return f"a number {_from_to(kind)}"
         case inspect.LiteralType():
-            # Not the kind's own values: those have lost their order.
+            # Not from `kind`, whose values are not in order.
             return "one of " + ", ".join(literal(choice) for choice in get_args(field.type))
         case inspect.VarTupleType():
             return "a list of texts"
@@ -72,11 +72,11 @@ def _from_to(kind: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _instead_of(field: Field, value: object) -> str:
-    # A secret that stands in the wrong place must not stand in a log, too.
+    # A misplaced secret must not appear in a log.
     if field.secret or isinstance(value, Mapping):  # guard: settings-error-redacted
         return ""
     if field.address or field.type is str:
-        # Whatever is wrong here, a password or a key may be in it.
+        # A wrong value may contain a password or a key.
         return f", not {_kind(value)}"
     if isinstance(value, float) and not math.isfinite(value):
         return f", not {value}"
@@ -85,7 +85,7 @@ def _instead_of(field: Field, value: object) -> str:
     except TypeError:
         shown = str(value)
     except ValueError:
-        # Python writes no whole number that long.
+        # Python does not convert integers of this length to text.
         return f", not {_kind(value)}"
     return f", not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
 
@@ -103,14 +103,14 @@ def _kind(value: object) -> str:
     return "a date or a time"
 
 
-# --- what a type cannot say ------------------------------------------------------------------
+# --- checks beyond types ---------------------------------------------------------------------
 
 
 def _is_a_place(value: str) -> None:
     try:
         address(value)
     except UsageError as error:
-        # What is no address that we know may hold a password all the same.
+        # Even an unknown kind of address may contain a password.
         words = "this is no folder, sqlite:FILE, postgresql:// or memory:"
         raise Wrong(words if "@" in value or has_password(value) else str(error)) from error
 
@@ -156,7 +156,7 @@ def _is_a_key(value: str) -> None:
 
 
 def _is_a_variable(value: str) -> None:
-    # It may be the key itself, by mistake: so it is not shown.
+    # Not shown, because it may be the key itself by mistake.
     if not _VARIABLE.fullmatch(value):
         raise Wrong("the name of an environment variable is wanted, as in OPENAI_API_KEY")
 

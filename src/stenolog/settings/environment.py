@@ -1,6 +1,6 @@
 """Settings in the environment: `STENO_AGENT__MAX_ITERATIONS` is `agent.max_iterations`.
 
-Two underscores stand for the dot, because names of fields have one.
+Two underscores replace the dot, because field names contain single ones.
 """
 
 import tomllib
@@ -24,12 +24,12 @@ _T = TypeVar("_T")
 
 
 class Said:
-    """What the environment says: values that are not checked yet, and names that are wrong."""
+    """The settings in the environment: unchecked values, and problems with names."""
 
     def __init__(self, environment: Mapping[str, str], names: Mapping[str, set[str]]) -> None:
-        """`names`: those that the config file gives to models and agents."""
+        """`names`: the names of models and agents in the config file."""
         self.values: dict[Path, tuple[str, object]] = {}
-        """By path: the variable, and what it holds."""
+        """Variable and value by path."""
         self.problems: list[Problem] = []
         for variable in sorted(environment):
             if not variable.startswith(PREFIX):
@@ -46,7 +46,7 @@ class Said:
                 self.values[path] = (variable, parsed(field, environment[variable]))
 
     def _look_at_other(self, variable: str, words: str) -> None:
-        # STENO_UPDATE is none of ours, but STENO_AGENT_MODEL would be silently without effect.
+        # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL would silently have no effect.
         section = words.partition("_")[0].lower()
         if section not in {path[0] for path in all_fields()}:
             return
@@ -61,12 +61,12 @@ class Said:
 
 
 def variable_of(path: Path) -> str:
-    """The variable that sets a field."""
+    """Return the variable that sets a field."""
     return PREFIX + DOT.join(path).upper().replace("-", "_")
 
 
 def parsed(field: Field, text: str) -> object:
-    """What a text means for a field; the text itself where it means nothing."""
+    """Parse a text for a field; return the text itself if it cannot be parsed."""
     if half_characters(text):
         return text
     match inspect.type_info(field.type):
@@ -84,7 +84,7 @@ def parsed(field: Field, text: str) -> object:
 
 
 def half_characters(text: str) -> bool:
-    """Whether it came from bytes that are no text."""
+    """Whether the text came from bytes that are not UTF-8."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -103,7 +103,10 @@ def _toml(text: str) -> Any:
 
 
 def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
-    """The path with the name as the config file spells it: variables have no case and no dash."""
+    """Return the path with the name as the config file spells it.
+
+    Variables ignore case and dashes.
+    """
     if len(path) < 2 or path[0] not in NAMED:
         return path
     known = {as_in_variables(name): name for name in names.get(path[0], ())}
@@ -111,5 +114,5 @@ def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
 
 
 def as_in_variables(name: str) -> str:
-    """A name without what variables cannot tell apart."""
+    """Return a name without the differences that variables ignore."""
     return name.lower().replace("-", "_")

@@ -1,4 +1,4 @@
-"""The table of all fields, read from the values themselves: paths, types, defaults, sentences."""
+"""The table of all settings, from the value classes: paths, types, defaults, descriptions."""
 
 import ast
 import difflib
@@ -17,73 +17,73 @@ from stenolog.settings.file import Path, dotted, quoted
 from stenolog.settings.values import ADDRESSES, SECRET, Settings
 
 NAME: Final = "NAME"
-"""Stands in a path where users put a name of their own."""
+"""Placeholder in a path for a name that the user chooses."""
 NAMED: Final = ("models", "agents", "webhooks", "retention")
-"""The tables that hold tables with such names."""
+"""Tables that contain tables with such names."""
 ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
-"""Fields that may be called by the name that they have elsewhere."""
+"""Fields that have another name in other programs."""
 
 _NO_FIELD: Final = (("keys",), ("agent", "routes"))
-"""What is no setting: it comes from the environment, or would say nothing."""
+"""Fields that are not settings: they come from the environment, or would have no effect."""
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One setting: where it stands, what it takes, and what it is for."""
+    """A setting: its path, its type and its purpose."""
 
     path: Path
     type: Any
     default: Any
     text: str
-    """What it is for, in sentences."""
+    """Description of the setting."""
 
     @property
     def name(self) -> str:
-        """Its path with dots."""
+        """The path with dots."""
         return ".".join(self.path)
 
     @property
     def secret(self) -> bool:
-        """Whether its value is never shown."""
+        """Whether the value is never shown."""
         return self.path[-1] in SECRET
 
     @property
     def address(self) -> bool:
-        """Whether it may hold an address, and a password in it."""
+        """Whether the value may contain an address with a password."""
         return self.path[-1] in ADDRESSES
 
 
 @cache
 def all_fields() -> Mapping[Path, Field]:
-    """Every field by its path, in the order of the config file."""
+    """Return all fields by path, in the order of the config file."""
     return MappingProxyType({found.path: found for found in _fields(Settings, ())})
 
 
 @cache
 def sections() -> frozenset[Path]:
-    """The path of every table that holds fields."""
+    """Return the paths of all tables that contain fields."""
     fields = [*all_fields(), *ALIASES]
     return frozenset(path[:end] for path in fields for end in range(1, len(path)))
 
 
 def general(path: Path) -> Path:
-    """The path in the table of fields: with NAME where users put a name of their own."""
+    """Return the path in the table of fields, with NAME for a name that the user chose."""
     return (path[0], NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED else path
 
 
 def find(path: Path) -> Field | None:
-    """The field of this path, or of what is called so elsewhere; None where there is none."""
+    """Return the field at this path or alias, or None."""
     return all_fields().get(general(ALIASES.get(path, path)))
 
 
 def of_section(path: Path) -> list[Field]:
-    """The fields that stand in this table itself."""
+    """Return the direct fields of a table."""
     return [found for found in all_fields().values() if found.path[:-1] == general(path)]
 
 
 def unknown(path: Path) -> str:
-    """What is said of a path that is no field: the nearest name, or those there are."""
+    """Return the error text for an unknown path: the closest name, or the known ones."""
     *above, name = path
     inside = general(path)[:-1]
     if len(inside) == 1 and inside[0] in NAMED:
@@ -105,7 +105,7 @@ def unknown(path: Path) -> str:
 
 
 def section_class(path: Path) -> type[Struct]:
-    """The class whose value a table becomes."""
+    """Return the class for the value of a table."""
     found: Any = Settings
     for part in general(path):
         if part == NAME:
@@ -131,13 +131,13 @@ def _fields(of: type[Struct], path: Path) -> Iterator[Field]:
         else:
             default = each.default
             yield Field(path=here, type=each.type, default=default, text=texts[each.name])
-    # TOML wants the values of a table before the tables in it.
+    # In TOML, the values of a table come before its sub-tables.
     for fields in below:
         yield from fields
 
 
 def _named_struct(hint: Any) -> type[Struct] | None:
-    """The struct in `Mapping[str, struct]`; None for any other type."""
+    """Return the struct in `Mapping[str, struct]`, or None for any other type."""
     if get_origin(hint) is None:
         return None
     last = get_args(hint)[-1]
@@ -146,7 +146,7 @@ def _named_struct(hint: Any) -> type[Struct] | None:
 
 @cache
 def _texts() -> Mapping[str, Mapping[str, str]]:
-    """What stands below each field of each class, as one line."""
+    """Return the docstring of each field of each class, as one line."""
     texts: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(values)).body:
         if not isinstance(node, ast.ClassDef):
@@ -166,7 +166,7 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
 
 _COLUMNS: Final = 78
 _EXAMPLES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop", "retention": "old"}
-"""The names that the commented file gives to what users name."""
+"""Example names for user-chosen names in the commented file."""
 _OF_KINDS: Final = {
     "models": "# A model with a name of your own, for agent.model; as many as you like.\n",
     "agents": (
@@ -183,7 +183,7 @@ _OF_KINDS: Final = {
     ),
 }
 _OF_AGENTS: Final = ("model", "system", "routes")
-"""What further agents mostly differ in; the rest is listed once, under [agent]."""
+"""Fields listed for additional agents. The others are listed only under [agent]."""
 
 _HEAD: Final = """\
 # Settings of stenolog. Each line below that begins with # and a name is a
@@ -194,7 +194,7 @@ _HEAD: Final = """\
 
 
 def literal(value: Any) -> str:
-    """A value as TOML. Raises TypeError for what is no setting's value."""
+    """Return a value as TOML. Raises TypeError for a value that no setting has."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -211,7 +211,10 @@ def literal(value: Any) -> str:
 
 
 def commented_file() -> str:
-    """A config file with every field, its default and what it is for; as it is, it sets nothing."""
+    """Return a config file with all fields, defaults and descriptions.
+
+    Unchanged, it sets nothing.
+    """
     lines = [_HEAD]
     section: Path = ()
     for field in all_fields().values():

@@ -1,4 +1,4 @@
-"""The config file: where it is, what stands in it, and in which line."""
+"""The config file: its location, its values, and their line numbers."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from msgspec import Struct
 from stenolog.errors import Problem, WrongSettings
 
 # --- paths ----------------------------------------------------------------------------------------
-# Names and texts as TOML writes them, and as errors and the config file show them.
+# Names and texts in TOML syntax, as errors and the config file show them.
 
 
 Path = tuple[str, ...]
@@ -22,12 +22,15 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dotted(path: Path) -> str:
-    """A path as one writes it; a name that is no plain word stands in quotes."""
+    """Return a path with dots. Names that are not plain words are quoted."""
     return ".".join(part if _BARE.fullmatch(part) else quoted(part) for part in path)
 
 
 def quoted(text: str) -> str:
-    """A text as TOML writes it; what a terminal would obey stands there as escapes."""
+    """Return a text in TOML syntax.
+
+    Control characters are escaped, so that terminals ignore them.
+    """
     return f'"{"".join(map(_escaped, text))}"'
 
 
@@ -45,30 +48,30 @@ def _escaped(character: str) -> str:
 
 
 PREFIX: Final = "STENO_"
-"""How every variable of ours begins."""
+"""Prefix of all environment variables of stenolog."""
 VARIABLE: Final = "STENO_CONFIG"
 
 _AT: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _DEEPEST: Final = 5
-"""No field stands deeper."""
+"""Maximum depth of fields."""
 _LONGEST: Final = 1_000
-"""A value of more lines than this is looked for no further; its line is then not told."""
+"""Maximum number of lines of a value. Line numbers after a longer value are unknown."""
 _DIGITS: Final = re.compile(r"\d(?:_?\d){639,}")
-"""Python reads 640 digits of a whole number, and refuses more than it was told to read."""
+"""Numbers of 640 digits or more. Python reads 640 digits and may reject more."""
 
 
 class Written(Struct, frozen=True, kw_only=True):
-    """What a config file says."""
+    """The content of a config file."""
 
     file: File
     table: dict[str, Any]
     lines: dict[Path, int]
-    """In which line each value and each table begins."""
+    """Line in which each value and each table starts."""
     shared: bool = False
-    """Whether others than its owner may read it."""
+    """Whether users other than the owner may read the file."""
 
     def source(self, path: Path) -> str:
-        """`FILE:LINE` of a value, or of the table it stands in."""
+        """Return `FILE:LINE` of a value, or of the table that contains it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return f"{self.file}:{self.lines[path[:end]]}"
@@ -76,9 +79,9 @@ class Written(Struct, frozen=True, kw_only=True):
 
 
 def config_path(config: File | None, environment: Mapping[str, str]) -> File:
-    """Which file is read: the one named, that of STENO_CONFIG, or the user's own.
+    """Return the file to read: the given one, that of STENO_CONFIG, or the user's own.
 
-    None is looked for in the current folder: it could send conversations and keys elsewhere.
+    A file in the current folder is never used: it could send conversations and keys elsewhere.
     """
     if config is not None:
         return at_home(config)
@@ -88,7 +91,10 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
 
 
 def is_anything_set(environment: Mapping[str, str]) -> bool:
-    """Whether there may be settings that are no defaults; quickly, for who needs only one."""
+    """Whether any setting may differ from its default.
+
+    A fast check for code that needs only one.
+    """
     if any(name.startswith(PREFIX) for name in environment):
         return True
     try:
@@ -96,21 +102,21 @@ def is_anything_set(environment: Mapping[str, str]) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        # Who reads it says what is wrong with it.
+        # The code that reads the file reports the error.
         return True
     return True
 
 
 def at_home(name: str | File) -> File:
-    """A file by its name; `~` is the user's home."""
-    # pathlib raises where there is no such user.
+    """Return a file by its name, in which `~` is the user's home."""
+    # pathlib raises an error for an unknown user.
     return File(os.path.expanduser(name))  # noqa: PTH111
 
 
 def read_file(config: File | None, environment: Mapping[str, str]) -> Written | None:
-    """What the file says; None where the user has none. Raises WrongSettings.
+    """Return the content of the config file, or None if the user has none. Raises WrongSettings.
 
-    A file that was named must be there.
+    A file that was given explicitly must exist.
     """
     file = config_path(config, environment)
     try:
@@ -130,10 +136,11 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> Written | 
 
 
 def lines_of(text: str) -> dict[Path, int]:
-    """In which line of this TOML each value and each table begins.
+    """Return the line in which each value and each table of this TOML starts.
 
-    tomllib does not say. But no value ends inside of a line, and none is whole before its end: so
-    from where one ends, lines are added until it is TOML again.
+    tomllib does not report lines. But a value always ends at the end of a line, and is not valid
+    before its end. So from the end of one value, lines are added until the text is valid TOML
+    again.
     """
     found: dict[Path, int] = {}
     lines = text.split("\n")
@@ -166,7 +173,7 @@ def _paths(table: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
 
 def _decoded(file: File, content: bytes) -> str:
     try:
-        # tomllib takes no line ends of Windows in what it is given as text.
+        # tomllib does not accept Windows line ends in text.
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
@@ -188,12 +195,12 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
 
 
 def _refused_number(file: File, text: str) -> Problem:
-    """What is wrong with a text in which a number has more digits than Python reads."""
+    """Return the problem of a text with a number that has more digits than Python reads."""
     short = _DIGITS.sub("0", text)
     for found in _DIGITS.finditer(text):
         before, after = text[: found.start()], _DIGITS.sub("0", text[found.end() :])
         try:
-            # It may stand in a text or a comment, and then there is nothing wrong with it.
+            # The digits may be in a text or a comment, where they are valid.
             tomllib.loads(f"{_DIGITS.sub('0', before)}{found[0]}{after}")
         except ValueError:
             line = before.count("\n") + 1

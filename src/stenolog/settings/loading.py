@@ -1,4 +1,4 @@
-"""From file, environment and flags to the settings in force."""
+"""Loading of settings from config file, environment and command-line flags."""
 
 import os
 import re
@@ -29,10 +29,10 @@ from stenolog.settings.values import Settings, masked
 from stenolog.stores import reports
 
 # --- layers ---------------------------------------------------------------------------------------
-# The layers of settings: what file, environment and flags each say, checked field by field.
+# The layers of settings: the values of file, environment and flags, checked field by field.
 #
-# A later layer stands over an earlier one, and a further agent over `agent` in the same way. What
-# is wrong is collected, so that all of it can be told at once.
+# A later layer overrides an earlier one, and an additional agent overrides `agent` in the same way.
+# Problems are collected, so that all of them are reported at once.
 
 
 FLAGS: Final = "the command line"
@@ -49,24 +49,24 @@ _RIVALS: Final = {
     "secret": "secret_env",
     "secret_env": "secret",
 }
-"""Two ways to say the same: whichever was said last counts."""
+"""Pairs of fields with the same meaning. The one that was set last counts."""
 _LONGEST_PROMPT: Final = 1_048_576
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """A value and where it was said."""
+    """A value and its source."""
 
     value: Any
     source: str
     folder: File | None = None
-    """Where a relative path in it starts; None for the current folder."""
+    """Folder at which a relative path in it starts. None: the current folder."""
 
 
 Layer = dict[Path, Entry]
 
 
 def over(below: Layer, above: Layer) -> Layer:
-    """Two layers as one; what says the same in another way goes, too."""
+    """Merge two layers. A field in `above` also removes the field with the same meaning."""
     kept = {
         path: entry
         for path, entry in below.items()
@@ -76,18 +76,18 @@ def over(below: Layer, above: Layer) -> Layer:
 
 
 class Layers:
-    """One reading of all layers: the names that users gave, and all that is wrong."""
+    """One reading of all layers: user-chosen names, and all problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.names: dict[str, set[str]] = {kind: set() for kind in NAMED}
         self._sources: dict[Path, str] = {}
-        """Where each name was first said."""
+        """Source of the first use of each name."""
 
     # --- the layers --------------------------------------------------------------------------
 
     def of_file(self, written: Written | None) -> Layer:
-        """What the config file says."""
+        """Return the layer of the config file."""
         layer: Layer = {}
         if written is None:
             return layer
@@ -97,7 +97,7 @@ class Layers:
         return layer
 
     def of_environment(self, variables: Mapping[str, str]) -> Layer:
-        """What the environment says; after the file, which has the names."""
+        """Return the layer of the environment. Call `of_file` first, which finds the names."""
         layer: Layer = {}
         said = Said(variables, self.names)
         self.problems += said.problems
@@ -107,7 +107,7 @@ class Layers:
         return layer
 
     def of_flags(self, flags: Mapping[str, object]) -> Layer:
-        """What the flags of a command say; None was not given."""
+        """Return the layer of command-line flags. None: not given."""
         layer: Layer = {}
         for name, value in flags.items():
             path = tuple(name.split("."))
@@ -123,7 +123,10 @@ class Layers:
     def _walk(
         self, written: Written, table: Mapping[str, Any], above: Path
     ) -> Iterable[tuple[Path, object]]:
-        """The fields of a table and of those in it; what is no field is refused."""
+        """Yield the fields of a table and its sub-tables.
+
+        Unknown fields are recorded as problems.
+        """
         for name, value in table.items():
             path = (*above, name)
             if find(path) is not None:
@@ -158,7 +161,7 @@ class Layers:
         self.problems.append(Problem(source=source, field=dotted(path), reason=reason))
 
     def _settle(self, layer: Layer) -> None:
-        """What is left to do when all of a layer was taken."""
+        """Resolve aliases and check conflicting fields, when all values of a layer are known."""
         for alias, path in ALIASES.items():
             self._settle_alias(layer, alias, path)
         self._check_rivals(layer)
@@ -172,18 +175,18 @@ class Layers:
             reason = f"{dotted(path)} ({own.source}) says otherwise; keep that one alone"
             self._refuse(other.source, alias, reason)
 
-    # --- what one value cannot tell ----------------------------------------------------------
+    # --- checks across values ------------------------------------------------------------------
 
     def _check_rivals(self, layer: Layer) -> None:
         for path, entry in layer.items():
             rival = _rival(path)
-            # Of the two, only one reports it.
+            # Only one of the two reports the conflict.
             if entry.value and rival > path and rival in layer and layer[rival].value:
                 reason = f"say this or {dotted(rival)} ({layer[rival].source}), not both"
                 self._refuse(entry.source, path, reason)
 
     def check_names(self) -> None:
-        """Refuse names that could not be told from others."""
+        """Reject names that are invalid or too similar."""
         seen: dict[Path, str] = {}
         for kind in NAMED:
             for name in sorted(self.names[kind]):
@@ -200,7 +203,7 @@ class Layers:
                     self._refuse(source, path, reason)
 
     def check_routes(self, layer: Layer) -> None:
-        """Refuse a route that two agents claim."""
+        """Reject a route that two agents have."""
         taken: dict[str, Path] = {}
         for path, entry in layer.items():
             if general(path) != ("agents", "NAME", "routes"):
@@ -212,7 +215,7 @@ class Layers:
                     self._refuse(entry.source, path, reason)
 
     def check_reserves(self, layer: Layer) -> None:
-        """Refuse a reserve that leaves nothing of the context."""
+        """Reject a reserve that leaves no tokens of the context."""
         for path, entry in layer.items():
             if path[-2:] != ("context", "reserve"):
                 continue
@@ -224,7 +227,7 @@ class Layers:
                 self._refuse(entry.source, path, reason)
 
     def read_prompts(self, layer: Layer) -> None:
-        """Put the text of each system_file in the place of the system prompt."""
+        """Replace the system prompt by the text of each system_file."""
         for path, entry in list(layer.items()):
             if path[-1] != "system_file" or not entry.value:
                 continue
@@ -256,12 +259,15 @@ def _prompt(file: File) -> str:
 
 
 def _rival(path: Path) -> Path:
-    """The path of the field that says the same; where there is none, a path that is no field."""
+    """Return the path of the field with the same meaning.
+
+    If there is none, the path of no field.
+    """
     return (*path[:-1], _RIVALS.get(path[-1], ""))
 
 
 def with_shared(layer: Layer, agents: Iterable[str]) -> Layer:
-    """The layer with what each further agent shares with `agent`."""
+    """Return the layer with the values that each additional agent inherits from `agent`."""
     whole = dict(layer)
     for name in agents:
         shared = {
@@ -280,30 +286,30 @@ def with_shared(layer: Layer, agents: Iterable[str]) -> Layer:
 DEFAULT: Final = "default"
 
 _OF_SERVERS: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
-"""What a server's own variables are, besides keys."""
+"""Environment variables of servers, besides keys."""
 _VARIABLES: Final = ("key_env", "token_env", "secret_env")
-"""The fields that name a variable in which a secret stands."""
+"""Fields that name a variable with a secret."""
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """A value as it can be shown, without its secrets, and where it comes from."""
+    """A value without secrets, and its source."""
 
     value: Any
     source: str
-    """`default`, `FILE:LINE`, a variable, `the command line`, or the field of `agent` that a
-    further agent shares."""
+    """`default`, `FILE:LINE`, a variable, `the command line`, or the field of `agent` from which an
+    additional agent inherits the value."""
 
 
 class InForce(Struct, frozen=True, kw_only=True):
-    """The settings, and where they come from."""
+    """The settings and their sources."""
 
     settings: Settings
     file: File
-    """The config file that was read, or would be."""
+    """The config file that was read, or would be read if it existed."""
     found: bool
-    """Whether it is there."""
+    """Whether the file exists."""
     shown: Mapping[str, Shown]
-    """Every field by dotted name."""
+    """All fields by dotted name."""
     warnings: tuple[str, ...] = ()
 
 
@@ -313,11 +319,11 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> Settings:
-    """The settings in force: defaults, under the config file, the environment and the flags.
+    """Return the settings: defaults, overridden by config file, environment and flags.
 
-    `config`: a file that must be there; without it the user's own is read, if there is one.
-    `flags`: values by dotted name, as in `agent.model`; None is one that was not given. Warnings
-    are logged. Raises WrongSettings, which holds all that is wrong.
+    Later sources override earlier ones. `config`: a file that must exist; without it the user's own
+    is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is ignored.
+    Warnings are logged. Raises WrongSettings with all problems.
     """
     found = settings_in_force(config=config, environment=environment, flags=flags)
     for words in found.warnings:
@@ -331,7 +337,10 @@ def settings_in_force(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> InForce:
-    """The same with where each value comes from; warnings are not logged. Raises WrongSettings."""
+    """Return the settings with the source of each value. Warnings are not logged.
+
+    Raises WrongSettings.
+    """
     variables = os.environ if environment is None else environment
     written = read_file(config, variables)
     layers = Layers()
@@ -379,7 +388,7 @@ def _settings(
 
 
 def _built(layer: Layer, path: Path) -> Any:
-    """The value of one table, with the tables in it."""
+    """Return the value of a table, including its sub-tables."""
     given: dict[str, Any] = {}
     for each in struct_fields(section_class(path)):
         here = (*path, each.name)
@@ -392,7 +401,7 @@ def _built(layer: Layer, path: Path) -> Any:
 
 
 def _told(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, Shown]:
-    """Every field with its value and where that comes from, by dotted name."""
+    """Return all fields with value and source, by dotted name."""
     told: dict[str, Shown] = {}
     for section in _sections_in_use(names):
         for field in of_section(section):
@@ -413,7 +422,7 @@ def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:
 
 
 def _warnings(written: Written | None, layer: Layer) -> Iterable[str]:
-    """What is to be said of a file that says this."""
+    """Yield warnings about a file that other users can read."""
     if written is None or not written.shared:
         return
     for path, entry in layer.items():

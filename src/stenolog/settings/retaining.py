@@ -1,4 +1,4 @@
-"""From settings to the rules that sessions are kept by."""
+"""Conversion of settings to retention rules."""
 
 from datetime import timedelta
 
@@ -9,7 +9,7 @@ _MEGABYTE = 1_000_000
 
 
 def rules_of(settings: Settings) -> tuple[Rule, ...]:
-    """The rules, by name; none unless somebody wrote one."""
+    """Return the configured rules, sorted by name. The default is none."""
     return tuple(
         Rule(
             name=name,

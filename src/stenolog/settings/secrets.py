@@ -1,25 +1,25 @@
-"""Addresses without what is secret in them: passwords, and keys behind a question mark."""
+"""Masking of secrets in addresses: passwords, and keys in query parameters."""
 
 import re
 from typing import Final
 
 HIDDEN: Final = "***"
-"""What is shown in the place of a secret."""
+"""Text that replaces a secret."""
 
 _PATHS: Final = ("jsonl:", "local:", "memory:", "sqlite:")
-"""What begins so names a path, in which @ and : are letters like others."""
+"""Prefixes of paths, in which @ and : have no special meaning."""
 _HOST: Final = re.compile(r"(?:\[[^\]@/?#]*\]|[^:@/?#]*)(?::\d*)?(?=[/?#]|$)")
-"""A host, with its port and without a user, up to where the path begins."""
-# From where a name begins, so that each is read once, however long it is.
+"""A host with an optional port and without a user, up to the start of the path."""
+# Anchored at the start of a name, so that each name is read once, whatever its length.
 _NAME: Final = re.compile(r"(?<![^\s/?&#=])[^\s/?&#=]++(?==)")
 _SECRET: Final = re.compile("pass|pwd|key|token|secret|auth|cred", re.IGNORECASE)
 _VALUE_IN_WEB: Final = re.compile("[^&#]*+")
-# Elsewhere a # ends nothing: it may stand in a password.
+# In other addresses # does not end a value: it may be part of a password.
 _VALUE_ELSEWHERE: Final = re.compile("[^&]*+")
 
 
 def without_password(text: str) -> str:
-    """An address as it can be shown: `scheme://user:***@host/db?password=***`."""
+    """Return an address without secrets: `scheme://user:***@host/db?password=***`."""
     head, slashes, rest = text.partition("://")
     if not slashes:
         head, rest = "", text
@@ -31,18 +31,18 @@ def without_password(text: str) -> str:
 
 
 def has_password(text: str) -> bool:
-    """Whether there is something in an address that must not be shown."""
+    """Whether an address contains a secret."""
     return without_password(text) != text
 
 
 def has_user(text: str) -> bool:
-    """Whether a user or a password stands before the host of an address."""
+    """Whether an address contains a user or a password before the host."""
     _, slashes, rest = text.partition("://")
     return bool(slashes) and "@" in rest and not _HOST.match(rest)
 
 
 def _without_values(text: str, value: re.Pattern[str]) -> str:
-    """Hide the value after each `name=` whose name says that it is secret; linear in time."""
+    """Hide the value after each `name=` whose name suggests a secret, in linear time."""
     pieces, at = list[str](), 0
     for name in _NAME.finditer(text):
         begin = name.end() + 1
@@ -54,12 +54,12 @@ def _without_values(text: str, value: re.Pattern[str]) -> str:
 
 
 def _without_user(rest: str, *, ends: str) -> str:
-    """What stands behind the scheme, without what stands before the last @ of host and path."""
+    """Return the text after the scheme, without the part before the last @ of host and path."""
     size = next((at for at, letter in enumerate(rest) if letter in ends), len(rest))
     if "@" not in rest[:size]:
         if "@" not in rest or _HOST.match(rest):
             return rest
-        # What stands before the ? or # is no host, so that is in the password itself.
+        # The text before the ? or # is not a host, so that character is part of the password.
         size = len(rest)
     named, _, host = rest[:size].rpartition("@")
     user, colon, _ = named.partition(":")
