@@ -17,7 +17,6 @@ from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import Any, Final, Never, Self, TypeVar
 
 from msgspec import Raw
@@ -487,12 +486,7 @@ class JSONFileStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --- the files ---------------------------------------------------------------------------
@@ -633,12 +627,7 @@ class ManagerLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
