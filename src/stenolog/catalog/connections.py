@@ -13,8 +13,6 @@ from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import Final, Literal
 
-from msgspec import Struct
-
 from stenolog.catalog.database import VERSION, Broken, Busy, Row, Unusable, schema, statements
 from stenolog.stores.disk import Descriptor
 from stenolog.stores.locks import ThreadLock
@@ -255,20 +253,3 @@ def code_of(error: sqlite3.Error) -> int:
     """Its number in full; an error of the module itself, as for a broken text, has none."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code
-
-
-class _Kept(Struct, gc=False):
-    """Holds on to something until the process ends, and beyond.
-
-    Closing a connection of the parent would undo what the parent is about to commit. This refers
-    to itself and is hidden from the collector, so it is never cleared.
-    """
-
-    what: object
-    itself: object = None
-
-
-def keep_for_ever(connection: sqlite3.Connection) -> None:
-    """In a forked child: leave a connection of the parent alone."""
-    kept = _Kept(connection)
-    kept.itself = kept
