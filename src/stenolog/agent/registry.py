@@ -1,7 +1,6 @@
 """Several agents in one process, and which of them a message is for."""
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from stenolog.agent.instance import AgentInstance
@@ -53,10 +52,5 @@ class AgentRegistry:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()

@@ -13,8 +13,6 @@ from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import Final, Literal
 
-from msgspec import Struct
-
 from stenolog.catalog.database import VERSION, Broken, Busy, Row, Unusable, schema, statements
 from stenolog.stores.disk import Descriptor
 from stenolog.stores.locks import ThreadLock
@@ -255,20 +253,3 @@ def code_of(error: sqlite3.Error) -> int:
     """Return the extended error code. Errors of the Python module itself have none."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code
-
-
-class _Kept(Struct, gc=False):
-    """A reference that is never released, not even when the process ends.
-
-    Closing a connection of the parent would undo the transaction that the parent is about to
-    commit. This object refers to itself and is hidden from the garbage collector.
-    """
-
-    what: object
-    itself: object = None
-
-
-def keep_for_ever(connection: sqlite3.Connection) -> None:
-    """Never close a connection of the parent in a forked child."""
-    kept = _Kept(connection)
-    kept.itself = kept

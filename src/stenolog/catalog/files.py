@@ -33,7 +33,6 @@ from stenolog.catalog.connections import (
     connected,
     has_tables,
     in_memory,
-    keep_for_ever,
     make_tables,
     roll_back,
     room_to_write,
@@ -42,6 +41,7 @@ from stenolog.catalog.connections import (
 from stenolog.catalog.database import Broken, Busy, Row, Transaction, Unusable, statements
 from stenolog.stores.catalog_file import journal_of, lock_of
 from stenolog.stores.disk import Descriptor, open_descriptor
+from stenolog.stores.locks import keep_for_ever
 
 if TYPE_CHECKING:
     from stenolog.catalog.language import Language

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
@@ -269,12 +268,7 @@ class Catalog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --- recovery ----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """How much a client may send, how long it may take, and how many are served."""
 
 import asyncio
-from types import TracebackType
 from typing import Final, Self
 
 from starlette.exceptions import HTTPException
@@ -171,12 +170,7 @@ class Place:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.give_back()
 
     def give_back(self) -> None:

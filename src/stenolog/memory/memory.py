@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
-from types import TracebackType
 from typing import Final, Literal, Self, overload
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -252,12 +251,7 @@ class Memory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from importlib import util
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from stenolog.errors import ModelRefused, UsageError
@@ -110,12 +109,7 @@ class LocalModel:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _load(self) -> OpenAIChat:

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 import httpx2
@@ -156,12 +155,7 @@ class OpenAIChat:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def _wait(self, failure: Failure, tried: int) -> None:

@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from msgspec import Struct
@@ -121,12 +120,7 @@ class ScriptedModel:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _answer(self, asked: Asked) -> Said:

@@ -1,10 +1,15 @@
-"""Locks and in-use counters for the threads of one process; Ctrl-C leaves none of them held."""
+"""Locks and in-use counters for the threads of one process; Ctrl-C leaves none of them held.
+
+And what a forked child must never close.
+"""
 
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from msgspec import Struct
 
 from stenolog.errors import StoreClosed
 
@@ -105,3 +110,21 @@ class _Closed:
 
 
 _CLOSED = _Closed()
+
+
+class _Kept(Struct, gc=False):
+    """Holds on to something until the process is gone.
+
+    A connection of the parent must not be closed in the child, not even when the interpreter ends
+    and clears everything: it would work on files and locks that are not its own. This refers to
+    itself and is hidden from the collector, so nobody ever clears it.
+    """
+
+    what: object
+    itself: object = None
+
+
+def keep_for_ever(connection: object) -> None:
+    """In a forked child: never close it, because it is the parent's."""
+    kept = _Kept(connection)
+    kept.itself = kept  # guard: sqlite-fork

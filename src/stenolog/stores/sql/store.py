@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
@@ -510,12 +509,7 @@ class SQLStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _write(self, work: Callable[[Transaction], T]) -> T:

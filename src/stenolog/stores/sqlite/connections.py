@@ -11,6 +11,7 @@ from msgspec import Struct
 from stenolog.errors import StenologError
 from stenolog.stores import reports
 from stenolog.stores.catalog_file import delete_catalogs
+from stenolog.stores.locks import keep_for_ever
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.failures import commit_failure, write_failure
 from stenolog.stores.sqlite.gate import FileLock
@@ -229,21 +230,3 @@ def checked_version(connection: apsw.Connection, file: Path) -> int:
     [(version,)] = connection.execute("PRAGMA user_version")
     check_version(version, file, schema.newest())
     return int(version)
-
-
-class _Kept(Struct, gc=False):
-    """Holds on to something until the process is gone.
-
-    A connection of the parent must not be closed in the child, not even when the interpreter ends
-    and clears everything: it would work on files and locks that are not its own. This refers to
-    itself and is hidden from the collector, so nobody ever clears it.
-    """
-
-    what: object
-    itself: object = None
-
-
-def keep_for_ever(connection: apsw.Connection) -> None:
-    """In a forked child: never close it, because it is the parent's."""
-    kept = _Kept(connection)
-    kept.itself = kept  # guard: sqlite-fork

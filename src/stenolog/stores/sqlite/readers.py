@@ -16,13 +16,13 @@ from urllib.parse import quote
 import apsw
 
 from stenolog.errors import StoreBusy, StoreUnavailable
+from stenolog.stores.locks import keep_for_ever
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.connections import (
     Settings,
     checked_version,
     close_quietly,
     connected,
-    keep_for_ever,
 )
 from stenolog.stores.sqlite.failures import is_no_room_for_index
 from stenolog.stores.sqlite.place import Place
