@@ -1,6 +1,8 @@
 """Keeps every run away from the user's files and keys, and lists last what could not be run."""
 
+import fnmatch
 import gc
+import itertools
 import logging
 import os
 import re
@@ -10,7 +12,6 @@ import tempfile
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -102,12 +103,15 @@ def _not_run(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> Ite
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that slow.toml names; a row that names none is an error."""
     whole_suite = [Path(argument).name for argument in config.args] == ["tests"]
+    tests: defaultdict[str, list[tuple[str, pytest.Item]]] = defaultdict(list)
+    for item in items:
+        # The text between the brackets: the parameters of the test.
+        name, _, parameters = item.nodeid.partition("[")
+        tests[name].append((parameters[:-1], item))
     for row in tomllib.loads((Path(__file__).parent / "slow.toml").read_text())["slow"]:
-        named = [item for item in items if fnmatchcase(item.nodeid.partition("[")[0], row["tests"])]
-        for item in named:
-            # The text between the brackets: the parameters of the test.
-            parameters = item.nodeid.partition("[")[2][:-1]
-            if not any(fnmatchcase(parameters, kept) for kept in row.get("keep", [])):
+        named = fnmatch.filter(tests, row["tests"])
+        for parameters, item in itertools.chain.from_iterable(map(tests.__getitem__, named)):
+            if not any(fnmatch.fnmatchcase(parameters, kept) for kept in row.get("keep", [])):
                 item.add_marker(pytest.mark.slow)
         if not named and whole_suite:
             raise pytest.UsageError(f"slow.toml: no test is named {row['tests']}")
