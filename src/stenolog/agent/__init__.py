@@ -1,1 +1,1 @@
-"""The agent: turns that survive anything, tools, commands, and what is to be closed at the end."""
+"""The agent loop: durable turns, tools, chat commands and shutdown."""

@@ -1,4 +1,4 @@
-"""A model of the event loop, asked from a thread: summaries and notes are made in one."""
+"""Blocking calls to an async model, for the threads that write summaries and notes."""
 
 import asyncio
 import concurrent.futures
@@ -11,24 +11,27 @@ from stenolog.providers.base import Ask, ChatModel, Reply
 
 
 class Closing(BaseException):
-    """The agent closes and no answer will come: no error of the model, which a summary survives."""
+    """Signals that the agent closes and no answer will come.
+
+    It is not an Exception, because summarizing continues after errors of the model.
+    """
 
 
 class Threadwise:
-    """A model, and for who says so another one in their own thread."""
+    """A default model, which a thread can override for itself."""
 
     def __init__(self, model: ChatModel) -> None:
         self._model = model
         self._own = threading.local()
 
     def __call__(self) -> ChatModel:
-        """The model of this thread."""
+        """Return the model of the current thread."""
         found: ChatModel = getattr(self._own, "model", self._model)
         return found
 
     @contextmanager
     def using(self, model: ChatModel) -> Iterator[None]:
-        """Have this thread use another model for a while."""
+        """Use another model in the current thread, inside the `with` block."""
         self._own.model = model
         try:
             yield
@@ -37,7 +40,7 @@ class Threadwise:
 
 
 class BlockingAsk:
-    """An `Ask` by a ChatModel, whose event loop runs in another thread."""
+    """A blocking `Ask` for a ChatModel whose event loop runs in another thread."""
 
     def __init__(self, model: Callable[[], ChatModel]) -> None:
         self._model = model
@@ -47,7 +50,7 @@ class BlockingAsk:
         self._closed = False
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say in which event loop the model lives."""
+        """Set the event loop that runs the model."""
         self._loop = loop
 
     def __call__(
@@ -57,11 +60,11 @@ class BlockingAsk:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """The answer. Raises what the model raises, and Closing when it is cut off by `close`."""
+        """Return the answer. Raise the errors of the model, and Closing after `close`."""
         return self._answer(self._model(), messages, schema, max_tokens)
 
     def by(self, model: ChatModel) -> Ask:
-        """The same by one model, closed with this one."""
+        """Return an `Ask` that always uses this model; `close` cancels it too."""
 
         def ask(
             messages: Sequence[Mapping[str, Any]],
@@ -74,7 +77,7 @@ class BlockingAsk:
         return ask
 
     def close(self) -> None:
-        """Cut off what is being asked, and answer nothing more."""
+        """Cancel the requests in progress and reject new ones."""
         with self._mutex:
             self._closed = True
             asked = list(self._asked)

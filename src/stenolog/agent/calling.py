@@ -1,7 +1,7 @@
-"""Carrying out the calls of one answer: side by side where they may, each within its time.
+"""Runs the tool calls of one answer, concurrently if the tools allow it, each with a timeout.
 
-Whatever goes wrong is told to the model as the result of the call: it can mend its arguments, or
-say what did not work. Only a cancellation passes through.
+Every failure becomes the result of the call, so that the model can correct its arguments or report
+the problem. Only a cancellation is raised.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ STOPPED: Final = "[stopped by the user before it ended; it may have done its wor
 
 
 def not_made(call: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """The result of a call that came only in part, and was not made."""
+    """Return an error result for a call that was cut off at the model's limit."""
     name = call["function"]["name"]
     words = "Error: the answer was cut off at the model's limit, and so this call was not made"
     tell(ToolBegan(id=call["id"], name=name, arguments=call["function"]["arguments"]))
@@ -31,13 +31,13 @@ def not_made(call: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 
 
 class Calling(Struct, frozen=True, kw_only=True):
-    """What there is to call, and how long it may take."""
+    """The available tools, with the limits of their time and output."""
 
     tools: Mapping[str, Tool]
     timeout: float
-    """For a tool that says nothing of its own, in seconds."""
+    """Timeout in seconds for tools that define none."""
     limit: int
-    """How many characters of a result the model gets."""
+    """Maximum number of characters of a result that the model gets."""
 
     async def run(
         self,
@@ -47,7 +47,10 @@ class Calling(Struct, frozen=True, kw_only=True):
         tell: Tell,
         keep: Callable[[dict[str, Any]], Awaitable[object]],
     ) -> None:
-        """Carry the calls out; each result is kept as soon as it is there."""
+        """Run the calls and pass each result to `keep` as soon as it is available.
+
+        Tools marked `alone` run one at a time, after the others.
+        """
 
         async def one(call: Mapping[str, Any]) -> None:
             await keep(await self._result(call, here, tell))
@@ -77,7 +80,7 @@ class Calling(Struct, frozen=True, kw_only=True):
         return ran_for(body, seconds=took, failed=failed)
 
     async def _outcome(self, name: str, arguments: str, here: Here) -> tuple[bool, str]:
-        """Whether it failed, and what the model is told."""
+        """Return whether the call failed, and the text for the model."""
         tool = self.tools.get(name)
         if tool is None:
             known = ", ".join(sorted(self.tools)) or "none"
@@ -93,7 +96,7 @@ class Calling(Struct, frozen=True, kw_only=True):
             if task is None or task.cancelling():
                 raise
             return True, f"Error: {name} was cancelled from inside"
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything; goes to the model
             if timeout.expired():
                 return True, f"Error: {name} did not end within {allowed:g} s and was given up"
             words = str(error) or type(error).__name__
@@ -104,8 +107,8 @@ class Calling(Struct, frozen=True, kw_only=True):
 async def _called(tool: Tool, given: Mapping[str, Any], here: Here) -> Any:
     if tool.is_async:
         return await tool.call(given, here)
-    # A thread of its own that nobody waits for at the end: a tool that hangs cannot be stopped,
-    # and must not keep the program from ending.
+    # A daemon thread, not a pool: a tool that hangs cannot be stopped and must not keep the program
+    # from exiting.
     running = asyncio.get_running_loop()
     done: asyncio.Future[Any] = running.create_future()
     context = contextvars.copy_context()
@@ -122,14 +125,14 @@ async def _called(tool: Tool, given: Mapping[str, Any], here: Here) -> Any:
         result, failed = None, None
         try:
             result = context.run(tool.call, given, here)
-        except Exception as error:  # noqa: BLE001 - handed over to who waits
+        except Exception as error:  # noqa: BLE001 - raised in the waiting coroutine
             failed = error
-        except BaseException as error:  # noqa: BLE001 - SystemExit of a tool is not ours
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a tool must not end the agent
             failed = RuntimeError(f"{type(error).__name__}: {error}")
         try:
             running.call_soon_threadsafe(settle, result, failed)
         except RuntimeError:
-            return  # the program has ended meanwhile
+            return  # the event loop is closed
 
     threading.Thread(target=work, name=f"stenolog-tool-{tool.name}", daemon=True).start()
     return await done

@@ -1,7 +1,7 @@
-"""What a user says to the agent itself, in every front end: lines that begin with `/`.
+"""Chat commands: messages that start with `/`, the same in every front end.
 
-What changes a session is done while nobody has its turn; while an answer is being made, here or in
-another process, it says so, and /stop ends it.
+A command that changes a session needs its lease. While an answer is written, in this or another
+process, the command is rejected with a hint to /stop.
 """
 
 import re
@@ -37,17 +37,17 @@ from stenolog.stores.base import Store
 
 _LISTED: Final = 15
 _LOOKED_AT: Final = 2_000
-"""So many sessions are looked through for those of one user."""
+"""Maximum number of sessions that are searched for those of one user."""
 _WIDTH: Final = 40
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """One command, for the help and for completion."""
+    """A command, as shown by the help and by completion."""
 
     arguments: str = ""
     help: str
     alone: bool = False
-    """Whether it changes the session, and so cannot be carried out beside an answer."""
+    """Whether the command changes the session and therefore needs the lease."""
 
 
 COMMANDS: Final = {
@@ -72,14 +72,14 @@ COMMANDS: Final = {
 
 
 class Given(Struct, frozen=True):
-    """A command as it was given."""
+    """A parsed command."""
 
     name: str
     rest: str
 
 
 def parse(content: str | Sequence[Mapping[str, Any]]) -> Given | None:
-    """The command in a message; None for any other message. `//text` is none, either."""
+    """Return the command in a message; None for any other message, including `//text`."""
     if not isinstance(content, str) or not content.startswith("/"):
         return None
     found = re.match(r"/([a-zA-Z_]+)(?:@\w+)?(?:\s+(.*))?\Z", content.strip(), re.DOTALL)
@@ -89,15 +89,16 @@ def parse(content: str | Sequence[Mapping[str, Any]]) -> Given | None:
 
 
 def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | None = None) -> str:
-    """The key of a new session of a user, whose memory all their sessions share."""
+    """Return the key for a new session of a user. All sessions of a user share one memory."""
     moment = (at or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return join(Parts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
 
 
 def key_beside(key: str, thread: str = "") -> str:
-    """The key of a new session of the same user. Raises UsageError for a key of another form.
+    """Return a key for a new session of the same user.
 
-    Of such a one nobody can say whose it is, and no two users may be taken for one.
+    Raises UsageError if `key` is not of the form channel:sender: its user is unknown, and two users
+    must never be mistaken for one.
     """
     parts = split(key)
     if parts is None:
@@ -110,14 +111,14 @@ def key_beside(key: str, thread: str = "") -> str:
 
 
 class Commands:
-    """Carries commands out for one agent."""
+    """Runs commands for one agent."""
 
     def __init__(
         self, turns: TurnScheduler, instance: AgentInstance, *, sender: str, everything: bool
     ) -> None:
-        """Carry commands out for the verified `sender`; empty if nobody knows who it is.
+        """Run commands for the verified `sender`; empty if the sender is unknown.
 
-        `everything`: all sessions may be shown and opened, not only those of the sender.
+        `everything` allows listing and opening all sessions, not only those of the sender.
         """
         self._sender = sender
         self._turns = turns
@@ -128,7 +129,7 @@ class Commands:
         """The last seq of the session when the command arrived."""
 
     async def carry_out(self, key: str, asked: Given, tell: Tell) -> Answer:
-        """What came of it, in Markdown. Raises nothing of the store's: that is the answer, too."""
+        """Run a command and return its result in Markdown. Errors of the store become the answer."""
         known = COMMANDS.get(asked.name)
         if known is None:
             return _told(key, f"There is no /{asked.name}; /help shows what there is.")
@@ -152,7 +153,7 @@ class Commands:
         except Busy:
             return _told(key, _BUSY)
         except StenologError as error:
-            # A wrong command is the user's to correct; other errors are the operator's.
+            # Users can correct a wrong command; other errors are for the operator.
             own = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
             raised = None if own else error
             return Answer(key=key, text=_sentence(error), outcome="command", error=raised)
@@ -160,7 +161,7 @@ class Commands:
     def _seen_of(self, sessions: SessionStore, key: str) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
-        A message that waits for its answer may have been stored before the seq was read.
+        An unanswered message may have been stored before the seq was read.
         """
         if not self._turns.is_asked(self._instance, key):
             return self._seen
@@ -213,7 +214,7 @@ class Commands:
         return await self._again(key, sessions, rest)
 
     async def _again(self, key: str, sessions: SessionStore, words: str | None) -> Answer | None:
-        """Have the last message be the last again, or have it say these words instead."""
+        """Hide the messages after the last question, or replace that question with `words`."""
         arrived: list[Message] = []
 
         def until_the_last(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
@@ -224,7 +225,7 @@ class Commands:
             end = _end_of_earlier_answers(history, last)
             if words is None:
                 return [*history[:end]]
-            # The answer belongs where the one to the message before belonged.
+            # The new answer has the same address as the answer to the replaced message.
             before = history[last].to_dict()
             origin = origin_of(before) if is_received(before) else None
             new = {"role": "user", "content": words}
@@ -252,10 +253,10 @@ class Commands:
         return _told(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
 
     def _thread_named(self, key: str, name: str) -> str:
-        """Return the thread of a copy that is to have this name.
+        """Return the thread part of the key for a copy with this name.
 
-        Without a verified sender nobody knows whose `app:alice:1` is, and `app:bob:1` may be the
-        key of another user: then the name gets an end that nobody else has.
+        Without a verified sender, the owner of `app:alice:1` is unknown, and `app:bob:1` may be the
+        key of another user. Then the name gets a random suffix.
         """
         parts = split(key)
         has_thread = parts is not None and parts.thread is not None
@@ -292,7 +293,7 @@ class Commands:
         return _told(chosen.key, f"Going on in `{chosen.key}`: {chosen.title or '(no title)'}")
 
     def _matching(self, key: str, words: str) -> list[Entry]:
-        """Those of the user's sessions that have these words in key, title or what was said."""
+        """Return the user's sessions with these words in their key, title or messages."""
         catalog = self._instance.catalog
         parts = split(key)
         prefix = "" if self._everything or parts is None else f"{key.partition(':')[0]}:"
@@ -315,11 +316,11 @@ class Commands:
         ]
 
     def _may_see(self, entry: Entry, key: str) -> bool:
-        """Return whether the caller may see a session: this one, and those of the same sender."""
+        """Return whether the user may see a session: the current one, or one of the same sender."""
         own = bool(self._sender) and entry.sender == self._sender
         return self._everything or entry.key == key or own  # guard: commands-own-sessions
 
-    # --- what is known -----------------------------------------------------------------------
+    # --- information -------------------------------------------------------------------------
 
     async def _context(self, key: str, rest: str, tell: Tell) -> Answer:
         del rest, tell
@@ -420,7 +421,7 @@ _OPERATIONS: Final = {
     "hide": "what was hidden last",
     "summary": "the last change of the summary",
 }
-"""What an operation of the store is called in a chat."""
+"""Names of the store's operations in chat messages."""
 
 
 def _count(messages: int) -> str:
@@ -444,7 +445,7 @@ def _sentence(error: StenologError) -> str:
 
 
 def _last_said(history: Sequence[Message]) -> int | None:
-    """Where the user's last words stand."""
+    """Return the index of the last user message with text; None if there is none."""
     found = [
         index
         for index, message in enumerate(history)
@@ -454,9 +455,9 @@ def _last_said(history: Sequence[Message]) -> int | None:
 
 
 def _end_of_earlier_answers(history: Sequence[Message], last: int) -> int:
-    """Return the index behind the message at `last` and behind the answers to earlier ones.
+    """Return the index after the message at `last` and after the answers to earlier messages.
 
-    Those are behind it if it was sent while they were being written.
+    Those answers follow it if it was sent while they were written.
     """
     question = history[last].seq
     for index in range(len(history) - 1, last, -1):

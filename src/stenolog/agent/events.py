@@ -1,4 +1,4 @@
-"""What happens during a turn, for whoever shows it; and what comes out of it. Values only."""
+"""Values that a turn produces: events for front ends, and the final answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -11,67 +11,67 @@ from stenolog.providers.base import Usage
 
 
 class Inbound(Struct, frozen=True, kw_only=True):
-    """A message of a user, on its way in."""
+    """A message from a user."""
 
     key: str
-    """The session it belongs to."""
+    """Key of the session."""
     content: str | Sequence[Mapping[str, Any]]
-    """Text, or parts in OpenAI chat shape."""
+    """Text, or content parts in OpenAI's chat format."""
     id: str = ""
-    """Its id where it comes from: delivered twice, it is stored and answered once."""
+    """Id given by the source of the message. A second delivery is not stored or answered again."""
     origin: Mapping[str, Any] | None = None
-    """Where an answer belongs, in the words of its channel; kept with the message."""
+    """Address for the answer, in the format of the channel; stored with the message."""
     request_digest: str = ""
-    """Digest of the HTTP request that brought it; kept with the message."""
+    """Digest of the HTTP request with this message; stored with the message."""
     sender: str = ""
-    """The user or group chat, as `telegram:123`, if the front end has verified who wrote this.
+    """The user or group chat, such as `telegram:123`, if the front end has verified it.
 
     Sessions in which every user message has the same sender share one memory. Leave it empty for
-    anything that a client can choose, such as a session key.
+    values that a client can choose, such as a session key.
     """
 
 
 class Heard(Struct, frozen=True, kw_only=True):
-    """The user's message is stored, at this seq."""
+    """The user's message is stored, with this seq."""
 
     seq: int
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The model is asked now."""
+    """A request to the model starts."""
 
     model: str
     tokens: int
-    """About how many are sent."""
+    """Estimated number of tokens of the request."""
     budget: int
-    """How many may be."""
+    """Maximum number of tokens of the request."""
     recalled: int = 0
-    """How many notes and past messages were recalled into it."""
+    """Number of recalled notes and past messages in the request."""
 
 
 class Said(Struct, frozen=True, kw_only=True):
-    """The next piece of what the model says."""
+    """The next piece of the model's answer."""
 
     text: str
 
 
 class Thought(Struct, frozen=True, kw_only=True):
-    """The next piece of what it thinks, where it tells."""
+    """The next piece of the model's reasoning, if the provider returns it."""
 
     text: str
 
 
 class ToolBegan(Struct, frozen=True, kw_only=True):
-    """A tool runs."""
+    """A tool call starts."""
 
     id: str
     name: str
     arguments: str
-    """As the model wrote them, in JSON."""
+    """JSON, as written by the model."""
 
 
 class ToolEnded(Struct, frozen=True, kw_only=True):
-    """A tool has ended, and the model will see this."""
+    """A tool call ended. `text` is the result for the model."""
 
     id: str
     name: str
@@ -81,32 +81,32 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
 
 
 class Counted(Struct, frozen=True, kw_only=True):
-    """What the provider counted for the request that has just ended."""
+    """Token counts that the provider reported for the last request."""
 
     usage: Usage
 
 
 class Compacted(Struct, frozen=True, kw_only=True):
-    """The oldest turns became a summary."""
+    """The oldest turns were summarized."""
 
     compaction: Compaction
 
 
 class NotSaved(Struct, frozen=True, kw_only=True):
-    """So many messages are in hand and not in the store; the words say why, and what to do."""
+    """The number of unsaved messages; `words` has the reason and what to do."""
 
     count: int
     words: str
 
 
 class SavedAfterAll(Struct, frozen=True, kw_only=True):
-    """All that was in hand is in the store now."""
+    """All unsaved messages are stored now."""
 
     count: int
 
 
 class Noticed(Struct, frozen=True, kw_only=True):
-    """Something that the user should know: in one sentence."""
+    """A notice for the user, one sentence."""
 
     words: str
 
@@ -125,34 +125,40 @@ Event = (
     | Noticed
 )
 Tell = Callable[[Event], None]
-"""Is called in the event loop as things happen; it must not block. What it raises is logged."""
+"""Callback for events. It runs in the event loop and must not block; its errors are logged."""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
-"""answered: the answer is in the log. calls: the client has tools to carry out first. interrupted:
-it was stopped, what was said is kept. failed: the words say why, the user's message is kept and
-unanswered. again: it had been answered before. elsewhere: another process has the turn, or somebody
-else's turn here has answered it. command: it was a command."""
+"""Outcome of a message.
+
+answered: the answer is in the log.
+calls: the client has to run tools first.
+interrupted: the answer was stopped; the text so far is kept.
+failed: the text has the reason; the user's message is kept and unanswered.
+again: the message was answered before.
+elsewhere: another process has the lease, or another turn of this process answered the message.
+command: the message was a command.
+"""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What came of a message."""
+    """The answer to a message or command."""
 
     key: str
-    """The session to go on in: another one after /new, /fork and /resume."""
+    """Session for the next message: a different one after /new, /fork and /resume."""
     text: str
     outcome: Outcome
     seq: int | None = None
-    """Where the answer stands in the log; None where it is not there."""
+    """Seq of the answer; None if it is not stored."""
     saved: bool = True
-    """Whether everything that was said is in the store."""
+    """Whether all messages of the turn are stored."""
     calls: tuple[Mapping[str, Any], ...] = ()
-    """The calls that the client is to carry out, in OpenAI chat shape."""
+    """Tool calls that the client has to run, in OpenAI's chat format."""
     error: StenologError | None = None
-    """What was raised, where it failed."""
+    """The error, if the turn failed."""
     finish: str = ""
-    """Why the model stopped, in its own word; `length`: at its limit."""
+    """The model's finish reason; `length` if the answer was cut off at the model's limit."""
 
 
 def nobody(event: Event) -> None:
-    """Tell nobody."""
+    """Ignore the event."""
     del event

@@ -1,9 +1,9 @@
-"""Messages on their way into the store: what could not be written stays in hand, in its order.
+"""Unsaved messages of a session: a queue of writes that failed and are retried in order.
 
-Nothing is written past a message that waits, so that the log never has an answer before its
-question. Each keeps the token it was first written with: whether or not a write that failed has
-arrived after all, it is there once. What was said in a turn is written by who has the turn, and
-only while the log still wants it: another process may have answered meanwhile.
+Later messages wait for an unsaved one, so the log never contains an answer before its question.
+Every message keeps the idempotency key of its first attempt: if that write did reach the store, the
+retry stores nothing twice. Messages of a turn are written only by the lease holder, and only if the
+log still needs them; another process may have answered in the meantime.
 """
 
 import asyncio
@@ -34,27 +34,27 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
 
 Run = Callable[..., Awaitable[Any]]
-"""Calls a function in a thread and waits for what it returns."""
+"""Runs a function in a thread and returns its result."""
 Append = Callable[..., int | None]
-"""Stores a message, given with its token as `once=`; returns its seq, or None if that failed."""
+"""Stores a message, with the idempotency key `once=`; returns its seq, or None on failure."""
 
 _REMEMBERED: Final = 1_000
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """What a model has seen: the log up to a seq, and of what was in hand all up to a token."""
+    """The messages that a model got: stored ones up to `upto`, unsaved ones up to `token`."""
 
     upto: int
     token: str = ""
     interrupted: str = ""
-    """Why the answer was cut off."""
+    """Reason why the answer was cut off; empty if it was not."""
 
 
 class _Waiting(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     token: str
     seen: Seen | None
-    """Of an answer, which says so itself when it is written: by then all before it has a seq."""
+    """Set for answers: `upto` is stored with the answer, once all messages before it have a seq."""
 
     size: int = 0
 
@@ -64,37 +64,37 @@ class _Waiting(Struct, frozen=True, kw_only=True):
 
 
 class InHand:
-    """What of one session is said and not stored."""
+    """The unsaved messages of one session."""
 
     def __init__(self, key: str, run: Run) -> None:
         self._key = key
         self._run = run
         self._waiting: list[_Waiting] = []
         self._stored: dict[str, int] = {}
-        """Where that stands which was in hand for a while, by token."""
+        """Seqs of messages that were unsaved for a while, by idempotency key."""
         self._order = asyncio.Lock()
 
     @property
     def bodies(self) -> list[Mapping[str, Any]]:
-        """The messages that wait, the oldest first."""
+        """The unsaved messages, oldest first."""
         return [one.body for one in self._waiting]
 
     @property
     def size(self) -> int:
-        """About how many bytes they have."""
+        """Approximate size of the unsaved messages in bytes."""
         return sum(one.size for one in self._waiting)
 
     @property
     def newest(self) -> str:
-        """The token of the last of them; empty where none waits."""
+        """Idempotency key of the newest unsaved message; empty if there is none."""
         return self._waiting[-1].token if self._waiting else ""
 
     def seq_of(self, token: str) -> int | None:
-        """Where a message stands that was in hand; None where it still is, or never was."""
+        """Return the seq of a message that was unsaved before; None if it is not stored."""
         return self._stored.get(token)
 
     def answer_to(self, token: str) -> str | None:
-        """What the answer in hand says that has seen this message in hand; None: there is none."""
+        """Return the text of the unsaved answer to this unsaved message; None if there is none."""
         tokens = [one.token for one in self._waiting]
         for one in self._waiting:
             saw = one.seen is not None and one.seen.token in tokens
@@ -107,9 +107,9 @@ class InHand:
     async def say(
         self, sessions: SessionStore, body: Mapping[str, Any], *, tell: Tell, once: str
     ) -> int | None:
-        """Store what a user says; its seq, or None where it stays in hand, which is told.
+        """Store a user message and return its seq; None if it stays unsaved.
 
-        Raises UsageError where it will never be taken.
+        Emits NotSaved if it stays unsaved. Raises UsageError if the store can never accept it.
         """
         check_key(self._key)
         check_once(once)
@@ -137,10 +137,11 @@ class InHand:
         seen: Seen | None = None,
         append: Append | None = None,
     ) -> int | None:
-        """Store what is said in a turn, by who has it; its seq, or None where it stays in hand.
+        """Store a message of a turn and return its seq; None if it stays unsaved.
 
-        `append`: stores the message in a thread, instead of `add_full_message`; what it raises is
-        raised here. Raises UsageError where the message will never be taken, and LeaseLost.
+        Only the lease holder may call this. `append` replaces `add_full_message`; it runs in a
+        thread, and its errors are raised here. Raises UsageError if the store can never accept the
+        message, and LeaseLost.
         """
         size = len(encode_message(body))
         one = _Waiting(body=body, token=secrets.token_hex(12), seen=seen, size=size)
@@ -160,7 +161,7 @@ class InHand:
 
     @asynccontextmanager
     async def standing_still(self) -> AsyncIterator[None]:
-        """While this is entered, what waits is not written."""
+        """Prevent writes of unsaved messages inside the `async with` block."""
         if not self._waiting:
             yield
             return
@@ -168,7 +169,10 @@ class InHand:
             yield
 
     async def flush(self, sessions: SessionStore, *, tell: Tell) -> bool:
-        """Whether all that waited is stored now, by who has the turn. Raises LeaseLost."""
+        """Store the unsaved messages and return whether all are stored.
+
+        Only the lease holder may call this. Raises LeaseLost.
+        """
         async with self._order:
             try:
                 if await self._cleared(sessions, tell, leased=True):
@@ -189,7 +193,7 @@ class InHand:
         while self._waiting:
             one = self._waiting[0]
             if one.of_turn and not looked:
-                # By now all that it may have seen has a seq.
+                # All messages that this one depends on have a seq by now.
                 looked = True
                 if await self._is_stale(sessions, one):
                     self._let_go(tell)
@@ -200,7 +204,7 @@ class InHand:
             except LeaseLost:
                 raise
             except UsageError as error:
-                # It will never be taken, and must not keep what is said after it from being so.
+                # The store will never accept this message, and it must not block the later ones.
                 tell(NotSaved(count=1, words=f"one message is lost: {error}"))
                 del self._waiting[0]
                 continue
@@ -214,7 +218,7 @@ class InHand:
         return True
 
     def _let_go(self, tell: Tell | None = None) -> None:
-        """Forget what was said in a turn, up to what a user says next."""
+        """Drop unsaved messages of a turn: all, or with `tell` those before the next user message."""
         kept = next(
             (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
         )
@@ -226,7 +230,7 @@ class InHand:
         tell(NotSaved(count=kept, words=words))
 
     async def _is_stale(self, sessions: SessionStore, one: _Waiting) -> bool:
-        """Whether another process has gone on since with the turn that this was said in."""
+        """Return whether another process has continued the turn of this message."""
         history: list[Message] = await self._run(sessions.get_history, self._key)
         where = standing(history)
         if one.seen is None:
@@ -256,7 +260,8 @@ class InHand:
             append = partial(sessions.add_full_message, self._key)
         seq: int | None = await self._run(append, body, once=one.token)
         if seq is None:
-            # The face does not say why. With the same token the store can be asked again.
+            # The facade does not return the reason. The idempotency key makes a second attempt
+            # safe.
             seq = await self._run(_again, sessions, self._key, body, one.token)
         return seq
 
@@ -266,17 +271,17 @@ class InHand:
 
 
 def new_token() -> str:
-    """A token for a message that came without an id."""
+    """Return an idempotency key for a message without an id."""
     return secrets.token_hex(12)
 
 
 def _again(sessions: SessionStore, key: str, body: Mapping[str, Any], token: str) -> int | None:
-    """The same write, of which only what will never succeed is raised."""
+    """Repeat the write on the store. Raise only errors that a retry cannot fix."""
     store = sessions.store
     try:
         return store.add_full_message(key, body, once=token)
     except OnceConflict as conflict:
-        # A version that marks messages differently may have stored the same message.
+        # Another version may have stored the same message with different marks.
         if _stored_content(store, key, conflict.seq) == without_marks(body):
             return conflict.seq
         raise
@@ -284,12 +289,12 @@ def _again(sessions: SessionStore, key: str, body: Mapping[str, Any], token: str
         return None
     except UsageError:
         raise
-    except Exception:  # noqa: BLE001 - it is counted and logged by the face, and tried again
+    except Exception:  # noqa: BLE001 - the facade counts and logs it; the write is retried
         return None
 
 
 def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
-    """Return the message at this seq without our own marks; None if it cannot be read."""
+    """Return the message at this seq without stenolog's marks; None if it is not readable."""
     try:
         found = store.get_history(key, after=seq - 1, full=True)[:1]
     except StenologError:
@@ -298,7 +303,7 @@ def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
 
 
 def _why(sessions: SessionStore) -> str:
-    """What the store says of the write that failed, without our own words around it."""
+    """Return the reason for the failed write, without the prefixes of the facade."""
     health = sessions.health()
     _, _, told = (health.last_error or "").partition(" failed: ")
     return told.partition(": ")[2] or "; ".join(health.problems) or "the store does not say why"

@@ -38,14 +38,14 @@ from stenolog.stores.opening import address, open_store
 OpenModel = Callable[[str], ChatModel]
 
 CHOSEN: Final = "chat_model"
-"""The field of a session's meta that names the model its user chose."""
+"""Meta field of a session with the name of the model that its user chose."""
 _MOST_MODELS: Final = 32
 
 _logger = logging.getLogger("stenolog")
 
 
 class AgentInstance:
-    """An agent that is open, and may be used by several threads. `close` lets go of everything."""
+    """An open agent, safe to use from several threads. `close` releases all resources."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class AgentInstance:
         open_model: OpenModel | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> None:
-        """Over open sessions and notes, which it closes. Without notes it has no memory."""
+        """Create an agent from open stores, which it closes. Without notes it has no memory."""
         self.id = spec.id
         self.spec = spec
         self.sessions = sessions
         self.notes = notes
         self.on_compaction: Callable[[Compaction], None] | None = None
-        """Told of every compaction, in the thread that made it."""
+        """Callback for every summary; it runs in the thread that made the summary."""
         self._zone = zone_of(spec.zone)
         self._open_model = open_model
         self._opening = threading.Lock()
@@ -77,7 +77,7 @@ class AgentInstance:
         self.ask = BlockingAsk(self._noting)
         self.memory: Memory | None = None
         self.problems: list[str] = []
-        """What does not work in this run, in words for the user."""
+        """Features that do not work in this run, as sentences for the user."""
         store = sessions.store
         self._aliases = Aliases(store)
         if fallback_reason(store) is not None:
@@ -109,7 +109,10 @@ class AgentInstance:
         open_model: OpenModel | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> "AgentInstance":
-        """Open what the spec names. Raises UsageError; `open_sessions` has a fallback."""
+        """Open the stores that the spec names. Raise UsageError.
+
+        If the sessions cannot be opened, `open_sessions` uses the fallback store.
+        """
         zone_of(spec.zone)
         sessions = open_sessions(spec.sessions, agent=spec.id)
         notes = None
@@ -132,7 +135,7 @@ class AgentInstance:
 
     @property
     def store(self) -> Store:
-        """The store below the sessions."""
+        """The store of the sessions."""
         return self.sessions.store
 
     @property
@@ -147,7 +150,7 @@ class AgentInstance:
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
         """Return the key of the session that this key opens, and a view of it.
 
-        The view is None if there is no session.
+        The view is None if the session does not exist.
         """
         try:
             view = self.store.view(key)
@@ -161,21 +164,21 @@ class AgentInstance:
         return key, view
 
     def own_key(self, key: str) -> str:
-        """The key itself, or the one that it is an alias of."""
+        """Return the session's key if `key` is an alias, otherwise `key`."""
         try:
             return self._aliases.own_key(key)
         except StoreUnavailable:
-            return key  # what cannot be read has no aliases now; the message is to be taken in
+            return key  # without the store aliases are unknown; accept the message anyway
 
     # --- models ------------------------------------------------------------------------------
 
     @property
     def model(self) -> ChatModel:
-        """The model of sessions that have no other."""
+        """The model of sessions whose user chose no other."""
         return self._models[""]
 
     def model_for(self, name: str) -> ChatModel:
-        """The model of this name, for one turn. Raises UsageError where users may not choose it."""
+        """Return the model with this name, for one turn. Raise UsageError if users may not choose it."""
         if name in ("", "default", self.spec.model, self.model.name):
             return self.model
         if name not in self.spec.models:
@@ -183,7 +186,7 @@ class AgentInstance:
         return self._opened(name)
 
     def model_of(self, key: str, tell: Callable[[str], None] | None = None) -> ChatModel:
-        """The model of a session: the one its user chose, else the agent's."""
+        """Return the model that the session's user chose, otherwise the agent's model."""
         meta: Mapping[str, Any] = {}
         with suppress(StenologError):
             meta = self.store.info(key).meta
@@ -192,9 +195,9 @@ class AgentInstance:
     def chosen_model(
         self, meta: Mapping[str, Any], tell: Callable[[str], None] | None = None
     ) -> ChatModel:
-        """Return the model that the meta of a session names, else the agent's.
+        """Return the model that the meta of a session names, otherwise the agent's model.
 
-        If that model cannot be opened any more, `tell` gets the reason.
+        If that model cannot be opened, `tell` gets the reason.
         """
         chosen = meta.get(CHOSEN)
         if not isinstance(chosen, str) or not chosen:
@@ -207,9 +210,10 @@ class AgentInstance:
             return self.model
 
     def choose_model(self, key: str, name: str, *, any_model: bool) -> ChatModel:
-        """Have a session use another model from now on. Raises UsageError.
+        """Set the model of a session. Raise UsageError.
 
-        `any_model`: not only those that the agent's users may choose. "default": the agent's own.
+        `any_model` allows models that are not in the agent's list. The name "default" selects the
+        agent's own model.
         """
         if name in ("default", self.spec.model):
             self.store.set_meta(key, **{CHOSEN: None})
@@ -232,7 +236,7 @@ class AgentInstance:
             return self._models[name]
 
     def context(self, model: ChatModel, manner: Manner = AS_USUAL) -> Context:
-        """What is sent to this model of a session; it makes the summaries, too."""
+        """Return the context builder for this model; it also writes summaries."""
         with self._opening:
             if model.name not in self._contexts:
                 limits = self.spec.limits
@@ -259,11 +263,11 @@ class AgentInstance:
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """The tools, as a model is told of them."""
+        """Definitions of the agent's tools, in OpenAI's format."""
         return [one.definition() for one in self._tools.values()]
 
     def offered(self, manner: Manner) -> list[dict[str, Any]]:
-        """The tools that the model is told of in a turn: a client's, and those of the agent."""
+        """Return the tool definitions for a turn: the client's tools, then the agent's."""
         taken = manner.client_tools
         own = self.definitions if manner.own_tools else []
         return [dict(one) for one in manner.tools] + [
@@ -271,11 +275,11 @@ class AgentInstance:
         ]
 
     def tool(self, name: str) -> Tool | None:
-        """The tool of this name."""
+        """Return the tool with this name, or None."""
         return self._tools.get(name)
 
     def here(self, key: str, *, sender: str | None = "") -> Here:
-        """What a tool that is called in a session may know of it; `sender` as in `recall`."""
+        """Return the facts about a session that its tools may use; `sender` as in `memory_scope`."""
         found = (
             None
             if self.memory is None
@@ -286,13 +290,12 @@ class AgentInstance:
     def memory_scope(
         self, key: str, *, sender: str | None = "", info: SessionInfo | None = None
     ) -> Scope:
-        """Return the scope that a verified sender may see in a session.
+        """Return the memory scope that a verified sender may see in a session.
 
-        It is the sender's own in a session that belongs to that sender, or in which nothing was
-        said yet, and elsewhere that of the session alone. `sender`: None stands for the one that
-        the session belongs to, for turns whose answer nobody but that sender gets. `info`: of the
-        session, if the caller has read it; the key is no alias then. Raises UsageError where there
-        is no memory.
+        It is the sender's scope if the session is empty or belongs to that sender, otherwise the
+        scope of the session alone. `sender`: None means the owner of the session, for turns whose
+        answer only the owner gets. `info`: of the session, if the caller has read it; `key` must
+        not be an alias then. Raises UsageError if the agent has no memory.
         """
         if self.memory is None:
             raise UsageError("there is no memory in this run")
@@ -319,9 +322,9 @@ class AgentInstance:
         sender: str | None = "",
         info: SessionInfo | None = None,
     ) -> Recalled:
-        """What is remembered for a question; nothing where there is no memory, or it fails.
+        """Return memories for a question; nothing if there is no memory or recall fails.
 
-        `sender`: who gets to see it; `info`: of the session; both as in `memory_scope`.
+        `sender` (who sees the result) and `info` are as in `memory_scope`.
         """
         if self.memory is None or not question.strip():
             return Recalled()
@@ -334,21 +337,21 @@ class AgentInstance:
             return Recalled()
 
     def consolidate(self, key: str) -> Consolidated:
-        """Make some notes of a session, by the model that its user has chosen."""
+        """Write some notes about a session, with the model of that session."""
         if self.memory is None:
             return Consolidated()
         with self._noting.using(self.model_of(key)):
             return self.memory.consolidate(key, most_calls=1)
 
     def health(self) -> Mapping[str, object]:
-        """What the stores say of themselves, for who watches over it."""
+        """Return the health of the stores, for monitoring."""
         told = self.sessions.health()
         return {"ok": told.ok and not self.problems, "problems": [*told.problems, *self.problems]}
 
-    # --- the end -----------------------------------------------------------------------------
+    # --- closing -----------------------------------------------------------------------------
 
     def close_stores(self) -> None:
-        """Close memory, index, notes and sessions. Raises nothing; a second call does nothing."""
+        """Close memory, catalog, notes and sessions. Raise nothing; a second call does nothing."""
         self.ask.close()
         for part in (self.memory, self.catalog, self.notes, self.sessions):
             if part is not None:
@@ -358,7 +361,7 @@ class AgentInstance:
                     _logger.exception("closing %r failed", part)
 
     async def close_models(self) -> None:
-        """Close the models, in the event loop that used them. Raises nothing."""
+        """Close the models, in the event loop that used them. Raise nothing."""
         self.ask.close()
         for model in self._models.values():
             try:
@@ -367,7 +370,7 @@ class AgentInstance:
                 _logger.exception("closing the model %s failed", model.name)
 
     async def close(self) -> None:
-        """Close everything. Raises nothing; a second call does nothing."""
+        """Close all resources. Raise nothing; a second call does nothing."""
         await self.close_models()
         self.close_stores()
 
@@ -383,7 +386,7 @@ class AgentInstance:
 
 
 def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
-    """The notes; None where there is to be no memory, or they cannot be opened."""
+    """Open the store of the notes; None if memory is disabled or the store cannot be opened."""
     if not spec.memory or fallback_reason(sessions.store) is not None:
         return None
     try:
@@ -394,7 +397,10 @@ def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
 
 
 def zone_of(name: str) -> tzinfo:
-    """The zone of this name, as in `Europe/Berlin`; empty: this machine's. Raises UsageError."""
+    """Return the time zone with this name, such as `Europe/Berlin`.
+
+    Empty: the zone of this machine. Raises UsageError for an unknown zone.
+    """
     if not name:
         return _of_machine()
     try:
@@ -404,7 +410,7 @@ def zone_of(name: str) -> tzinfo:
 
 
 def _of_machine() -> tzinfo:
-    # An offset alone would be wrong after the clocks were changed.
+    # A fixed offset would be wrong after a change to or from daylight saving time.
     named = os.environ.get("TZ", "").removeprefix(":")
     try:
         if named:

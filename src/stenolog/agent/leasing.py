@@ -1,4 +1,4 @@
-"""The turn of a session, taken for this process, renewed while it runs, and given back."""
+"""Leases: acquired for a turn, renewed while it runs, and released at its end."""
 
 import asyncio
 import logging
@@ -13,18 +13,18 @@ from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, Store
 
 _OFTEN: Final = 3
-"""So often within its time a lease is renewed."""
+"""Number of renewals within the lifetime of a lease."""
 
 _logger = logging.getLogger("stenolog")
 
 
 async def take(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
-    """The lease, if nobody has it. Raises StoreBusy, NoSuchSession and others."""
+    """Acquire the lease without waiting. Raise StoreBusy, NoSuchSession and others."""
     taking = threads.lease(store.lease, key, ttl=ttl, wait=0.0)
     try:
         return await outcome(taking)
     except asyncio.CancelledError:
-        # Nobody waits for it any more, and nobody would give it back.
+        # The cancelled caller cannot release the lease.
         if not taking.cancelled() and taking.exception() is None:
             await settled(threads.lease(_release, taking.result()))
         raise
@@ -34,9 +34,9 @@ async def take(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease
 async def held(
     threads: Threads, lease: Lease, *, ttl: float, lost: Callable[[], None]
 ) -> AsyncIterator[SessionStore]:
-    """The sessions as the holder of a lease writes them; it is given back in the end.
+    """Yield sessions that write through the lease; renew it, and release it at the end.
 
-    `lost` is called when somebody else has it.
+    `lost` is called when another process has the lease.
     """
     renewing = asyncio.create_task(_renew(threads, lease, ttl, lost))
     try:

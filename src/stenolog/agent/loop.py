@@ -1,4 +1,4 @@
-"""The loop: what front ends hold. Messages and commands in, answers out."""
+"""The agent loop, the interface for front ends: messages and commands in, answers out."""
 
 import asyncio
 import logging
@@ -25,19 +25,23 @@ from stenolog.stores.base import SessionView
 T = TypeVar("T")
 
 _REMEMBERED: Final = 10_000
-"""So many ids of commands; what comes again is not carried out again."""
+"""Maximum number of remembered command ids; a repeated command does not run again."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class AgentLoop:
-    """Answers the messages of the users of some agents, inside of one event loop.
+    """Answers user messages for the agents of a registry, in one event loop.
 
-    It owns the registry: `close` drains the turns in flight, then closes agents, models and stores.
+    It owns the registry: `close` drains the turns in progress, then closes agents, models and
+    stores.
     """
 
     def __init__(self, registry: AgentRegistry, *, ttl: float = TTL) -> None:
-        """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
+        """Create a loop; an event loop must be running.
+
+        `ttl`: lifetime of a lease in seconds, the longest wait after a killed lease holder.
+        """
         self._registry = registry
         self._turns = TurnScheduler(registry, ttl=ttl)
         self._resumer = Resumer(self._turns)
@@ -46,12 +50,12 @@ class AgentLoop:
 
     @property
     def registry(self) -> AgentRegistry:
-        """The agents."""
+        """The registry of agents."""
         return self._registry
 
     @property
     def busy(self) -> set[str]:
-        """The sessions in which an answer is being made, by this process."""
+        """Keys of the sessions in which this process writes an answer."""
         return self._turns.busy
 
     async def hear(
@@ -65,15 +69,15 @@ class AgentLoop:
         manner: Manner = AS_USUAL,
         view: SessionView | None = None,
     ) -> Answer:
-        """Take a message in and answer it, or carry a command out.
+        """Store a message and answer it, or run a command.
 
-        The message is stored before the model is asked. Cancelled, the answer is stopped and kept
-        as far as it came. `tell` hears what happens, and after the answer of a compaction.
-        `everything`: commands may show and open the sessions of all users, not only of this one.
-        `commands_too`: what begins with / may be a command. `manner`: what a client wants of it.
-        `view`: the session of `inbound.key`, if the caller has read it; that key is no alias then.
-        Raises UsageError for a key or a message that can never be stored; what the model's server
-        or the store raises is told by the answer.
+        The message is stored before the model is asked. If this call is cancelled, the answer is
+        stopped and its text so far is kept. `tell` gets the events, including summaries made after
+        the answer. `everything`: commands may list and open the sessions of all users.
+        `commands_too`: content that starts with / may be a command. `manner`: options of this turn.
+        `view`: the session of `inbound.key`, if the caller has read it; that key must not be an
+        alias then. Raises UsageError for a key or a message that can never be stored; errors of the
+        model's server and of the store are in the returned Answer.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -104,7 +108,6 @@ class AgentLoop:
         )
 
     async def _own_key(self, instance: AgentInstance, key: str) -> str:
-        """Return the key of the session that this key opens."""
         return await self._turns.threads.run(instance.own_key, key)
 
     async def answer_after(
@@ -117,11 +120,11 @@ class AgentLoop:
         manner: Manner = AS_USUAL,
         view: SessionView | None = None,
     ) -> Answer:
-        """Change what was said when it is this one's turn, then answer what is unanswered.
+        """Run `change` while holding the lease, then answer unanswered messages.
 
-        Where the change gives an answer, it is that, and nothing else happens. `view`: the session
-        of `key`, if the caller has read it; that key is no alias then. What the store or the
-        model's server raises is told by the answer; raises UsageError.
+        If `change` returns an Answer, return it. `view`: the session of `key`, if the caller has
+        read it; that key must not be an alias then. Errors of the store and of the model's server
+        are in the returned Answer; raises UsageError.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -138,7 +141,7 @@ class AgentLoop:
             return Answer(key=own, text=str(cause), outcome="failed", error=cause)
 
     def _is_known(self, agent: str | None, key: str, id: str) -> bool:
-        """Whether a command of this id was carried out by this process; it is from now on."""
+        """Return whether this process ran a command with this id; remember the id."""
         if not id:
             return False
         place = (agent, key, id)
@@ -150,11 +153,11 @@ class AgentLoop:
         return False
 
     async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
-        """What a function returns that reads or writes a store, called in a thread."""
+        """Run a function that reads or writes a store, in a thread."""
         return await self._turns.threads.run(function, *values, **named)
 
     async def ask(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
-        """What a function returns that may ask the model, called in a thread."""
+        """Run a function that may call the model, in a thread."""
         return await self._turns.threads.ask(function, *values, **named)
 
     async def change(
@@ -164,7 +167,7 @@ class AgentLoop:
         *,
         agent: str | None = None,
     ) -> T:
-        """Carry a change out while nobody has the turn, and give what it gives. Raises Busy."""
+        """Run `change` while holding the lease, and return its result. Raise Busy."""
         self._turns.check_open()
         instance = self._registry.agent(agent)
         own = await self._own_key(instance, key)
@@ -178,9 +181,9 @@ class AgentLoop:
         return made[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
-        """End the answer that is being made in a session; False where none is.
+        """Stop the answer in progress in a session; return False if there is none.
 
-        What was said is kept, with a mark; it is stored when this returns.
+        The text so far is stored, marked as interrupted, when this returns.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -195,12 +198,12 @@ class AgentLoop:
         idle_for: float = 0.0,
         each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
-        """Go on with the turns that a killed process left, or close them with a mark.
+        """Resume interrupted turns, or close them with a mark.
 
-        Of one session, or of all of an agent's (of every agent's, where none is named) that the
-        index calls interrupted; the log decides. Turns that another process has are left to it, and
-        so are those in which something was said within the last `idle_for` seconds: somebody else
-        may be about to take them. `each` is called with every answer as soon as it is made.
+        Covers one session, or all sessions of an agent (of every agent if none is named) that the
+        catalog lists as interrupted; the log decides. Skips turns that another process runs, and
+        turns with a message of the last `idle_for` seconds, which another process may be about to
+        resume. `each` is called with every answer as soon as it is complete.
         """
         self._turns.check_open()
         careful = _careful(tell)
@@ -219,19 +222,19 @@ class AgentLoop:
         ]
 
     async def quiet(self) -> None:
-        """Wait until compactions and notes are done as well: for tests and scripts."""
+        """Wait until summaries and notes are done too, for tests and scripts."""
         await self._turns.quiet()
 
     async def close(self, *, patience: float = 10.0) -> Left:
-        """Let the turns in flight end, for so many seconds; then cut them off and close all.
+        """Wait up to `patience` seconds for turns in progress, then cancel them and close everything.
 
-        What is cut off stays in the log as it is, and is gone on with at the next start. A second
-        call only tells again what was left.
+        Cancelled turns stay in the log and resume at the next start. A second call only returns the
+        same result.
         """
         left = await self._turns.close(patience=patience)
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
-        # Once begun it is ended, whoever stops waiting for it.
+        # Closing continues to the end even if the caller is cancelled.
         await asyncio.shield(self._closing)
         return left
 
@@ -249,7 +252,7 @@ class AgentLoop:
 
 
 def _careful(tell: Tell) -> Tell:
-    """The same, but that it does not end a turn when it fails."""
+    """Wrap a callback: its errors are logged and do not end the turn."""
 
     def careful(event: Event) -> None:
         try:

@@ -1,4 +1,4 @@
-"""How one turn differs from an agent's other turns: what a client asks for with its message."""
+"""Options of a single turn, set by the client that sends the message."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -7,35 +7,37 @@ from msgspec import Struct
 
 
 class Manner(Struct, frozen=True, kw_only=True):
-    """What a client wants of a turn; as it is by default, the turn is as the agent's are."""
+    """Client-side overrides for one turn. The defaults leave the agent's behaviour unchanged."""
 
     system: str | None = None
     """Its own system prompt, in the place of the agent's."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Tools that the client carries out itself, as in OpenAI's `tools`. A call of one ends the turn
-    for now; its result, in the log, goes on with it."""
-    own_tools: bool = True
-    """Whether the agent's tools are offered, too; a client's of the same name stands before one."""
-    model: str = ""
-    """Which of the agent's models answers; empty: the session's."""
-    schema: Mapping[str, Any] | None = None
-    """A JSON schema that the answer should follow."""
-    max_tokens: int | None = None
-    """How long the answer may be."""
-    sender: str | None = ""
-    """The verified sender who gets the answer; decides whose memory the model is shown.
+    """Tools that the client runs itself, in OpenAI's `tools` format.
 
-    None: the sender that the session belongs to, which is meant for resumed turns.
+    A call to one of them ends the turn; the turn resumes when the client stores the result.
+    """
+    own_tools: bool = True
+    """Offer the agent's own tools too. A client tool shadows an agent tool of the same name."""
+    model: str = ""
+    """Name of the agent's model to use. Empty: the session's current model."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema for the answer."""
+    max_tokens: int | None = None
+    """Maximum length of the answer in tokens."""
+    sender: str | None = ""
+    """The verified sender who gets the answer, which decides whose memory the model sees.
+
+    None: the owner of the session, for resumed turns.
     """
 
     @property
     def client_tools(self) -> frozenset[str]:
-        """The names of the tools that the client carries out."""
+        """Names of the tools that the client runs."""
         return frozenset(map(tool_name, self.tools))
 
     @property
     def as_usual(self) -> bool:
-        """Whether what is sent to the model is what the agent always sends."""
+        """Whether the request has the agent's own system prompt and tools."""
         return self.system is None and not self.tools and self.own_tools
 
 
@@ -43,7 +45,7 @@ AS_USUAL: Final = Manner()
 
 
 def tool_name(definition: Mapping[str, Any]) -> str:
-    """The name in the definition of a tool; empty where it has none."""
+    """Return the name in a tool definition; empty if it has none."""
     function = definition.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""

@@ -1,7 +1,7 @@
-"""Background consolidation: one session after the other, if possible while no answer is made.
+"""Background consolidation: one session at a time, preferably while no answer is written.
 
-A model on this machine would answer more slowly otherwise. Turns left when the program ends
-are found at the next start: the memory knows which turns have notes. After a failure a timer starts
+A model on this machine would answer more slowly otherwise. The memory knows which turns have notes,
+so turns left at the end of the program are found at the next start. After a failure a timer starts
 the next attempt, so that an idle agent makes its notes too.
 """
 
@@ -20,16 +20,16 @@ from stenolog.errors import StenologError
 from stenolog.memory.consolidation import Consolidated
 
 PATIENCE: Final = 30.0
-"""So many seconds it waits for a moment without an answer being made; then it goes on beside."""
+"""Maximum wait in seconds for a pause between answers; then notes are made anyway."""
 
 _STORE_RETRY: Final = 60.0
-"""Seconds until the next attempt after an error of a store."""
+"""Delay in seconds before the next attempt after an error of a store."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class Notetaking:
-    """Makes the notes of one agent, in one task."""
+    """Writes the notes of one agent, in one task."""
 
     def __init__(
         self, instance: AgentInstance, threads: Threads, *, patience: float = PATIENCE
@@ -47,29 +47,29 @@ class Notetaking:
         self._task = asyncio.create_task(self._work())
 
     def add(self, key: str) -> None:
-        """Make notes of what is new in a session."""
+        """Queue a session with new messages."""
         self._cancel_timer(key)
         self._waiting[key] = None
         self._done.clear()
         self._woken.set()
 
     def hold(self) -> None:
-        """An answer is being made: begin nothing."""
+        """Register an answer in progress: start no new consolidation."""
         self._held += 1
         self._quiet.clear()
 
     def let_go(self) -> None:
-        """One answer less is being made."""
+        """Unregister an answer in progress."""
         self._held -= 1
         if not self._held:
             self._quiet.set()
 
     async def idle(self) -> None:
-        """Wait until there is nothing to do."""
+        """Wait until the queue is empty."""
         await self._done.wait()
 
     async def close(self) -> None:
-        """End the task and the timers; closing the model has ended a question in progress."""
+        """Cancel the task and the timers. Closing the model has ended a request in progress."""
         for key in list(self._timers):
             self._cancel_timer(key)
         await ended([self._task])
@@ -91,7 +91,7 @@ class Notetaking:
             self._done.set()
 
     async def _look_back(self) -> None:
-        """Take up what an earlier run has left."""
+        """Queue the sessions that an earlier run left."""
         memory = self._instance.memory
         if memory is None:
             return
@@ -118,7 +118,7 @@ class Notetaking:
             self.add(key)
 
     def _retry(self, key: str, seconds: float) -> None:
-        """Try again after so many seconds, unless `add` comes first."""
+        """Queue the session after a delay, unless `add` does so first."""
         self._cancel_timer(key)
         self._timers[key] = _call_later(max(seconds, 0.0), lambda: self.add(key))
 

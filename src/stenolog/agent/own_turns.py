@@ -1,7 +1,7 @@
 """Which unfinished turns a stenolog agent started: only those are resumed or closed.
 
-The mark in the user message decides (docs/decisions/0012). A message that another program stored
-has none, nor has an imported one; what a fork copied from its source is resumed in the source.
+The mark in the user message decides (docs/decisions/0012). Messages stored by another program and
+imported messages have no mark. Messages that a fork copied are resumed in the source session.
 """
 
 from collections import OrderedDict
@@ -20,10 +20,10 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, forked_at
 
 _TAIL: Final = 50
-"""Number of messages in which the last user message mostly is."""
+"""Number of messages at the end that usually include the last user message."""
 _REMEMBERED: Final = 100_000
 _SCANNED: Final = 200
-"""Number of messages in which the question of an answer is searched."""
+"""Number of messages that are searched for the question of an answer."""
 
 
 def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
@@ -33,7 +33,7 @@ def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
 
 
 def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
-    """Return whether our agent made the last tool calls, at a seq above `after`."""
+    """Return whether a stenolog agent made the last tool calls, at a seq above `after`."""
     last = next((one for one in reversed(history) if calls_of(one.to_dict())), None)
     return last is not None and last.seq > after and model_of(last.to_dict()) is not None
 
@@ -47,10 +47,10 @@ def forked_at_in(sessions: SessionStore, key: str) -> int:
 
 
 def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
-    """Hide a message that a turn stored although its question was hidden already. Blocks.
+    """Hide a message that a turn stored after its question was hidden. Blocks.
 
-    A turn does this itself as soon as it has ended, unless it is killed before. Return whether
-    there was such a message. Only the holder of the lease may call it.
+    A turn does this itself at its end, unless it is killed before. Returns whether there was such a
+    message. Only the lease holder may call it.
     """
     late = late_message(sessions, view)
     if late is None:
@@ -62,9 +62,9 @@ def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
 def late_message(sessions: SessionStore, view: SessionView) -> int | None:
     """Return the seq of a message whose question was hidden before it was stored, or None.
 
-    Each message of a turn is stored after a look at the question, so only the last one can be
-    late. It must be the newest write of the session: if something was hidden after it, for example
-    by `truncate_history`, the user wants to see it without its question.
+    A turn checks its question before it stores a message, so only the last message can be late. It
+    must be the newest write of the session: if messages were hidden after it, for example by
+    `truncate_history`, the user wants to see it without its question.
     """
     info = view.info
     if not view.messages or info.visible == info.count:
@@ -89,13 +89,13 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
 
 
 class OthersTurns:
-    """The unfinished turns of other programs that were seen. One look at each change is enough."""
+    """Cache of unfinished turns of other programs, so that each change is examined once."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str | None, str], tuple[str, datetime | None]] = OrderedDict()
 
     def include(self, instance: AgentInstance, entry: Entry) -> bool:
-        """Return whether the unfinished turn of this session is not one of ours."""
+        """Return whether another program started the unfinished turn of this session."""
         place, now = (instance.id, entry.key), (entry.uid, entry.updated)
         if self._seen.get(place) == now:
             return True

@@ -1,4 +1,4 @@
-"""Several agents in one process, and which of them a message is for."""
+"""The agents of one process, and the choice of the agent for a message."""
 
 from collections.abc import Iterator, Sequence
 from typing import Self
@@ -8,10 +8,10 @@ from stenolog.errors import UsageError
 
 
 class AgentRegistry:
-    """The agents that are open, each with its own sessions. An async context manager."""
+    """The open agents, each with its own sessions. An async context manager."""
 
     def __init__(self, agents: Sequence[AgentInstance]) -> None:
-        """Of these agents, the first is the one for whom nobody else is. Raises UsageError."""
+        """Create a registry; the first agent is the default. Raise UsageError."""
         if not agents:
             raise UsageError("no agent was given; at least one is wanted")
         self._agents: dict[str | None, AgentInstance] = {}
@@ -25,7 +25,7 @@ class AgentRegistry:
         return iter(self._agents.values())
 
     def agent(self, id: str | None = None) -> AgentInstance:
-        """The agent of this name, and without one the first. Raises UsageError."""
+        """Return the agent with this name; without a name the first. Raise UsageError."""
         if id is None:
             return self._first
         if id not in self._agents:
@@ -34,7 +34,7 @@ class AgentRegistry:
         return self._agents[id]
 
     def route(self, channel: str, sender: str = "") -> AgentInstance:
-        """The agent for a message: whose route names most of its origin, else the first."""
+        """Return the agent with the most specific matching route, otherwise the first."""
         best, most = self._first, 0
         for one in self:
             for route in one.spec.routes:
@@ -45,7 +45,7 @@ class AgentRegistry:
         return best
 
     async def close(self) -> None:
-        """Close every agent. Raises nothing; a second call does nothing."""
+        """Close every agent. Raise nothing; a second call does nothing."""
         for one in self:
             await one.close()
 
