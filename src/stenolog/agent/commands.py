@@ -129,7 +129,7 @@ class Commands:
         """The last seq of the session when the command arrived."""
 
     async def carry_out(self, key: str, asked: Given, tell: Tell) -> Answer:
-        """Run a command and return its result in Markdown. Errors of the store become the answer."""
+        """Run a command and return its result in Markdown, even if the store fails."""
         known = COMMANDS.get(asked.name)
         if known is None:
             return _told(key, f"There is no /{asked.name}; /help shows what there is.")

@@ -218,7 +218,7 @@ class InHand:
         return True
 
     def _let_go(self, tell: Tell | None = None) -> None:
-        """Drop unsaved messages of a turn: all, or with `tell` those before the next user message."""
+        """Drop unsaved messages of turns: all, or with `tell` those before a user message."""
         kept = next(
             (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
         )

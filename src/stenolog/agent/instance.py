@@ -178,7 +178,7 @@ class AgentInstance:
         return self._models[""]
 
     def model_for(self, name: str) -> ChatModel:
-        """Return the model with this name, for one turn. Raise UsageError if users may not choose it."""
+        """Return the model with this name. Raise UsageError if users may not choose it."""
         if name in ("", "default", self.spec.model, self.model.name):
             return self.model
         if name not in self.spec.models:
@@ -279,7 +279,7 @@ class AgentInstance:
         return self._tools.get(name)
 
     def here(self, key: str, *, sender: str | None = "") -> Here:
-        """Return the facts about a session that its tools may use; `sender` as in `memory_scope`."""
+        """Return facts about a session for its tools; `sender` as in `memory_scope`."""
         found = (
             None
             if self.memory is None

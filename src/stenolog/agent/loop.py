@@ -226,7 +226,7 @@ class AgentLoop:
         await self._turns.quiet()
 
     async def close(self, *, patience: float = 10.0) -> Left:
-        """Wait up to `patience` seconds for turns in progress, then cancel them and close everything.
+        """Wait up to `patience` seconds for turns in progress, cancel the others, close everything.
 
         Cancelled turns stay in the log and resume at the next start. A second call only returns the
         same result.

@@ -10,7 +10,7 @@ class Manner(Struct, frozen=True, kw_only=True):
     """Client-side overrides for one turn. The defaults leave the agent's behaviour unchanged."""
 
     system: str | None = None
-    """Its own system prompt, in the place of the agent's."""
+    """System prompt that replaces the agent's."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the client runs itself, in OpenAI's `tools` format.
 

@@ -33,7 +33,7 @@ from stenolog.stores.base import SessionView, forked_at
 _AT_ONCE: Final = 4
 """Maximum number of turns that are resumed at the same time."""
 FIRST_DELAY: Final = 10.0
-"""Seconds after the first failure."""
+"""Delay in seconds after the first failure."""
 _MAX_DELAY: Final = 3_600.0
 _MAX_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
@@ -41,7 +41,7 @@ _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second")
 _LISTED: Final = 5
 """Maximum number of names in one line."""
 _RECENT: Final = 500
-"""Number of sessions that are searched for late messages at the start."""
+"""Number of recent sessions that are searched for late messages at start-up."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -62,10 +62,10 @@ class Resumer:
     async def resume(
         self, instance: AgentInstance, key: str, *, tell: Tell, idle_for: float = 0.0
     ) -> Answer | None:
-        """Resume an unfinished turn, or close it; None if there is none.
+        """Resume an unfinished turn, or close it if it is too old; return None if there is none.
 
-        A session whose lease another process holds is left to that process, and so is one with a
-        message from the last `idle_for` seconds.
+        Skips a session whose lease another process holds, and one with a message of the last
+        `idle_for` seconds.
         """
         last, age = await self._turns.threads.run(_last_said, instance, key)
         age = max(age, self._idle.seconds(instance.id, key, last))
@@ -111,7 +111,7 @@ class Resumer:
                     answer = await self.resume(instance, key, tell=tell, idle_for=idle_for)
                     if answer is not None and each is not None:
                         await each(answer)
-                    return answer  # noqa: TRY300 - an error in `each` is logged, too
+                    return answer  # noqa: TRY300 - errors of `each` are logged too
                 except Exception as error:
                     _logger.exception("the turn in %r could not be resumed", key)
                     return Answer(key=key, text=repr(error), outcome="failed")
@@ -121,7 +121,7 @@ class Resumer:
         if instance.id not in self._searched:
             self._searched.add(instance.id)
             found_now += await self._turns.threads.run(_with_late_message, instance)
-        # Sessions in which something is going on here are left alone.
+        # Skip sessions that this process is working on.
         keys = [key for key in dict.fromkeys(found_now) if not self._turns.has_seat(instance, key)]
         found = await asyncio.gather(*map(one, keys))
         closed, self._too_old = self._too_old, []
@@ -149,7 +149,7 @@ class Resumer:
         if not where.unfinished or not own:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= instance.spec.resume_within:
-            # Only the channel that the message came from gets the answer.
+            # Only the channel of the message gets the answer, so the owner's memory may be used.
             manner = Manner(sender=None)
             answer, turn = await self._turns.run_turn(
                 instance, key, seat, sessions, None, tell, manner, view
@@ -201,10 +201,10 @@ class ResumeBackoff:
 
 
 class IdleSessions:
-    """Remembers since when each session has the same last message.
+    """Tracks for how long each session has had the same last message.
 
-    The time in a message is that of the machine that wrote it, whose clock may be wrong. What this
-    process saw itself is not.
+    The time in a message comes from the machine that wrote it, whose clock may be wrong. This
+    process measures with its own clock.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class IdleSessions:
 def _interrupted(instance: AgentInstance, others: OthersTurns) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
-    The log decides, once the session is leased. Sessions of other programs are not even leased.
+    The log decides once the session is leased. Sessions of other programs are never leased.
     """
     keys: dict[str, None] = {}
     after: str | None = None
@@ -242,7 +242,7 @@ def _interrupted(instance: AgentInstance, others: OthersTurns) -> list[str]:
 def _with_late_message(instance: AgentInstance) -> list[str]:
     """Return the recent sessions that end with a late message.
 
-    The index calls them idle, because their last word is an answer.
+    The catalog lists them as idle, because their last message is an answer.
     """
     keys = []
     for entry in instance.catalog.list(state="idle", limit=_RECENT).entries:
@@ -255,13 +255,13 @@ def _with_late_message(instance: AgentInstance) -> list[str]:
 
 
 def _view(sessions: SessionStore, key: str) -> SessionView:
-    """Return a view of a session, once a late message in it is hidden."""
+    """Return a view of a session after hiding a late message in it."""
     view = sessions.store.view(key)
     return sessions.store.view(key) if hide_late_message(sessions, view) else view
 
 
 def _last_said(instance: AgentInstance, key: str) -> tuple[int, float]:
-    """The last seq in sight, and for how many seconds nothing was said after it."""
+    """Return the seq of the last visible message and its age in seconds."""
     last = instance.sessions.get_history(key, last=1)
     return (last[0].seq, _seconds_since(last[0].at)) if last else (0, 0.0)
 
@@ -284,7 +284,7 @@ def duration(seconds: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of further ones."""
     shown = ", ".join(names[:_LISTED])
     more = len(names) - _LISTED
     return f"{shown} and {more:,} more" if more > 0 else shown

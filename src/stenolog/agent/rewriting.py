@@ -1,4 +1,4 @@
-"""Replace the visible messages of a session without hiding messages that arrive meanwhile."""
+"""Replaces the visible messages of a session without hiding messages that arrive concurrently."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
@@ -11,7 +11,7 @@ from stenolog.stores.base import SessionView, Store
 
 NewHistory = Sequence[Message | Mapping[str, Any]]
 RewriteResult = Literal["done", "unchanged", "message arrived"]
-"""unchanged: `make` returned None. message arrived: nothing was changed, because of it."""
+"""unchanged: `make` returned None. message arrived: nothing changed because of a new message."""
 
 
 def rewrite(
@@ -20,13 +20,13 @@ def rewrite(
     make: Callable[[Sequence[Message]], NewHistory | None],
     view: SessionView | None = None,
 ) -> RewriteResult:
-    """Make the messages that `make` returns visible, in one step of the store.
+    """Make the messages that `make` returns visible, in one operation of the store.
 
-    `make` gets the visible messages, and returns None to leave them as they are. If a message
-    arrives before the step is stored, nothing is changed. What another process hides meanwhile
-    stays hidden. After a crash the old or the new messages are visible. `view`: a view that the
-    caller has just read. Blocks; only the holder of the lease may call it. Raises NoSuchSession if
-    the session is gone.
+    `make` gets the visible messages; it returns None to keep them. If a message arrives before the
+    operation is stored, nothing changes. Messages that another process hides at the same time stay
+    hidden. After a crash either the old or the new messages are visible. `view`: a view that the
+    caller has just read. Blocks; only the lease holder may call it. Raises NoSuchSession if the
+    session is gone.
     """
     if view is None:
         view = view_of(sessions, key)
@@ -34,7 +34,7 @@ def rewrite(
     history = make(shown)
     if history is None:
         return "unchanged"
-    # Not `last_seq`: that counts a message whose write another process has not finished.
+    # Not `last_seq`, which includes a message whose write another process has not finished.
     upto = 0 if view is None else view.upto
     try:
         sessions.store.set_history(key, history, expect_last=upto)
@@ -48,11 +48,11 @@ def rewrite(
 
 
 def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
-    """Hide messages again that were hidden after `view`, and that `set_history` has copied.
+    """Hide copies of messages that another process hid after `view` was read.
 
-    The messages that `history` and `view` have in common at the start keep their seqs. If they were
-    stored once more, another process has hidden some of them at the same time, for example by
-    `clear`.
+    The messages at the start that `history` and `view` have in common normally keep their seqs. If
+    `set_history` stored them again, another process has hidden some of them at the same time, for
+    example with `clear`.
     """
     pairs = zip(view.messages, history, strict=False)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))

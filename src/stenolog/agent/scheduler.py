@@ -1,8 +1,8 @@
-"""Turn scheduler: one turn at a time per session, by a lock here, by the lease between processes.
+"""Turn scheduler: one turn at a time per session, by a lock in this process and a lease.
 
-A message is stored first. If a turn is running, the message waits for it; that turn may have
-answered it, too, so the next one checks that before it asks the model. A summary and notes are made
-in the background after the answer; only the summary delays the next turn of the session.
+A message is stored first. If a turn is running, the message waits for it. That turn may have
+answered the message too, so the next one checks this before it asks the model. Summaries and notes
+are made in the background after the answer; only the summary delays the next turn of the session.
 """
 
 import asyncio
@@ -41,28 +41,28 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Lease, SessionView, Store
 
 TTL: Final = 20.0
-"""For so many seconds a turn is reserved; it is renewed for as long as it runs."""
+"""Lifetime of a lease in seconds; it is renewed while the turn runs."""
 _OFTEN: Final = 0.1
-"""So many seconds are between two looks whether another's turn is over."""
+"""Interval in seconds between attempts to acquire a lease that another process holds."""
 _CUT: Final = 5.0
-"""So many seconds what was cut off has to end; then it is left to itself."""
+"""Time limit in seconds for cancelled turns to end; after that they are abandoned."""
 TAKEN_OVER: Final = "another process has taken this turn over"
 _MOST_IN_HAND: Final = 32 * 2**20
-"""So many bytes of messages may wait for a store that cannot be written; more are not taken in."""
+"""Maximum size of all unsaved messages in bytes; further messages are rejected."""
 CLOSES: Final = "the agent closes; this is answered at the next start"
 
 _logger = logging.getLogger("stenolog")
 
 
 class Left(Struct, frozen=True, kw_only=True):
-    """What is left for the next start."""
+    """Unfinished work when the scheduler closes."""
 
     turns: tuple[str, ...] = ()
-    """The sessions whose turn was cut off; their messages are stored, and answered next time."""
+    """Sessions with a cancelled turn, whose messages are stored. The next start resumes them."""
     not_saved: int = 0
-    """How many messages could not be stored, and are lost with this process."""
+    """Number of messages that could not be stored and are lost with this process."""
     hanging: int = 0
-    """How many turns did not even end when they were cut off."""
+    """Number of turns that did not end after they were cancelled."""
 
     def __str__(self) -> str:
         words = []
@@ -76,11 +76,11 @@ class Left(Struct, frozen=True, kw_only=True):
 
 
 class Busy(Exception):
-    """Somebody has the turn."""
+    """Another turn holds the lock or the lease."""
 
 
 class NotLeased(StenologError):
-    """The lease of a session cannot be taken, so its turn does not run."""
+    """The lease of a session cannot be acquired, so its turn does not run."""
 
     def __init__(self, cause: StenologError) -> None:
         self.cause = cause
@@ -91,7 +91,7 @@ class NotLeased(StenologError):
 
 
 class Seat:
-    """What this process knows of one session."""
+    """The state of one session in this process."""
 
     def __init__(self, in_hand: InHand) -> None:
         self.turn_lock = asyncio.Lock()
@@ -104,11 +104,11 @@ class Seat:
         self.asking = 0
         """Number of messages that are being stored or wait for their answer."""
         self.waits = False
-        """Whether it is waited for another process."""
+        """Whether a turn waits for the lease."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is going on in the session."""
+        """Whether this process has nothing to do in the session."""
         return not (self.users or self.in_hand.bodies or self.settling or self.task)
 
     @contextmanager
@@ -121,7 +121,7 @@ class Seat:
             self.asking -= 1
 
     def cancel(self, fate: Fate) -> None:
-        """Cut the turn off; why it was first is what counts."""
+        """Cancel the turn. If it is cancelled twice, the first reason is kept."""
         if self.turn is not None and self.task is not None:
             if not self.turn.fate:
                 self.turn.fate = fate
@@ -129,10 +129,13 @@ class Seat:
 
 
 class TurnScheduler:
-    """The turns of all sessions of the agents of a registry."""
+    """Runs the turns of all sessions of the agents in a registry."""
 
     def __init__(self, registry: AgentRegistry, *, ttl: float = TTL) -> None:
-        """Made where an event loop runs. `ttl`: a killed holder is waited for so long, at most."""
+        """Create a scheduler; an event loop must be running.
+
+        `ttl`: lifetime of a lease in seconds, the longest wait after a killed lease holder.
+        """
         self.threads = Threads()
         self._registry = registry
         self._ttl = ttl
@@ -149,7 +152,7 @@ class TurnScheduler:
                 self._notetaking[instance.id] = Notetaking(instance, self.threads)
 
     def check_open(self) -> None:
-        """Raise StoreClosed where nothing is taken in any more."""
+        """Raise StoreClosed if the scheduler is closed."""
         if self._closed:
             raise StoreClosed("the agent was closed before this call")
 
@@ -159,12 +162,12 @@ class TurnScheduler:
         return seat is not None and seat.asking > 0
 
     def has_seat(self, instance: AgentInstance, key: str) -> bool:
-        """Return whether something is going on in this session, in this process."""
+        """Return whether this process is working on the session."""
         return (instance.id, key) in self._seats
 
     @property
     def busy(self) -> set[str]:
-        """The sessions in which an answer is being made, by this process."""
+        """Keys of the sessions in which this process writes an answer."""
         return {key for (_, key), seat in self._seats.items() if seat.task is not None}
 
     async def answer(
@@ -178,11 +181,11 @@ class TurnScheduler:
         manner: Manner = AS_USUAL,
         view: SessionView | None = None,
     ) -> Answer:
-        """Store a message, and run the turn that answers it and what else is unanswered.
+        """Store a message, and run a turn that answers it and all other unanswered messages.
 
-        `view`: an earlier view of the session, so that the turn reads only what is new. Raises
-        UsageError for a message that can never be stored; what the model's server or the
-        store raises is the answer.
+        `view`: an earlier view of the session, so that the turn reads only newer messages. Raises
+        UsageError for a message that can never be stored; errors of the model's server and of the
+        store are in the returned Answer.
         """
         token = once or new_token()
         if sum(seat.in_hand.size for seat in self._seats.values()) > _MOST_IN_HAND:
@@ -192,10 +195,10 @@ class TurnScheduler:
         with self.used(instance, key) as seat, seat.asked():
             seq = await seat.in_hand.say(instance.sessions, body, tell=tell, once=token)
             is_new = view is not None and seq is not None and seq > view.upto
-            # With an id of the client, another process may have stored and acknowledged it.
+            # Another process may have stored and acknowledged a message with an id of the client.
             own = not once  # guard: withdraw-own-message
             if own and view is not None and seq is not None and not is_new:
-                # The session of this view is gone, and the message has created a new one.
+                # The session of this view is gone, and the message has created a new session.
                 error = await self.threads.run(_withdrawn, instance.store, view, seq, body)
                 return failed(key, seat, error)
             if seq is not None:
@@ -224,10 +227,11 @@ class TurnScheduler:
         manner: Manner = AS_USUAL,
         view: SessionView | None = None,
     ) -> Answer:
-        """Carry a change out while nobody has the turn. Raises Busy where somebody has it.
+        """Run `change` while holding the lease. Raise Busy if another turn runs.
 
-        Where it gives no answer, what is unanswered then is answered. `wait`: for who has the turn.
-        `view`: an earlier view of the session, so that the turn reads only what is new.
+        If `change` returns None, answer the unanswered messages. `wait`: wait for the lease instead
+        of raising Busy. `view`: an earlier view of the session, so that the turn reads only newer
+        messages.
         """
         with self.used(instance, key) as seat:
             if seat.turn_lock.locked() and not wait:
@@ -262,7 +266,7 @@ class TurnScheduler:
         wait: bool,
         known: SessionView | None,
     ) -> Lease | Answer | None:
-        """The lease for a change; None where there is nothing to take one of.
+        """Acquire the lease for a change; return None if the session does not exist.
 
         Raises Busy and the errors of `Store.lease`, with `wait` also NoSuchSession if the session
         of the view `known` is gone.
@@ -273,11 +277,11 @@ class TurnScheduler:
                 if lease is None and known is not None:
                     raise await self.threads.run(gone, instance.store, key)
                 if lease is None:
-                    # A session that does not exist has no lease, so it is created first.
+                    # A session that does not exist has no lease, so create it first.
                     await self.threads.run(instance.store.set_meta, key, **{TRIES: [0, 0]})
                     lease = await self._waited_for(instance, key, seat, None, tell)
             except NotLeased as error:
-                # Nothing of the change is stored, so nothing is answered later.
+                # The change stored nothing, so there is nothing to answer later.
                 raise error.cause from error
             return lease
         try:
@@ -288,7 +292,7 @@ class TurnScheduler:
             return None
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
-        """End the answer that is being made in a session, and store it; False where none is."""
+        """Stop the answer in progress in a session and store it; return False if there is none."""
         seat = self._seats.get((instance.id, key))
         if seat is None:
             return False
@@ -300,13 +304,13 @@ class TurnScheduler:
         await asyncio.wait([task])
         return True
 
-    # --- the end -----------------------------------------------------------------------------
+    # --- closing -----------------------------------------------------------------------------
 
     async def close(self, *, patience: float) -> Left:
-        """Let the turns in flight end, for so many seconds; then cut them off.
+        """Wait up to `patience` seconds for turns in progress, then cancel them.
 
-        What is cut off stays in the log as it is, and is gone on with at the next start. Called
-        again meanwhile, it waits no longer than the more impatient of the two.
+        Cancelled turns stay in the log, and the next start resumes them. If two calls overlap, the
+        shorter patience counts.
         """
         self._closed = True
         await self._all_gone(patience)
@@ -328,7 +332,7 @@ class TurnScheduler:
         )
 
     async def save_unsaved(self, instance: AgentInstance) -> None:
-        """Store what could not be stored when it was said, where that is possible now."""
+        """Retry storing the unsaved messages of sessions without a running turn."""
         for (id, key), seat in list(self._seats.items()):
             if id != instance.id or not seat.in_hand.bodies or seat.turn_lock.locked():
                 continue
@@ -343,7 +347,7 @@ class TurnScheduler:
             self._tidy(instance, key, seat)
 
     async def _all_gone(self, patience: float) -> None:
-        """Wait until no turn runs, nothing is done behind one and nobody waits for one."""
+        """Wait until no turn, background task or caller is left, for at most `patience` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(patience, 0)):
                 while tasks := self._tasks():
@@ -351,7 +355,7 @@ class TurnScheduler:
                 await self._nobody_here.wait()
 
     async def quiet(self) -> None:
-        """Wait until nothing is going on behind the answers, either: for tests and scripts."""
+        """Wait until summaries and notes are done too, for tests and scripts."""
         while tasks := self._tasks():
             await asyncio.wait(tasks)
         for notetaking in self._notetaking.values():
@@ -379,11 +383,12 @@ class TurnScheduler:
                     await seat.in_hand.flush(sessions, tell=tell)
                     seq = seq or seat.in_hand.seq_of(token)
                     if lease is None and seq is not None:
-                        # The session exists only now, so its lease must be taken first.
+                        # The session has just been created; acquire its lease before running the
+                        # turn.
                         continue
                     if seq is None and (found := _in_hand(key, seat, token)):
                         return found
-                    # The turn looks first whether another process has answered this message.
+                    # The turn first checks whether another process has answered this message.
                     answer, turn = await self.run_turn(
                         instance, key, seat, sessions, seq, tell, manner, view
                     )
@@ -397,7 +402,7 @@ class TurnScheduler:
         return answer
 
     async def cause(self, instance: AgentInstance, key: str, error: StenologError) -> StenologError:
-        """Return what the client is told: a lease is also lost if its session is gone."""
+        """Return the error for the client. A lost lease can mean that the session is gone."""
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error
         return await self.threads.run(_cause, instance.store, key, error)
@@ -413,7 +418,7 @@ class TurnScheduler:
         manner: Manner = AS_USUAL,
         view: SessionView | None = None,
     ) -> tuple[Answer, Turn]:
-        """Run a turn as a task of its own, which `stop` and the caller can cancel."""
+        """Run a turn as a separate task, which `stop` and the caller can cancel."""
         if self._closed:
             raise StoreClosed(CLOSES)
         turn = self.new_turn(instance, key, seat, sessions, seq, tell, manner, view)
@@ -436,7 +441,7 @@ class TurnScheduler:
         if task.cancelled() and turn.fate == "left":
             raise StoreClosed(CLOSES)
         try:
-            # Stopped before it began, it has not said so itself.
+            # A task that was cancelled before it started has not stored the interruption.
             answer = await turn.close("stopped") if task.cancelled() else task.result()
         except Closing:
             raise StoreClosed(CLOSES) from None
@@ -453,7 +458,7 @@ class TurnScheduler:
         manner: Manner = AS_USUAL,
         view: SessionView | None = None,
     ) -> Turn:
-        """Return a turn that has not begun."""
+        """Create a turn without starting it."""
         return Turn(
             instance,
             key,
@@ -469,10 +474,10 @@ class TurnScheduler:
     async def _waited_for(
         self, instance: AgentInstance, key: str, seat: Seat, seq: int | None, tell: Tell
     ) -> Lease | Answer | None:
-        """Wait for the lease, or for an answer that another process gives to the message at `seq`.
+        """Wait for the lease, or until another process has answered the message at `seq`.
 
-        Return None if the session does not exist: its first message could not be stored yet. Raises
-        NotLeased if the lease cannot be taken for any other reason.
+        Returns None if the session does not exist because its first message is unsaved. Raises
+        NotLeased if the lease cannot be acquired for any other reason.
         """
         seat.waits, told = True, False
         try:
@@ -487,8 +492,8 @@ class TurnScheduler:
                         told = True
                 except NoSuchSession:
                     if seq is not None:
-                        raise  # it was purged, and what was said with it
-                    return None  # nothing of it could be stored yet
+                        raise  # the session was purged, with the message
+                    return None  # the first message of the session is unsaved
                 except StoreClosed:
                     raise
                 except StenologError as error:
@@ -502,14 +507,14 @@ class TurnScheduler:
         raise StoreClosed(CLOSES)
 
     async def lease(self, instance: AgentInstance, key: str) -> Lease:
-        """Take the lease of a session if it is free. Raises StoreBusy and NoSuchSession."""
+        """Acquire the lease of a session if it is free. Raise StoreBusy and NoSuchSession."""
         return await leasing.take(self.threads, instance.store, key, ttl=self._ttl)
 
     @asynccontextmanager
     async def held(
         self, instance: AgentInstance, seat: Seat, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
-        """The sessions, to be written by who has the turn."""
+        """Yield sessions that write through the lease; without a lease, the agent's sessions."""
         if lease is None:
             yield instance.sessions
             return
@@ -526,14 +531,14 @@ class TurnScheduler:
         token: str,
         outcome: Outcome,
     ) -> Answer | None:
-        """How a message was answered already, in the log or in hand; None where it was not."""
+        """Return the answer to a message, stored or unsaved; None if it has none."""
         if seq is None:
             return _in_hand(key, seat, token, outcome)
         found = await self._answered(instance, key, seq)
         return None if found is None else told_answer(key, found, outcome)
 
     async def _answered(self, instance: AgentInstance, key: str, seq: int) -> Message | None:
-        """The answer to the message at this seq; of one that somebody hid, the message itself."""
+        """Return the answer to the message at this seq; the message itself if it is hidden."""
         read = partial(self.threads.run, instance.sessions.get_history, key, after=seq - 1)
         shown: list[Message] = await read()
         if shown and shown[0].seq == seq:
@@ -541,7 +546,7 @@ class TurnScheduler:
         everything: list[Message] = await read(full=True)
         return answer_to(everything, seq) or next(iter(everything), None)
 
-    # --- behind the answer -------------------------------------------------------------------
+    # --- after the answer --------------------------------------------------------------------
 
     def settle_later(
         self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, turn: Turn
@@ -552,7 +557,7 @@ class TurnScheduler:
     async def _settle(
         self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, turn: Turn
     ) -> None:
-        """Summarize if that is due, and have notes made."""
+        """Summarize if needed, and queue the session for notes."""
         try:
             seat.tell = tell
             if await self.threads.ask(_summarized, instance, key, turn):
@@ -570,7 +575,7 @@ class TurnScheduler:
             self._tidy(instance, key, seat)
 
     def _compacted(self, instance: AgentInstance, done: Compaction) -> None:
-        """Hand a compaction on from the thread that made it."""
+        """Forward a summary event from the thread that made the summary."""
         self.threads.event_loop.call_soon_threadsafe(self._tell_of, instance, done)
 
     def _tell_of(self, instance: AgentInstance, done: Compaction) -> None:
@@ -586,7 +591,7 @@ class TurnScheduler:
 
     @contextmanager
     def used(self, instance: AgentInstance, key: str) -> Iterator[Seat]:
-        """Keep what this process knows of a session while it is in use."""
+        """Yield the state of a session and keep it while it is in use."""
         self.check_open()
         place = (instance.id, key)
         if place not in self._seats:
@@ -603,7 +608,7 @@ class TurnScheduler:
                 self._nobody_here.set()
 
     def _tidy(self, instance: AgentInstance, key: str, seat: Seat) -> None:
-        """Forget a session in which nothing is going on."""
+        """Drop the state of an idle session."""
         if seat.idle and self._seats.get((instance.id, key)) is seat:
             del self._seats[instance.id, key]
 
@@ -626,7 +631,7 @@ def _cause(store: Store, key: str, error: StenologError) -> StenologError:
 
 
 def _summarized(instance: AgentInstance, key: str, turn: Turn) -> bool:
-    """Store what the provider counted, and summarize if that is due; whether it was. Blocks."""
+    """Store the provider's token counts and summarize if needed; return whether it did. Blocks."""
     turn.report_usage()
     old = turn.view
     view = instance.store.view(key) if old is None else old.merged(instance.store.refresh(old))
@@ -636,7 +641,7 @@ def _summarized(instance: AgentInstance, key: str, turn: Turn) -> bool:
 
 
 def failed(key: str, seat: Seat, error: StenologError, *, words: str = "") -> Answer:
-    """Return the answer of a turn that failed."""
+    """Return the Answer for a failed turn."""
     if isinstance(error, LeaseLost):
         words = TAKEN_OVER
     return Answer(

@@ -1,4 +1,4 @@
-"""One agent as plain values: what a configuration says of it."""
+"""The configuration of one agent, as plain values."""
 
 from typing import Final
 
@@ -15,42 +15,42 @@ SYSTEM: Final = (
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """Whose messages go to an agent; what is empty stands for all."""
+    """Messages for an agent, by channel and sender. An empty field matches all."""
 
     channel: str = ""
     sender: str = ""
 
 
 class AgentSpec(Struct, frozen=True, kw_only=True):
-    """What an agent is made of, but for its model and tools."""
+    """The configuration of an agent, without its model and tools."""
 
     sessions: str = "./workspace"
-    """Where its sessions are: what `open_sessions` takes."""
+    """Place of the sessions, as accepted by `open_sessions`."""
     id: str | None = None
-    """Its name; None for the one agent of a workspace in which none has a name."""
+    """Name of the agent; None if it is the only agent of a workspace without names."""
     model: str = ""
-    """Which model, in the words of a configuration; empty: one is found."""
+    """Name of the model, as in the settings; empty: chosen automatically."""
     system: str = SYSTEM
     limits: Limits = Limits()
     needs: Needs = Needs()
     max_iterations: int = 25
-    """How often the model may be asked in one turn."""
+    """Maximum number of requests to the model per turn."""
     tool_timeout: float = 60.0
-    """After so many seconds a tool is given up, where it says nothing of its own."""
+    """Timeout in seconds for tools that define none."""
     tool_output_limit: int = 20_000
-    """How many characters of a tool's result the model gets."""
+    """Maximum number of characters of a tool result that the model gets."""
     tools: bool = True
-    """Whether the model is offered tools at all; some take none."""
+    """Whether the model is offered tools; some models do not support them."""
     models: tuple[str, ...] = ()
-    """Which models its users may choose by /model, besides the one it has."""
+    """Models that users may choose with /model, in addition to the agent's own."""
     memory: bool = True
-    """Whether it remembers at all: recall, and notes."""
+    """Whether the agent has a memory: recall and notes."""
     consolidation: bool = True
-    """Whether notes are made of what is said."""
+    """Whether notes are written about conversations."""
     recall_tokens: int = 1_500
     half_life_days: float = 30.0
     zone: str = ""
-    """The users' time zone, as in `Europe/Berlin`; empty: this machine's."""
+    """Time zone of the users, such as `Europe/Berlin`; empty: the zone of this machine."""
     resume_within: float = 86_400.0
-    """A turn that broke off longer ago, in seconds, is closed at the restart and not resumed."""
+    """Age in seconds after which an interrupted turn is closed instead of resumed."""
     routes: tuple[Route, ...] = ()

@@ -1,7 +1,7 @@
-"""Where what blocks is done: stores and indexes; what waits for a model; and leases.
+"""Thread pools for blocking calls: stores, model calls, leases.
 
-Each has threads of its own: a summary that takes a minute keeps no message from being stored, and
-no lease from being renewed.
+The pools are separate, so that a summary that takes a minute does not delay storing a message or
+renewing a lease.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _LEASING: Final = 4
 
 
 class Threads:
-    """A few threads beside one event loop."""
+    """The thread pools of one event loop."""
 
     def __init__(self) -> None:
         self.event_loop = asyncio.get_running_loop()
@@ -32,14 +32,14 @@ class Threads:
         }
 
     async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
-        """What a function returns that reads or writes a store.
+        """Run a function that reads or writes a store, and return its result.
 
-        Cancelled, it waits until the call has ended: a write that has begun is not taken back.
+        If this is cancelled, it waits until the call has ended: a started write cannot be undone.
         """
         return await outcome(self._begin("store", function, *values, **named))
 
     async def ask(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
-        """What a function returns that may ask the model. Cancelled, it is left to itself."""
+        """Run a function that may call the model. If cancelled, the call continues."""
         called = self._begin("ask", function, *values, **named)
         try:
             return await asyncio.shield(called)
@@ -48,11 +48,11 @@ class Threads:
             raise
 
     def lease(self, function: Callable[..., T], *values: Any, **named: Any) -> asyncio.Future[T]:
-        """What a function will return that takes, renews or gives back a lease."""
+        """Run a function that acquires, renews or releases a lease."""
         return self._begin("lease", function, *values, **named)
 
     def close(self) -> None:
-        """End the threads, once what they do has ended."""
+        """Close the pools, after the calls in progress have ended."""
         self._closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)

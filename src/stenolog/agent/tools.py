@@ -1,8 +1,8 @@
-"""Tools: plain Python functions with type hints, as a model can call them.
+"""Tools: Python functions with type hints that a model can call.
 
-The hints are what the model is told and what its arguments are checked against; the docstring says
-what the function is for, and `Annotated[str, "…"]` what an argument is. A parameter of the type
-`Here` is not the model's: it gets the session in which the tool is called.
+The type hints become the JSON schema for the model, and arguments are checked against them. The
+docstring describes the function, and `Annotated[str, "…"]` describes an argument. A parameter of
+type `Here` is hidden from the model and gets the session of the call.
 """
 
 import inspect
@@ -19,20 +19,20 @@ from stenolog.errors import UsageError
 from stenolog.memory.recall import Recalled
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every provider takes as a tool's name."""
+"""Tool names that every provider accepts."""
 _REF: Final = "#/$defs/"
 
 
 class Here(Struct, frozen=True, kw_only=True):
-    """Where a tool is called."""
+    """The session in which a tool is called."""
 
     key: str
-    """The session."""
+    """Key of the session."""
     agent: str | None
     recall: Callable[[str], Recalled] | None = None
-    """Search in the memory of this session's user; None where there is no memory."""
+    """Searches the memory of the session's user; None if the agent has no memory."""
     zone: tzinfo = UTC
-    """Where its user is, by the clock."""
+    """Time zone of the user."""
 
 
 class Tool(Struct, frozen=True, kw_only=True):
@@ -41,19 +41,20 @@ class Tool(Struct, frozen=True, kw_only=True):
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """The JSON schema of its arguments."""
+    """JSON schema of the arguments."""
     call: Callable[[Mapping[str, Any], Here], Any]
     """Checks the arguments and calls the function. Raises ValidationError."""
     is_async: bool = False
     repeatable: bool = False
-    """Whether a call that was cut off may be made again: it changes nothing, or the same twice."""
+    """Whether an interrupted call may run again: it changes nothing, or repeating it is harmless.
+    """
     alone: bool = False
-    """Whether no other tool may run beside it."""
+    """Whether the tool must not run concurrently with other tools."""
     timeout: float | None = None
-    """After so many seconds it is given up; None: as long as the agent allows."""
+    """Timeout in seconds; None: the agent's timeout."""
 
     def definition(self) -> dict[str, Any]:
-        """What a model is told of it, in OpenAI chat shape."""
+        """Return the definition for the model, in OpenAI's chat format."""
         return {
             "type": "function",
             "function": {
@@ -88,9 +89,9 @@ def tool(
     alone: bool = False,
     timeout: float | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """A function as a tool; also with arguments, as a decorator.
+    """Create a tool from a function; with arguments, return a decorator.
 
-    Raises UsageError where a hint is missing or cannot be told to a model.
+    Raises UsageError if a type hint is missing or has no JSON schema.
     """
 
     def made(function: Callable[..., Any]) -> Tool:
@@ -122,7 +123,7 @@ def tool(
 
 
 def as_tools(given: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
-    """Tools by name; plain functions become tools. Raises UsageError for two of one name."""
+    """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
     found: dict[str, Tool] = {}
     for one in given:
         made = one if isinstance(one, Tool) else tool(one)
@@ -133,7 +134,7 @@ def as_tools(given: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call, from the JSON that the model wrote. Raises ValueError."""
+    """Parse the arguments of a call, JSON written by the model. Raise ValueError."""
     if not text.strip():
         return {}
     try:
@@ -146,7 +147,7 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 
 def as_text(result: object, *, limit: int) -> str:
-    """What a tool returned, as text for the model, cut where it is too long."""
+    """Return the result of a tool as text for the model, cut off at `limit` characters."""
     if isinstance(result, str):
         text = result
     elif result is None:
@@ -156,7 +157,7 @@ def as_text(result: object, *, limit: int) -> str:
             text = msgspec.json.encode(result).decode()
         except (TypeError, ValueError, msgspec.MsgspecError):
             text = str(result)
-    # Two halves of one character become it: as they are, no store takes them.
+    # Join surrogate pairs into one character: stores reject unpaired halves.
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     if len(text) <= limit:
         return text
@@ -164,7 +165,7 @@ def as_text(result: object, *, limit: int) -> str:
 
 
 def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], str]:
-    """The fields that the model fills, and the name of the parameter that gets a Here."""
+    """Return the fields for the model, and the name of the parameter of type Here."""
     try:
         hints = get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
@@ -188,7 +189,7 @@ def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], s
 
 
 def _described(hint: Any) -> Any:
-    """`Annotated[str, "words"]` as msgspec knows it."""
+    """Convert the texts in an `Annotated` hint to msgspec descriptions."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *others = get_args(hint)
@@ -197,7 +198,7 @@ def _described(hint: Any) -> Any:
 
 
 def _default(value: Any) -> Any:
-    """A default as a field takes it: an empty list and the like may not be shared."""
+    """Return a default for a field; each call gets its own copy of a list, dict or set."""
     if isinstance(value, list | dict | set):
         kept = value
         return msgspec.field(default_factory=lambda: kept.copy())

@@ -1,7 +1,7 @@
-"""A turn, from what the log says is unanswered to a finished answer in the log.
+"""A turn: from the unanswered messages in the log to a stored answer.
 
-It may begin anywhere: after a new message, or where a killed process left off. Everything that is
-said is stored as it happens, so that the next one to look at the log knows where to go on.
+A turn can start after a new message or resume where a killed process stopped. Every message is
+stored as soon as it is complete, so that any process can resume the turn from the log.
 """
 
 import asyncio
@@ -57,13 +57,13 @@ REPEATED: Final = "I stopped here: the same tools were called again and again, t
 TOO_MANY: Final = "I stopped here: after {count} steps there was still no answer."
 
 _SAME: Final = 3
-"""So many times in a row the same calls with the same results, and the turn is ended."""
+"""Number of identical rounds of calls and results in a row that ends the turn."""
 _LOOKED_BACK: Final = 50
 _LATELY: Final = 8
 _SEARCHES: Final = 3
-"""Number of searches in the memory before a turn goes on without it."""
+"""Number of memory searches before a turn continues without memories."""
 TRIES: Final = "tries"
-"""The field of a session's meta that counts how often a killed turn was gone on with."""
+"""Meta field of a session that counts how often its open tool calls were repeated."""
 _MOST_TRIES: Final = 3
 _NOT_ANSWERED: Final = -1
 HIDDEN_UNANSWERED: Final = (
@@ -75,8 +75,12 @@ HISTORY_CHANGED: Final = (
 )
 
 Fate = Literal["", "left", "lost"]
-"""Why it was cancelled: the program ends, and the next start goes on; somebody else has the turn.
-Empty: nobody wants the answer any more."""
+"""Reason for a cancellation.
+
+left: the program ends; the next start resumes the turn.
+lost: another process has the lease.
+Empty: the answer is no longer wanted.
+"""
 
 
 class _HistoryChanged(Exception):
@@ -84,17 +88,17 @@ class _HistoryChanged(Exception):
 
 
 class _Request(NamedTuple):
-    """What is sent to the model next."""
+    """The next request to the model."""
 
     model: ChatModel
     recalled: Recalled
     attempt: Attempt
     token: str
-    """Token of the newest unsaved message in it."""
+    """Idempotency key of the newest unsaved message in the request."""
 
 
 class Turn:
-    """One turn of one session. Only who has the lease runs it."""
+    """One turn of a session. Only the lease holder may run it."""
 
     def __init__(
         self,
@@ -109,9 +113,10 @@ class Turn:
         manner: Manner = AS_USUAL,
         view: SessionView | None = None,
     ) -> None:
-        """`asked_for`: the seq of the message that it is run for.
+        """Create a turn.
 
-        `view`: an earlier view of the session, so that only newer messages are read.
+        `asked_for`: seq of the message that the turn is run for. `view`: an earlier view of the
+        session, so that only newer messages are read.
         """
         self._manner = manner
         self._instance = instance
@@ -125,33 +130,33 @@ class Turn:
         self._reply = Reply()
         self._seen = Seen(upto=0)
         self._asked = ("", 0.0)
-        """Who answered last, and how many seconds that took."""
+        """Name of the model that answered last, and the seconds it took."""
         self._prompt_tokens: int | None = _NOT_ANSWERED
-        """Tokens that the provider counted in the last request; None if it does not tell."""
+        """Tokens that the provider counted in the last request; None if it reports none."""
         self._ending = ""
-        """The answer that is being stored."""
+        """The text of the final answer while it is stored."""
         self._recalled: tuple[str, Recalled] = ("", Recalled())
         self._sources: dict[str, tuple[str, int] | None] = {}
-        """Sessions that the recalled messages are from, as `_sources_of` returned them."""
+        """Sessions of the recalled messages, as returned by `_sources_of`."""
         self._results: dict[str, str] = {}
         self.view = view
-        """The session as this turn has last read it; None before that, or if there is none."""
+        """The session as this turn has last read it; None before that, or if it does not exist."""
         self._asked_seqs: frozenset[int] = frozenset()
         """Seqs of the user messages that this turn answers."""
         self._attempt: Attempt | None = None
-        """The last request, until its usage report is stored."""
+        """The last request, until its token count is stored."""
         self._written: list[int] = []
-        """Seqs of the messages that this turn has stored."""
+        """Seqs of the messages that this turn stored."""
         self._dropped = False
-        """Whether a message was not stored because the history has changed."""
+        """Whether a message was not stored because the history changed."""
         self.fate: Fate = ""
         self.begun = False
 
     async def run(self) -> Answer:
-        """Go on until the model has answered. Raises what the model and the store raise.
+        """Run until the model has answered. Raise the errors of the model and the store.
 
-        Cancelled, it does as its fate says: it stores what was said so far with a mark, and
-        answers with that; or it raises, and leaves the log as it is.
+        If it is cancelled, `fate` decides: it either stores the text so far with a mark and returns
+        it, or raises and leaves the log unchanged.
         """
         self.begun = True
         try:
@@ -174,12 +179,12 @@ class Turn:
             return broken
 
     async def close(self, why: str) -> Answer:
-        """Close a turn that is not gone on with: with a mark that the user sees."""
+        """Close a turn that is not resumed, with a mark that the user sees."""
         await self._finish_calls(await self._where(), again=False)
         return await self._interrupt(why, everything=True)
 
     async def _answer(self) -> Answer:
-        # With unsaved messages, the log alone does not say what is left open.
+        # With unsaved messages, the log alone does not show what is pending.
         saved = await self._in_hand.flush(self._sessions, tell=self._tell)
         found = await self._request(check=saved)
         if isinstance(found, Answer):
@@ -213,9 +218,9 @@ class Turn:
         return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
 
     def _shared_out(self, reply: Reply) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The calls of an answer: those that are carried out here, and those by the client.
+        """Return the calls that the agent runs, and those that the client runs.
 
-        Of an answer that was cut off, the last call is not whole, and nobody carries it out.
+        If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
         names = self._manner.client_tools
         of_client = [call for call in reply.calls if call["function"]["name"] in names]
@@ -224,7 +229,7 @@ class Turn:
         return [call for call in reply.calls if call not in of_client], of_client
 
     def _handed_over(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
-        """The calls of a turn that waits for its client, once more."""
+        """Return the pending calls of a turn that waits for its client again."""
         last = next(message for message in reversed(history) if calls_of(message.to_dict()))
         return self._made(words_of(last.to_dict()), last.seq, calls=calls)
 
@@ -237,10 +242,10 @@ class Turn:
         return request
 
     async def _request(self, *, check: bool) -> "_Request | Standing | Answer":
-        """Read the session and build the next request, in one thread hop.
+        """Read the session and build the next request, in one thread call.
 
-        `check`: return the answer if the log has it already, or what is left open if there are
-        tool calls without a result. Raises _HistoryChanged if the question is hidden by now.
+        `check`: return the answer if the log has it already, or the pending calls if tool calls
+        have no result. Raises _HistoryChanged if the question is hidden now.
         """
         # Unsaved messages must not be stored while the log is read: they would be sent twice.
         async with self._in_hand.standing_still():
@@ -252,7 +257,7 @@ class Turn:
     ) -> "_Request | Standing | Answer":
         self.report_usage()
         if check and self.view is not None:
-            # A turn that was killed may have left an answer that nobody must see any more.
+            # A killed turn may have left an answer whose question was hidden.
             hide_late_message(self._sessions, self.view)
         view = self._read_question(unsaved)
         where = Standing() if view is None else standing(view.messages)
@@ -263,13 +268,13 @@ class Turn:
         before = self._recalled
         recalled = self._recall(view, unsaved)
         if self._recalled is not before and self._instance.memory is not None:
-            view = self._read_question(unsaved)  # searching takes time
+            view = self._read_question(unsaved)  # the search took time
         context = self._instance.context(model, self._manner)
         self._attempt = context.begin(self._key, memory=recalled.block, unsaved=unsaved, view=view)
         return _Request(model, recalled, self._attempt, token)
 
     def _read_question(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
-        """Bring `view` up to date. Raises _HistoryChanged if it has lost the question."""
+        """Update `view`. Raise _HistoryChanged if the question is no longer visible."""
         view = self._read()
         if view is None or unsaved:
             return view
@@ -283,7 +288,7 @@ class Turn:
         return bool(asked) and asked.isdisjoint(message.seq for message in view.messages)
 
     def _read(self) -> SessionView | None:
-        """Bring `view` up to date; None if there is no session because nothing is stored yet.
+        """Update `view`; return None if the session does not exist because nothing is stored yet.
 
         Raises NoSuchSession if the session is gone.
         """
@@ -304,7 +309,7 @@ class Turn:
         return gone(self._sessions.store, self._key)
 
     def _left_open(self, view: SessionView, where: Standing) -> Standing | Answer | None:
-        """Return the answer that the log has already, or what open calls there are."""
+        """Return the answer if the log has it, otherwise pending calls; None if there are none."""
         if self._asked_for:
             found = answer_in(self._sessions, view, self._asked_for)
             if found is not None:
@@ -314,16 +319,16 @@ class Turn:
         return where if where.open_calls or where.of_client else None
 
     def _model(self, view: SessionView | None) -> ChatModel:
-        """Return the model that the client names, else the session's."""
+        """Return the model that the client names, otherwise the session's model."""
         if self._manner.model:
             return self._instance.model_for(self._manner.model)
         meta = {} if view is None else view.info.meta
         return self._instance.chosen_model(meta, self._tell_from_thread)
 
     def _recall(self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]) -> Recalled:
-        """Search the memory for the newest words of the user, once for each.
+        """Search the memory for the user's newest text, once per text.
 
-        It is searched again if a session that something was found in was deleted or purged since.
+        It searches again if a session that it found was deleted or purged since.
         """
         history = () if view is None else view.messages[-_LOOKED_BACK:]
         said = [*(message.to_dict() for message in history), *unsaved]
@@ -347,7 +352,7 @@ class Turn:
     def _sources_of(self, recalled: Recalled) -> dict[str, tuple[str, int] | None]:
         """Return uid and generation of the sessions that messages were recalled from.
 
-        The generation grows if messages are purged. None: the session is gone, or unreadable.
+        The generation increases when messages are purged. None: the session is gone or unreadable.
         """
         found: dict[str, tuple[str, int] | None] = {}
         for one in recalled.found:
@@ -386,7 +391,7 @@ class Turn:
         self._prompt_tokens = None if usage is None else usage.prompt
 
     def report_usage(self) -> None:
-        """Store what the provider counted in the last request. Blocks; raises nothing."""
+        """Store the provider's token count of the last request. Blocks; raises nothing."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None and self._prompt_tokens is not _NOT_ANSWERED:
             prompt, self._prompt_tokens = self._prompt_tokens, _NOT_ANSWERED
@@ -413,7 +418,7 @@ class Turn:
     # --- tools -------------------------------------------------------------------------------
 
     async def _call(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
-        """Carry calls out. `cut`: the answer was cut off in the last of them, which is not made."""
+        """Run tool calls. `cut`: the answer was cut off in the last call, which is not run."""
 
         async def keep(result: dict[str, Any]) -> None:
             self._results[result["tool_call_id"]] = result["content"]
@@ -426,9 +431,9 @@ class Turn:
         await self._instance.calling.run(calls, here, tell=self._tell, keep=keep)
 
     async def _finish_calls(self, where: Standing, *, again: bool) -> None:
-        """Give the calls that a killed process left open their results.
+        """Store results for the calls that a killed process left open.
 
-        Those that may be made twice are made again; of the others nobody knows what they did.
+        Repeatable calls run again; the others get a result that says that their effect is unknown.
         """
         repeated = []
         for call in where.open_calls:
@@ -443,10 +448,10 @@ class Turn:
             await self._call(repeated)
 
     def _may_try_again(self, where: Standing) -> bool:
-        """Return whether open calls may be repeated: only our own, and not for ever.
+        """Return whether open calls may be repeated: only the agent's own, and a few times.
 
-        A tool may end the program each time. Calls that another program stored, or that a fork
-        copied, are not carried out here.
+        A tool may kill the program each time. Calls that another program stored, or that a fork
+        copied, do not run here.
         """
         if not where.open_calls or self.view is None:
             return True
@@ -462,7 +467,7 @@ class Turn:
             self._sessions.store.set_meta(self._key, **{TRIES: [info.last_seq, tries]})
         return True
 
-    # --- the end -----------------------------------------------------------------------------
+    # --- ending ------------------------------------------------------------------------------
 
     async def _end(self, reply: Reply) -> Answer:
         if reply.finish == "length":
@@ -474,7 +479,7 @@ class Turn:
         return self._made(reply.text, seq, finish=reply.finish)
 
     def _signed(self, reply: Reply) -> dict[str, Any]:
-        """The answer with who gave it, and what it took."""
+        """Return the answer with its model, duration and token counts."""
         model, seconds = self._asked
         counted = None if reply.usage is None else asdict(reply.usage)
         return made_by(reply.message(), model=model, seconds=seconds, usage=counted)
@@ -486,21 +491,22 @@ class Turn:
         return self._made(words, await self._keep(body, seen=seen))
 
     async def _outlasting(self, why: str) -> Answer:
-        """Store what was said, however often this is cancelled meanwhile."""
+        """Store the text so far, even if this task is cancelled again."""
         writing = asyncio.create_task(self._interrupt(why))
         await settled(writing)
         return writing.result()
 
     async def _interrupt(self, why: str, *, everything: bool = False) -> Answer:
-        """Store what was said, with a mark; open calls get a result that says what happened.
+        """Store the text so far with a mark; open calls get a result with the reason.
 
-        What arrived meanwhile is still to be answered; `everything`: that is not, either.
+        Messages that arrived during the turn stay unanswered; with `everything` they count as
+        answered.
         """
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
         for message in history[-_LATELY:]:
             content = getattr(message, "content", None)
             if self._ending and message.seq > self._seen.upto and content == self._ending:
-                return self._made(self._ending, message.seq)  # it was stopped too late
+                return self._made(self._ending, message.seq)  # the stop came too late
         where = standing(history)
         for call in where.open_calls:
             await self._keep({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
@@ -543,7 +549,7 @@ class Turn:
     # --- storing -----------------------------------------------------------------------------
 
     async def _keep(self, body: dict[str, Any], *, seen: Seen | None = None) -> int | None:
-        """Store a message of this turn, unless the history it belongs to is hidden by now."""
+        """Store a message of this turn, unless its question is hidden now."""
         if self._dropped:
             return None
         try:
@@ -559,7 +565,7 @@ class Turn:
         self._tell(NotSaved(count=1, words=HISTORY_CHANGED))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
-        """Append a message if the session still wants it. Blocks.
+        """Append a message if the session still needs it. Blocks.
 
         Raises NoSuchSession if the session is gone, and _HistoryChanged.
         """
@@ -570,13 +576,13 @@ class Turn:
             except NoSuchSession:
                 raise
             except StenologError:
-                view = before  # the append fails as well, and the message is kept for later
+                view = before  # the append fails too, and the message stays unsaved
             unchanged = view is None or before.holds(view.uid, view.generation, view.change)
             if view is not None and not unchanged and not self._wants(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
         seq = self._sessions.add_full_message(self._key, body, once=once)
         if seq is not None and self.view is not None and seq <= self.view.upto:
-            # Deleted since the last look: the append has created a new session.
+            # Deleted since the last read: the append has created a new session.
             store = self._instance.store
             take_back(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
             raise SessionDeleted(self._key)
@@ -585,7 +591,7 @@ class Turn:
         return seq
 
     def hide_late_messages(self, store: Store, view: SessionView) -> None:
-        """Hide what this turn stored if its question was hidden at the same time. Blocks.
+        """Hide the messages of this turn if their question was hidden at the same time. Blocks.
 
         `view`: the session after the turn.
         """
@@ -597,7 +603,7 @@ class Turn:
                 store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
 
     def _wants(self, view: SessionView, body: Mapping[str, Any]) -> bool:
-        """Return whether the visible messages still ask for this one."""
+        """Return whether the visible messages still need this one."""
         if body.get("role") == "tool":
             calls = standing(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
@@ -608,7 +614,7 @@ class Turn:
 
 
 def gone(store: Store, key: str) -> NoSuchSession:
-    """Return the error for a session that is not there any more: deleted, or purged."""
+    """Return the error for a deleted or purged session."""
     with suppress(StenologError):
         if any(one.key == key for one in store.list_trash()):
             return SessionDeleted(key)
@@ -618,15 +624,15 @@ def gone(store: Store, key: str) -> NoSuchSession:
 def take_back(store: Store, old: SessionView, seq: int, body: Mapping[str, Any]) -> None:
     """Withdraw a message that this process wrote into a new session with the key of `old`.
 
-    Never destroys anything. A new session that has only this message goes into the trash;
-    otherwise the message is hidden.
+    Destroys nothing: a new session with only this message goes into the trash; otherwise the
+    message is hidden.
     """
     key = old.key
     with suppress(StenologError):
         new = store.view(key)
         at_seq = [message for message in new.messages if message.seq == seq]
         if new.uid == old.uid or not any(_is_same(message, body) for message in at_seq):
-            return  # the new session was deleted as well, and perhaps the old one restored
+            return  # the new session was deleted too, or the old one restored
         if new.info.count == 1:
             trashed = store.delete(key)
             if (trashed.uid, trashed.count) == (new.uid, 1):  # guard: withdraw-one-message
@@ -643,7 +649,7 @@ def _is_same(message: Message, body: Mapping[str, Any]) -> bool:
 
 
 def answer_in(sessions: SessionStore, view: SessionView, seq: int) -> Message | None:
-    """Return the answer to the message at this seq; of a hidden message, the message itself."""
+    """Return the answer to the message at this seq; for a hidden message, the message itself."""
     shown = [message for message in view.messages if message.seq >= seq]
     if shown and shown[0].seq == seq:
         return answer_to(shown, seq)
@@ -662,7 +668,7 @@ def told_answer(key: str, message: Message, outcome: Outcome) -> Answer:
 
 
 def _given(key: str, history: Sequence[Message]) -> Answer:
-    """The answer that stands in the log already."""
+    """Return the last answer in the log."""
     last = next(
         (message for message in reversed(history) if getattr(message, "role", None) == "assistant"),
         history[-1],
@@ -677,7 +683,7 @@ def _question(body: Mapping[str, Any]) -> str:
 
 
 def _round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> object:
-    """What was called and what came of it, without the ids, to be compared."""
+    """Return calls and results without ids, for comparison with other rounds."""
     return [(call["function"], results.get(call["id"])) for call in calls]
 
 

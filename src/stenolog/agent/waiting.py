@@ -1,4 +1,4 @@
-"""Waiting for what must not be left half done, however often who waits is cancelled."""
+"""Helpers that wait for work that must complete, even if the waiting task is cancelled."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def settled(*futures: asyncio.Future[Any]) -> bool:
-    """Wait until all of them are done; whether the one who waits was cancelled meanwhile."""
+    """Wait until all futures are done; return whether the caller was cancelled while waiting."""
     cancelled = False
     while pending := [future for future in futures if not future.done()]:
         try:
@@ -19,19 +19,20 @@ async def settled(*futures: asyncio.Future[Any]) -> bool:
 
 
 async def outcome(future: asyncio.Future[T]) -> T:
-    """What comes of it. Cancelled, it is waited for all the same, and CancelledError raised then.
+    """Return the result of a future.
 
-    The future itself is not cancelled.
+    If the caller is cancelled, wait all the same and raise CancelledError then. The future itself
+    is not cancelled.
     """
     if await settled(future):
         if not future.cancelled():
-            future.exception()  # looked at: nobody else will
+            future.exception()  # mark the error as retrieved
         raise asyncio.CancelledError
     return future.result()
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> bool:
-    """Cancel these and wait until they have ended; whether who waits was cancelled meanwhile."""
+    """Cancel the tasks and wait for them; return whether the caller was cancelled while waiting."""
     found = list(tasks)
     for task in found:
         task.cancel()
