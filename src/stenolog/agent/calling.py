@@ -47,7 +47,7 @@ class Calling(Struct, frozen=True, kw_only=True):
         tell: Tell,
         keep: Callable[[dict[str, Any]], Awaitable[object]],
     ) -> None:
-        """Run the calls and pass each result to `keep` as soon as it is available.
+        """Run the calls and pass each result to `keep` immediately.
 
         Tools marked `alone` run one at a time, after the others.
         """

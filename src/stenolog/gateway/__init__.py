@@ -1,1 +1,1 @@
-"""The gateway: HTTP for agents. OpenAI-compatible chat, the sessions API, live streams."""
+"""The HTTP gateway for agents: OpenAI-compatible chat, the sessions API, live streams, a viewer."""

@@ -1,7 +1,8 @@
-"""Who may ask: the one gate that every request passes, before anything of it is looked at.
+"""Access control: every request passes these checks before its path or body is used.
 
-In this order: is it well-formed, is it for us (`Host`), may its page ask (`Origin`), and who is
-asking (the token, or the cookie that stands for it). What is not said to be open is closed.
+In this order: the request is well-formed, its `Host` is a name of this gateway, the page that sends
+it is allowed (`Origin`), and the caller has the token or a cookie. Paths that are not explicitly
+open require one of them.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ _PROTECTION: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    # Cookies know no ports: a page of another server on this machine could embed our answers.
+    # Cookies are shared by all ports of a host: a page of another server there could embed
+    # responses.
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -45,13 +47,13 @@ _WHO: Final = (
 
 
 class Access:
-    """Lets through who may ask, and says in `request.state.caller` how it knew.
+    """Middleware that rejects unauthorized requests and sets `request.state.caller`.
 
-    `caller` is `bearer`, `cookie`, or `nobody` where everybody may ask. Who asks for a link may
-    prove that it has the token; then `proven` says so, too. `open_paths`: what everybody may ask
-    for, beside the login, which wants a code. `prefixes`: open paths that end in one further name,
-    as in `/webhooks/`; what is behind them must know by itself whom it listens to. All responses
-    get the headers that keep browsers from making more of them.
+    `caller` is `bearer`, `cookie`, or `nobody` on open paths. A request for a login link may prove
+    that it has the token without sending it; `request.state.proven` is set then. `open_paths`:
+    paths that need no token, in addition to the login, which requires a code. `prefixes`: open
+    paths that end in one more name, such as `/webhooks/`; their handlers must authenticate callers
+    themselves. All responses get security headers for browsers.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Access:
         self._prefixes = tuple(prefixes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
+        """Serve one request, or reject it."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -102,7 +104,7 @@ class Access:
         await self._app({**scope, "state": state}, receive, protected)
 
     def _refused(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to who does not mean us, or comes from a page that may not ask."""
+        """Return the response to a malformed request, a wrong host or a forbidden origin."""
         if not is_ours(_values(headers, "host"), self._known):  # guard: known-hosts-only
             words = "This is not the host that was asked for; gateway.hosts names further ones."
             return failure(421, words, code="wrong_host")
@@ -113,7 +115,7 @@ class Access:
             closing = {"Connection": "close"}
             return failure(431, words, code="head_too_large", headers=closing)
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Servers on the way may not agree on where such a request ends.
+            # Proxies may not agree on where such a request ends.
             words = "A request has a Content-Length or a Transfer-Encoding, not both."
             return failure(400, words, code="two_lengths", headers={"Connection": "close"})
         origins = _values(headers, "origin")
@@ -130,14 +132,14 @@ class Access:
         )
 
     def _further_origin(self, headers: Headers) -> str | None:
-        """The page of elsewhere that asks and may."""
+        """Return the `Origin` of an allowed page of another server; None for other requests."""
         origins = _values(headers, "origin")
         if len(origins) != 1 or not is_further_origin(origins[0], self._known):
             return None
         return origins[0].decode("latin-1")
 
     def _preflight(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
-        """The answer to a browser that asks whether a page may ask."""
+        """Return the response to a CORS preflight request from an allowed origin."""
         asked = "access-control-request-method" in headers
         if origin is None or scope["method"] != "OPTIONS" or not asked:
             return None
@@ -148,16 +150,16 @@ class Access:
         return Response(None, 204, allowed)
 
     def _proven(self, scope: Scope, headers: Headers) -> Proven | None:
-        """The proof of who asks for a link; it is good for nothing else."""
+        """Return the proof in a request for a login link; it is valid for nothing else."""
         given = headers.getlist("authorization")
         server = scope.get("server")
         if len(given) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
             return None
-        # Not what `Host` says: an impostor that hands a proof on can write that as it likes.
+        # Not `Host`, which an impostor that forwards a proof can choose freely.
         return self._proofs.check(given[0], end_of(*server))
 
     async def _caller(self, headers: Headers) -> str | None:
-        """How we know who is asking; None where we do not."""
+        """Return how the caller authenticated; None if it did not."""
         given = _values(headers, "authorization")
         if given:
             scheme, _, token = given[0].partition(b" ")
@@ -172,23 +174,23 @@ class Access:
         return None
 
     def _unwelcome(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
-        """The answer to who may not ask for this."""
+        """Return the response to a caller that may not make this request."""
         if caller is None and not self._is_open(scope["path"], _raw_path(scope)):
             wanted = {"WWW-Authenticate": "Bearer"}
             return failure(401, _WHO, code="invalid_api_key", headers=wanted)
         if caller == "cookie" and scope["method"] not in _SAFE and not _is_own_page(headers):
-            # A browser sends the cookie whichever page it is that asks.
+            # A browser sends the cookie with requests of any page.
             words = "With a cookie, only pages of this gateway may change anything."
             return failure(403, words, code="foreign_page")
         return None
 
     def _is_open(self, path: str, raw: bytes) -> bool:
-        # What stands behind us may go by the path as it was sent: it must say the same.
+        # Compare the raw path too: the application routes by it.
         if path in self._open:  # guard: open-paths-exact
             return raw == path.encode()
         for prefix in self._prefixes:
             rest = path.removeprefix(prefix)
-            # One plain name: nothing that somebody could resolve to another path.
+            # One plain name, which cannot be resolved to another path.
             if rest != path and rest not in ("", ".", "..") and not set(rest) & set("/\\"):
                 return raw.startswith(prefix.encode())
         return False
@@ -204,7 +206,7 @@ class Access:
 
 
 def _raw_path(scope: Scope) -> bytes:
-    """The path as it was sent, with its percent signs."""
+    """Return the path as it was sent, percent-encoded."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw
 

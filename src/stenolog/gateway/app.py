@@ -32,13 +32,13 @@ _BODY_SECONDS: Final = 30.0
 
 
 async def healthz(request: Request) -> Response:
-    """Answer that the process runs."""
+    """Answer that the process is running."""
     del request
     return answered(Health(status="ok", version=VERSION))
 
 
 async def readyz(request: Request) -> Response:
-    """Answer whether every agent's store can be used; else 503.
+    """Answer whether every agent's store is usable; otherwise 503.
 
     No token is needed, so the response names agents but no paths; the log has the details.
     """
@@ -54,7 +54,7 @@ async def _problems(gateway: Gateway) -> tuple[str, ...]:
     found = []
     for agent in gateway.loop.registry:
         try:
-            # Only the store's own state counts: a wrong request says nothing about it.
+            # Only the health of the store counts: a wrong request says nothing about it.
             well = await gateway.loop.run(_is_well, agent)
         except StoreClosed:
             return ("the gateway closes",)
@@ -97,7 +97,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = with_document(
 
 
 def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """Return the application. `further`: routes below /webhooks/, which need no token."""
+    """Create the application. `further`: routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
     shared = gateway.loop.registry.agent().shared_place
     cookies, links = Cookies(token, where=shared), LoginLinks(token, shared)

@@ -1,7 +1,7 @@
-"""Chat for clients of OpenAI's API: `POST /v1/chat/completions` and `GET /v1/models`.
+"""The OpenAI-compatible endpoints `POST /v1/chat/completions` and `GET /v1/models`.
 
-Once it is begun, a turn goes on to its end, also where its client is gone: what it says is kept,
-and who asks again is told it.
+A turn runs to its end even if its client disconnects. Its answer is stored, and a retry of the
+request returns it.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ from stenolog.gateway.talking import Wanted, answered, note_response, text_told
 from stenolog.providers.base import Reply
 
 # --- proxying -------------------------------------------------------------------------------------
-# A chat that names no session: it is answered, and nothing of it is kept or remembered.
+# A chat without a session: it is answered, but nothing is stored or remembered.
 
 
 async def answered_only(
@@ -69,9 +69,9 @@ async def answered_only(
     manner: Manner,
     tell: Tell,
 ) -> Answer:
-    """The model's answer to what was sent, as much of it as fits; the agent's tools are not used.
+    """Return the model's answer to as many of the messages as fit, without the agent's tools.
 
-    What the model's server raises is told by the answer. Raises UsageError.
+    Errors of the model's server are in the returned Answer. Raises UsageError.
     """
     model = await loop.run(instance.model_for, manner.model)
     context = await loop.run(instance.context, model)
@@ -120,7 +120,7 @@ async def answered_only(
 MAIN: Final = "main"
 _CHANNEL: Final = "api"
 _SOON: Final = 5.0
-"""So many seconds a failure is waited for that can still be told by the status."""
+"""Seconds to wait for an early failure, which can still be reported with the HTTP status."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_NAMED: Final = 20
 _DONE: Final = "[DONE]"
@@ -130,7 +130,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class _Chat(Struct, frozen=True, kw_only=True):
-    """One request, read and checked."""
+    """One request, parsed and checked."""
 
     request: ChatRequest
     agent: AgentInstance
@@ -138,15 +138,15 @@ class _Chat(Struct, frozen=True, kw_only=True):
     head: Head
     headers: dict[str, str]
     kept: bool
-    """Whether it is a part of a session."""
+    """Whether the request belongs to a session."""
     retries: bool
     """Whether the client marks its retries."""
     key: str
-    """The session that was named, or made for it."""
+    """Key of the session, given by the client or generated; empty if there is none."""
 
 
 class _Heard:
-    """What is said in a turn, as a client hears it: piece by piece, or all of it at the end."""
+    """Buffer for the text of a turn: read in pieces by a stream, or at the end."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -156,12 +156,12 @@ class _Heard:
         self._asked = False
 
     def tell(self, event: Event) -> None:
-        """Take in what happens."""
+        """Add an event."""
         match event:
             case Asked():
                 self._asked = bool(self.text)
             case Said(text=text):
-                # To the client, all that is said in a turn is one message.
+                # The client sees all texts of a turn as one message.
                 piece = f"{BETWEEN}{text}" if self._asked else text
                 self._asked = False
                 self.text += piece
@@ -174,7 +174,7 @@ class _Heard:
                 self.usage.total_tokens += usage.prompt + usage.answer
 
     def _put(self, field: str, piece: str) -> None:
-        # For a slow reader, pieces become longer and not more.
+        # For a slow reader, pieces grow instead of accumulating.
         if self._unread and field in self._unread[-1]:
             self._unread[-1][field] += piece
         else:
@@ -182,13 +182,13 @@ class _Heard:
         self._news.set()
 
     def unread(self) -> list[dict[str, str]]:
-        """The pieces that came since."""
+        """Return and remove the pieces that are not read yet."""
         pieces, self._unread = self._unread, []
         self._news.clear()
         return pieces
 
     async def news(self, running: "asyncio.Task[Answer]", *, within: float | None = None) -> None:
-        """Wait for a piece, or for the end; or for so many seconds."""
+        """Wait for a piece or the end of the turn, for at most `within` seconds."""
         heard = asyncio.create_task(self._news.wait())
         both: set[asyncio.Task[Any]] = {heard, running}
         try:
@@ -202,7 +202,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a chat request."""
     gateway = gateway_of(request)
     with contextlib.ExitStack() as places:
-        # Before anything is read: who is refused has cost nothing, and has said nothing.
+        # Before the request is read, so that a rejected request costs nothing.
         turn = gateway.turns.admit()
         places.callback(turn.give_back)
         chat = await _read(gateway, request)
@@ -217,7 +217,7 @@ async def chat_completions(request: Request) -> Response:
             if not running.done() or running.result().outcome != "failed":
                 places.pop_all()
                 return Held(_streamed(gateway, chat, heard, running), stream)
-    # Whoever waits here may go away; the turn does not.
+    # If the client disconnects, only this wait is cancelled, not the turn.
     answer = await asyncio.shield(running)
     if answer.outcome == "failed":
         return await _told(request, gateway, answer)
@@ -227,14 +227,14 @@ async def chat_completions(request: Request) -> Response:
     if chat.kept and not answer.saved:
         headers["X-Steno-Not-Saved"] = "true"
     encoded = encode_object(msgspec.to_builtins(body))
-    # A client that has gone away has not received the answer, and may ask for it again.
+    # A client that has disconnected has not received the answer and may ask for it again.
     gone = await request.is_disconnected()
     sent = None if gone else BackgroundTask(_note, gateway, chat, answer)
     return Response(encoded, headers=headers, media_type="application/json", background=sent)
 
 
 async def _note(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Store that the client has received this answer: what it says next is a new message."""
+    """Store that the client has received this answer: its next request is a new message."""
     if chat.retries and answer.seq is not None:
         await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
 
@@ -252,7 +252,7 @@ async def _run(gateway: Gateway, chat: _Chat, heard: _Heard, place: Place) -> An
 
 
 async def _read(gateway: Gateway, request: Request) -> _Chat:
-    """The request, checked. Raises UsageError, HTTPException."""
+    """Parse and check a request. Raise UsageError and HTTPException."""
     wanted = await body_of(request, ChatRequest)
     checked(wanted)
     fields = _fields(await request.body())
@@ -264,7 +264,7 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
         key = new_key(_CHANNEL, "anonymous")
     headers = {}
     if ignored := without_effect(wanted, fields):
-        # Anything may be the name of a field, and not everything may stand in a header.
+        # A field can have any name, but a header accepts only some characters.
         told = [name for name in ignored if _NAME.fullmatch(name)][:_MOST_NAMED]
         headers["X-Steno-Without-Effect"] = ", ".join(told) or "unknown fields"
     retries = _RETRY_COUNT in request.headers
@@ -297,9 +297,9 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
 
 
 def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
-    """The agent that a model's name stands for, and which of its models. Raises HTTPException.
+    """Return the agent and the model that a model name selects. Raise HTTPException.
 
-    A name is an agent's, or a model's that users of the main agent may choose.
+    A name is an agent's, or that of a model that users of the main agent may choose.
     """
     for agent in gateway.loop.registry:
         if name == (agent.id or MAIN):
@@ -314,11 +314,11 @@ def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
 
 
 def _fields(body: bytes) -> set[str]:
-    """The names of what a request sets. It was read before, so it is a JSON object."""
+    """Return the names of the non-null fields of a request that was decoded before."""
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
-        # With half a character in it, only the slower decoder takes it.
+        # Only the standard library decodes lone surrogates.
         return {name for name, value in json.loads(body).items() if value is not None}
     return {name for name, value in raw.items() if bytes(value) != b"null"}
 
@@ -329,7 +329,7 @@ def _names(gateway: Gateway) -> list[str]:
 
 
 def _key(request: Request) -> str | None:
-    """The session that the header names."""
+    """Return the session key in the header; None if there is none."""
     given = request.headers.get("x-session-key")
     if not given:
         return None
@@ -347,15 +347,15 @@ def _once(request: Request) -> str:
 
 
 def _asked_again(request: Request) -> bool:
-    """Return whether the client says that this is a retry, as OpenAI's libraries do."""
+    """Return whether the client marks this request as a retry, as OpenAI's libraries do."""
     return request.headers.get(_RETRY_COUNT, "0") not in ("0", "")
 
 
-# --- the answer ------------------------------------------------------------------------------
+# --- the response ----------------------------------------------------------------------------
 
 
 async def _told(request: Request, gateway: Gateway, answer: Answer) -> Response:
-    """A turn that failed: the user's message is kept, and nothing was answered."""
+    """Return the response to a failed turn: the user's message is stored but not answered."""
     if isinstance(answer.error, ModelRefused | ContextTooSmall):
         words = without_secrets(answer.text, gateway.settings)
         return failure(400, words, code="model_refused")
@@ -365,7 +365,7 @@ async def _told(request: Request, gateway: Gateway, answer: Answer) -> Response:
 
 
 async def _text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
-    """What the client is told of an answer that it has not heard."""
+    """Return the text for the client of an answer that it has not received in pieces."""
     if not chat.kept:
         return answer.text
     return await gateway.loop.run(text_told, chat.agent.sessions, answer)
@@ -376,7 +376,7 @@ def _headers(chat: _Chat, key: str) -> dict[str, str]:
 
 
 def _fits_a_header(key: str) -> bool:
-    """Whether a key can be told in a header; the body tells it anyhow."""
+    """Return whether a key can be sent in a header; the body contains it anyway."""
     return bool(key) and key.isascii() and key.isprintable() and key == key.strip()
 
 
@@ -425,7 +425,7 @@ def _event(body: dict[str, Any]) -> StreamEvent:
 
 
 async def models(request: Request) -> Response:
-    """The agents, and the models that may be chosen."""
+    """List the agents and the models that clients may choose."""
     gateway = gateway_of(request)
     listed = [
         {"id": name, "object": "model", "created": 0, "owned_by": "stenolog"}
@@ -477,4 +477,4 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         response_schema=_OBJECT,
     ),
 )
-"""The endpoints that clients of OpenAI know."""
+"""The OpenAI-compatible endpoints."""

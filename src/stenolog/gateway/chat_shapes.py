@@ -1,4 +1,4 @@
-"""Chat in OpenAI's shape: what is read of a request, and what an answer looks like. Pure."""
+"""Requests and responses of OpenAI's chat API, as pure functions and values."""
 
 import secrets
 import time
@@ -25,13 +25,13 @@ _HONOURED: Final = frozenset(
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    """How a stream is wanted."""
+    """Options of a streamed response."""
 
     include_usage: bool = False
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
-    """The body of a chat request. Fields that are not listed are taken and have no effect."""
+    """The body of a chat request. Fields that are not listed are accepted and have no effect."""
 
     messages: list[dict[str, Any]]
     model: str = ""
@@ -48,7 +48,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, kw_only=True):
-    """What the provider counted, over all that a turn asked of it."""
+    """Token counts of the provider, summed over all requests of a turn."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -56,7 +56,7 @@ class Usage(Struct, kw_only=True):
 
 
 def checked(request: ChatRequest) -> None:
-    """Raise UsageError for what cannot be answered."""
+    """Raise UsageError if the request cannot be answered."""
     if request.n not in (None, 1):
         raise UsageError("n: one answer is given to a request, not several")
     if request.modalities is not None and request.modalities != ["text"]:
@@ -88,21 +88,21 @@ def _is_content(content: Any) -> bool:
 
 
 def talk_of(request: ChatRequest) -> list[dict[str, Any]]:
-    """The messages that belong to the talk."""
+    """Return the messages without system messages."""
     return [_own(body) for body in request.messages if not is_of_system(body)]
 
 
 def _own(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as a client may say it: what ours say of themselves is not for it to say.
+    """Return a client's message without stenolog's marks, which only agents may set.
 
-    The calls in it are the client's own; not marked so, they would be taken for the agent's.
+    Tool calls in it are marked as the client's; otherwise they would count as the agent's.
     """
     plain = without_marks(body)  # guard: client-field-dropped
     return for_client(plain, [call.id for call in calls_of(plain) if call.id])
 
 
 def manner_of(request: ChatRequest, *, model: str) -> Manner:
-    """What the request wants of the turn. `model`: which of the agent's; empty: its own."""
+    """Return the turn options of a request. `model`: one of the agent's; empty: the default."""
     instructions = [
         words
         for body in request.messages
@@ -129,7 +129,7 @@ def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def without_effect(request: ChatRequest, fields: Iterable[str]) -> list[str]:
-    """The fields of a request that are not honoured, so that its client can be told."""
+    """Return the fields of a request that are ignored, to be reported to the client."""
     found = set(fields) - _HONOURED
     if request.tool_choice not in (None, "none", "auto"):
         found.add("tool_choice")
@@ -140,7 +140,7 @@ def without_effect(request: ChatRequest, fields: Iterable[str]) -> list[str]:
 
 
 def session_of(request: ChatRequest, header: str | None) -> str | None:
-    """The session that a request names; None where it names none. Raises UsageError for two."""
+    """Return the session key in a request, or None. Raise UsageError if it names two sessions."""
     named = (request.metadata or {}).get("session")
     if named is not None and not isinstance(named, str):
         raise UsageError("metadata.session: the key of a session is text")
@@ -150,7 +150,7 @@ def session_of(request: ChatRequest, header: str | None) -> str | None:
 
 
 def wants_new_session(request: ChatRequest, header: str | None) -> bool:
-    """Return whether a deleted session is to be replaced by a new one with the same key.
+    """Return whether to start a new session if the one with this key was deleted.
 
     Raises UsageError for a value that is neither true nor false.
     """
@@ -161,11 +161,11 @@ def wants_new_session(request: ChatRequest, header: str | None) -> bool:
     return "true" in (named, header) or named is True
 
 
-# --- the answer ------------------------------------------------------------------------------
+# --- the response ----------------------------------------------------------------------------
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What stands in every piece of one answer."""
+    """Fields that all chunks of one response share."""
 
     id: str
     created: int
@@ -173,20 +173,20 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 def head(model: str) -> Head:
-    """The head of a new answer."""
+    """Return the shared fields of a new response."""
     id = f"chatcmpl-{secrets.token_hex(12)}"
     return Head(id=id, created=int(time.time()), model=model)
 
 
 def finish_of(answer: Answer) -> str:
-    """Why the answer ended, in OpenAI's words."""
+    """Return OpenAI's finish reason for an answer."""
     if answer.calls:
         return "tool_calls"
     return "length" if answer.finish == "length" else "stop"
 
 
 def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
-    """A whole answer."""
+    """Return a complete response body."""
     message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
     if answer.calls:
         message["tool_calls"] = [dict(call) for call in answer.calls]
@@ -213,7 +213,7 @@ def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str,
 
 
 def chunk(head: Head, delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str, Any]:
-    """A piece of an answer."""
+    """Return one chunk of a streamed response."""
     return {
         "id": head.id,
         "object": "chat.completion.chunk",
@@ -224,10 +224,10 @@ def chunk(head: Head, delta: Mapping[str, Any], *, finish: str | None = None) ->
 
 
 def calls_delta(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The calls that a client is to carry out, as a piece."""
+    """Return tool calls for the client as the delta of a chunk."""
     return {"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
 
 
 def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
-    """The last piece, for who wants to know what it took."""
+    """Return the last chunk, with the token counts."""
     return {**chunk(head, {}), "choices": [], "usage": usage}

@@ -1,7 +1,8 @@
-"""The daemon's life: it listens, goes on with what was interrupted, and ends when it is asked to.
+"""The gateway process: it listens, resumes interrupted turns, and shuts down.
 
-It ends in the order in which nothing is lost: no new requests, the answers in flight, the chat
-apps, and then the stores. What is cut off stays in the log, and is answered at the next start.
+The order of the shutdown prevents losses: first new requests are rejected, then answers in progress
+end, then chat apps stop, and last the stores close. Cancelled turns stay in the log, and the next
+start resumes them.
 """
 
 import asyncio
@@ -27,58 +28,59 @@ from stenolog.settings.retaining import rules_of
 
 _BACKLOG: Final = 1_024
 _ATTEMPTS: Final = 20
-"""Number of free ports that are tried for one that is free at both loopback addresses."""
+"""Maximum number of attempts to find a port that is free at both loopback addresses."""
 _NO_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME)
 """Errors of a machine that does not have the address."""
 _SPARE: Final = 512
-"""Connections beyond those that turns and streams may have, whose refusals say why."""
+"""Connections in addition to those of turns and streams, for responses that reject requests."""
 _LOOKS: Final = 4
-"""So often within the time of a takeover it is looked for turns that nobody goes on with."""
+"""Number of searches for interrupted turns per takeover interval."""
 _MOST_LOOKS: Final = 4
-"""So many looks may still be going on with what they have found when the next one begins."""
+"""Maximum number of such searches, with the turns they resume, that run at the same time."""
 _FIRST_KEEP: Final = 60.0
 _KEEP: Final = 3_600.0
-"""So many seconds are between two looks whether a rule of retention asks for something."""
+"""Interval in seconds between two runs of the retention rules."""
 _CUT: Final = 3.0
-"""So many seconds responses have to be sent once their turns are cut off."""
+"""Time limit in seconds for sending responses after their turns were cancelled."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class Attached(Protocol):
-    """What takes messages in beside HTTP, and sends answers out: the chat apps."""
+    """The chat apps: they receive messages and send answers without HTTP requests of users."""
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """What is answered below /webhooks/."""
+        """Routes below /webhooks/."""
         ...
 
     async def start(self) -> None:
-        """Begin to take messages in."""
+        """Start receiving messages."""
         ...
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
-        """Send answers that nobody waited for, each at most once."""
+        """Send answers that no client waits for, each at most once."""
         ...
 
     async def drain(self, *, patience: float) -> None:
-        """Take nothing more in, and let what came be answered and sent, for so many seconds."""
+        """Stop receiving; wait up to `patience` seconds until received messages are answered."""
         ...
 
     async def cut(self) -> None:
-        """End what is being sent, while there is a store that keeps how far it came."""
+        """Stop sending, while the store can still record the progress."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything, once the stores are closed."""
+        """Release all resources, after the stores are closed."""
         ...
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at this address. Raises UsageError with what to do.
+    """Return sockets that listen at this address. Raise UsageError with what to do.
 
-    A browser may connect to 127.0.0.1 or to ::1 for a name such as `localhost`. So both are taken:
-    otherwise a program of another user could listen at the other one, and get the token.
+    For a name such as `localhost` a browser may connect to 127.0.0.1 or to ::1. So the gateway
+    listens at both: otherwise a program of another user could listen at the other address and get
+    the token.
     """
     if host not in BOTH_LOOPBACKS:
         return [_listen(host, port)]
@@ -140,7 +142,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Daemon:
-    """A gateway that serves, from `start` until `stop`."""
+    """A running gateway, from `start` until `stop`."""
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class Daemon:
         app = make_app(gateway, token, further=attached.routes)
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE
-        # By then all of them have been cut off by us, which is the gentler way.
+        # uvicorn's own limit is longer: `stop` cancels the turns before it, and more gently.
         stopping = settings.patience + 2 * _CUT
         self._server = Server(config(app, stopping=stopping, connections=connections))
         self._serving: asyncio.Task[None] | None = None
@@ -165,30 +167,30 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """URL of the gateway."""
         host, port = self._listening[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
     def serving(self) -> asyncio.Task[None]:
-        """Ends when nothing is served any more."""
+        """Task that ends when the server has stopped."""
         if self._serving is None:
             raise StoreClosed("the gateway was not started")
         return self._serving
 
     async def start(self) -> None:
-        """Answer requests from now on."""
+        """Start serving requests."""
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listening))
         await self._attached.start()
         self._resuming = asyncio.create_task(self._resume())
         self._keeping = asyncio.create_task(self._keep())
 
     async def stop(self, *, hurry: asyncio.Event) -> Left:
-        """End: what is in flight has some seconds, unless somebody is in a hurry."""
+        """Stop the gateway. Work in progress gets `patience` seconds, or less if `hurry` is set."""
         patience = self._gateway.settings.gateway.patience
         self._gateway.closing.set()
         self._server.should_exit = True
-        # The turns of clients that went away are in flight, too.
+        # Turns whose client disconnected are in progress too.
         flying = [
             self.serving,
             asyncio.create_task(self._attached.drain(patience=patience)),
@@ -198,9 +200,10 @@ class Daemon:
         both: set[asyncio.Future[Any]] = {asyncio.gather(*flying, return_exceptions=True), hurried}
         await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         cancelled = await ended([hurried, *flying[1:]])
-        # What is being sent to chat apps is marked while there is a store to mark it in.
+        # Deliveries to chat apps record their progress while the store is still open.
         await self._attached.cut()
-        # Turns that are gone on with end here, too: cut off as all others, for the next start.
+        # Cancels the turns that are still running, including resumed ones; the next start resumes
+        # them.
         left = await self._gateway.loop.close(patience=0)
         if self._resuming is not None:
             cancelled |= await ended([self._resuming, *self._looks])
@@ -218,9 +221,9 @@ class Daemon:
         return left
 
     async def _resume(self) -> None:
-        """Go on with what was interrupted: now, and whenever another gateway was killed.
+        """Resume interrupted turns at the start, and regularly those of killed gateways.
 
-        A turn that takes long keeps nobody from looking for others.
+        Searches run as separate tasks, so that a long turn does not delay the next search.
         """
         takeover = self._gateway.settings.gateway.takeover
         idle_for = 0.0
@@ -233,7 +236,7 @@ class Daemon:
             await asyncio.sleep(takeover / _LOOKS)
 
     async def _keep(self) -> None:
-        """Keep to the rules of retention once an hour; without rules nothing is done."""
+        """Apply the retention rules once an hour, if there are any."""
         rules = rules_of(self._gateway.settings)
         places = list(dict.fromkeys(one.spec.sessions for one in self._gateway.loop.registry))
         wait = _FIRST_KEEP

@@ -1,8 +1,8 @@
-"""A session as it happens: `GET /v1/sessions/{key}/events`, a stream that goes on where it broke.
+"""Live stream of a session, `GET /v1/sessions/{key}/events`, which clients can resume.
 
-Each message is one event, once, in the order of the log, whichever process has written it. The id
-of an event names the life of the session and the seq, so that a client that comes back, to this
-gateway or to another one, misses nothing and gets nothing twice.
+Each message is sent once, in the order of the log, regardless of the process that wrote it. The id
+of an event has the uid of the session and the seq, so that a client that reconnects, to this
+gateway or another one, misses nothing and gets nothing twice.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.following import LOOK_SECONDS, Changed, Kind, changed_between, info_of
 
 # --- streaming ------------------------------------------------------------------------------------
-# Responses that are streams of events: how often they say that they live, and whom they drop.
+# Responses with server-sent events: keep-alive comments, and a time limit for slow clients.
 
 
 _PING: Final = 10.0
@@ -40,9 +40,9 @@ _UNREAD: Final = 30.0
 
 
 class StreamEvent(ServerSentEvent):
-    """Server-sent event with the line ends that OpenAI uses.
+    """Server-sent event with the same line ends as OpenAI's.
 
-    The format allows others, but some clients only recognise this one.
+    The format allows others, but some clients only recognise these.
     """
 
     DEFAULT_SEPARATOR = "\n"
@@ -66,11 +66,11 @@ def event_stream(
 
 _ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
 _AGAIN: Final = 500
-"""Milliseconds after which a client should come back, where the stream breaks."""
+"""Milliseconds after which a client should reconnect if the stream breaks."""
 
 
 class EventsQuery(OfAgent, frozen=True, kw_only=True):
-    """Where a stream begins."""
+    """Options of a stream."""
 
     changes: Annotated[
         bool, Meta(description="Also `event: change`, for compactions, undos, titles and so on.")
@@ -89,7 +89,7 @@ class EventsQuery(OfAgent, frozen=True, kw_only=True):
 
 
 class ChangeShown(Struct, frozen=True, kw_only=True):
-    """What happened to a session that is no message."""
+    """A change of a session other than a new message."""
 
     kind: Kind
     floor: int
@@ -100,7 +100,7 @@ class ChangeShown(Struct, frozen=True, kw_only=True):
 
 
 class _Place(Struct, frozen=True):
-    """Up to where a client has heard a session; the uid is empty where it did not say."""
+    """The last message that a client has received; the uid is empty if the client sent none."""
 
     uid: str
     seq: int
@@ -139,7 +139,7 @@ async def _stream(
     while not gateway.closing.is_set():
         uid = await gateway.loop.run(_uid, store, key)
         if heard.uid and heard.uid != uid:
-            # Deleted while the client was away; a session of this key is another one now.
+            # Deleted while the client was disconnected; a session with this key is another one now.
             yield _deleted(heard.uid)
             heard = _Place(uid, 0)
         try:
@@ -147,7 +147,7 @@ async def _stream(
             async with aclosing(following) as arrivals:
                 async for news in arrivals:
                     if not uid:
-                        break  # it exists now; its messages are read once its uid is known
+                        break  # the session exists now; read its messages once its uid is known
                     if isinstance(news, Changed):
                         yield _changed(news)
                         continue
@@ -163,7 +163,7 @@ async def _stream(
 async def _news(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
 ) -> AsyncGenerator[Message | Changed, None]:
-    """Yield what is stored, as it comes, until the gateway closes. Raises SessionDeleted."""
+    """Yield messages and changes until the gateway closes. Raise SessionDeleted."""
     look = partial(gateway.loop.run, info_of, store, key)
     known = await look() if changes else None
     async with aclosing(gateway.following.messages(store, key, after=after, uid=uid)) as arrivals:
@@ -190,7 +190,7 @@ async def _news(
                         yield change
                     known = found
         finally:
-            # Before the stream of messages is closed: nobody may be reading it then.
+            # Before `aclosing` closes the stream of messages, which must not be in use then.
             if await ended([coming, closing]):
                 raise asyncio.CancelledError
 
@@ -200,7 +200,7 @@ async def _next(arrivals: AsyncGenerator[Message, None]) -> Message | None:
 
 
 def _uid(store: Store, key: str) -> str:
-    """Which life of the session this is; empty where there is none yet."""
+    """Return the uid of the session; empty if it does not exist yet."""
     try:
         return store.info(key).uid
     except NoSuchSession:
@@ -215,7 +215,10 @@ def _event(uid: str, message: Message) -> StreamEvent:
 
 
 def _changed(change: Changed) -> StreamEvent:
-    """Without an id: who comes back asks what has become of the session."""
+    """Create a change event.
+
+    It has no id: a client that reconnects reads the current state of the session.
+    """
     info = change.info
     told = ChangeShown(
         kind=change.kind,
@@ -243,4 +246,4 @@ EVENTS: Final[tuple[Endpoint, ...]] = (
         media=("text/event-stream",),
     ),
 )
-"""The live stream."""
+"""Endpoint of the live stream."""

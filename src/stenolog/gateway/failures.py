@@ -1,4 +1,4 @@
-"""Errors as responses: a status by who must act, and words that hold no secret."""
+"""Error responses: the HTTP status of each exception, and texts without secrets."""
 
 import logging
 import re
@@ -64,7 +64,7 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
     StoreClosed: 503,
     StoreUnavailable: 503,
 }
-"""The status of each kind of error; of what is not named here, that of its nearest parent."""
+"""HTTP status by exception; a class that is not listed has the status of its nearest base class."""
 
 _CODES: Final[Mapping[int, str]] = {
     413: "request_entity_too_large",
@@ -75,19 +75,19 @@ _CODES: Final[Mapping[int, str]] = {
 """Codes of the statuses that Python 3.13 renamed: a code must not depend on the Python version."""
 
 _SHORTEST: Final = 8
-"""What is shorter than this is no key, and stands in many words."""
+"""Minimum length of a secret: shorter values may occur in ordinary text."""
 _NO_SECRETS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
-"""What stands among the keys and says where a server is: who reads of a failure must see which."""
-# The length of the scheme is bounded: a text of nothing but letters takes linear time.
+"""Entries of `keys` that are no secrets; they name the server, which error texts must show."""
+# The length of the scheme is limited, so that a long text of letters takes linear time.
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 _MAX_WORDS: Final = 2_000
-"""Characters of an error that a client is sent."""
+"""Maximum number of characters of an error text in a response."""
 
 _logger = logging.getLogger("stenolog")
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """The response to a request that ended in an error; what nobody expects is logged."""
+    """Return the response to a request that failed; log unexpected errors."""
     gateway = getattr(request.app.state, "gateway", None)
     settings = None if gateway is None else gateway.settings
     if isinstance(error, HTTPException):
@@ -107,7 +107,7 @@ async def failed(request: Request, error: Exception) -> Response:
     words = _BUSY if isinstance(error, Busy) else _short(without_secrets(str(error), settings))
     if status == 500:
         _logger.error("%s %s: %s", request.method, request.url.path, words)
-    # Who waited for a lock in vain may try again at once.
+    # The lock may be free at once.
     headers = {"Retry-After": "1"} if isinstance(error, StoreBusy) else None
     return failure(status, words, code=_snake(type(error).__name__), headers=headers)
 
@@ -118,16 +118,16 @@ HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {
     HTTPException: failed,
     Exception: failed,
 }
-"""For `Starlette(exception_handlers=…)`: also what the router itself refuses looks so."""
+"""For `Starlette(exception_handlers=…)`: also covers errors of the router itself."""
 
 
 def status_of(error: Exception) -> int | None:
-    """The status of an error; None for one that nobody expects."""
+    """Return the HTTP status of an error; None for an unexpected one."""
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), None)
 
 
 def without_secrets(words: str, settings: Settings | None) -> str:
-    """The words without passwords in addresses, and without the keys that the settings hold."""
+    """Replace passwords in URLs and the secrets of the settings."""
     # guard: error-without-password
     shown = _URL.sub(lambda found: without_password(found[0]), words)
     for secret in () if settings is None else _secrets(settings):
@@ -137,18 +137,18 @@ def without_secrets(words: str, settings: Settings | None) -> str:
 
 
 class WithoutSecrets(logging.Filter):
-    """For a handler of the log: whoever wrote a line, it is written down without secrets."""
+    """Logging filter that removes secrets from all log records."""
 
     def __init__(self, settings: Settings | None) -> None:
         super().__init__()
         self._settings = settings
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the words, and those of the error."""
+        """Remove secrets from the text of the record and of its exception."""
         record.msg, record.args = without_secrets(record.getMessage(), self._settings), ()
         if record.exc_info:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
-            # A formatter that does not look at the text would make it again from the error.
+            # Otherwise a formatter that ignores `exc_text` would format the exception again.
             record.exc_info = None
         if record.exc_text:
             record.exc_text = without_secrets(record.exc_text, self._settings)
@@ -156,7 +156,7 @@ class WithoutSecrets(logging.Filter):
 
 
 def _short(words: str) -> str:
-    # Cut after the secrets are hidden: half a secret would not be recognized.
+    # Cut after secrets are replaced: half a secret would not be recognised.
     return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]}…"
 
 

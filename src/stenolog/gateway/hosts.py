@@ -1,8 +1,8 @@
-"""Whether a request was meant for us, and whether the page that it came from may ask.
+"""Checks of the `Host` and `Origin` headers, as pure functions.
 
-A web page can have its own name point to this machine (DNS rebinding): the browser then takes us
-for that page's server. But it says the name in `Host`, and the page in `Origin`. Nothing is done
-here, only decided.
+A web page can make its own host name resolve to this machine (DNS rebinding), so that the browser
+treats this gateway as the server of that page. But the browser sends that name in `Host`, and the
+page's origin in `Origin`.
 """
 
 import re
@@ -13,29 +13,29 @@ from typing import Final
 from msgspec import Struct
 
 BOTH_LOOPBACKS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Addresses of this machine that every other program here uses, too."""
+"""Loopback addresses: all other programs of this machine can listen at them too."""
 _LOOPBACK: Final = "localhost"
 _PORTS: Final = {"http": 80, "https": 443}
 _AUTHORITY: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
 _LONGEST: Final = 300
-"""A name has at most 253 characters."""
+"""Maximum length of a `Host` value; a host name has at most 253 characters."""
 
 
 class Authority(Struct, frozen=True):
-    """Whom a request is for: `steno.example.org:8787`."""
+    """Host and port of a request, such as `steno.example.org:8787`."""
 
     host: str
-    """A name in small letters, or an address in its usual form, without brackets."""
+    """Lower-case name, or address in canonical form without brackets."""
     port: int | None
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """The names that we are called by, and the pages of elsewhere that may ask."""
+    """Host names of this gateway, and origins of other pages that may use it."""
 
     hosts: frozenset[str]
     origins: frozenset[tuple[str, str, int]]
     cookie_hosts: frozenset[str]
-    """The hosts at which a browser can log in."""
+    """Hosts at which a browser can log in."""
 
 
 def known(
@@ -45,10 +45,10 @@ def known(
     origins: Iterable[str] = (),
     own: str = "",
 ) -> Known:
-    """Return what the settings say: the address listened at, further names, and further origins.
+    """Return the host names and origins in the settings: `bound`, `hosts` and `origins`.
 
     `own`: the name of this gateway below `localhost`. Browsers send a cookie to every port of its
-    host, so nobody logs in at an address that other programs use, unless `hosts` lists it.
+    host, so they cannot log in at an address that other programs use, unless `hosts` lists it.
     """
     parsed = (_origin(origin.encode()) for origin in origins)
     named = frozenset(_usual(host.lower()) for host in (*hosts, *([own] if own else [])))
@@ -61,16 +61,16 @@ def known(
 
 
 def takes_cookies(host: bytes, known: Known) -> bool:
-    """Return whether a cookie that is sent to this host is ours, and only ours."""
+    """Return whether only this gateway gets the cookies that browsers send to this host."""
     called = authority(host)
     return called is not None and called.host in known.cookie_hosts
 
 
 def login_host(address: str, hosts: Iterable[str], own: str) -> str:
-    """Return the host for a login link of a gateway that was reached at this loopback address.
+    """Return the host for a login link of a gateway that was reached at this address.
 
-    That is the gateway's own name, or the first loopback name that `hosts` lists for browsers that
-    do not resolve names below `localhost`.
+    For a loopback address that is the gateway's own name, or the first loopback name in `hosts`,
+    for browsers that do not resolve names below `localhost`.
     """
     if address not in BOTH_LOOPBACKS:
         return address
@@ -78,7 +78,7 @@ def login_host(address: str, hosts: Iterable[str], own: str) -> str:
 
 
 def authority(value: bytes) -> Authority | None:
-    """What a `Host` header says; None where it is not well-formed."""
+    """Parse a `Host` header; return None if it is malformed."""
     text = value.decode("latin-1").lower()
     found = _AUTHORITY.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None:
@@ -95,8 +95,8 @@ def authority(value: bytes) -> Authority | None:
 
 
 def is_ours(values: Sequence[bytes], known: Known) -> bool:
-    """Whether a request with these `Host` headers calls us by a name of ours, at any port."""
-    # With two of them, another server on the way may have gone by the other one.
+    """Return whether the `Host` headers name this gateway, at any port."""
+    # With two headers, a proxy may have used the other one.
     if len(values) != 1:  # guard: one-host-header
         return False
     called = authority(values[0])
@@ -104,9 +104,9 @@ def is_ours(values: Sequence[bytes], known: Known) -> bool:
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:
-    """Whether the page with this `Origin` is one of the server that `Host` names.
+    """Return whether the page with this `Origin` is from the server that `Host` names.
 
-    Its scheme may be another than that of the request: a proxy may have taken the TLS off.
+    The scheme may differ from that of the request, because a proxy may terminate TLS.
     """
     asking, called = _origin(origin), authority(host)
     if asking is None or called is None:
@@ -116,12 +116,12 @@ def is_same_origin(origin: bytes, host: bytes) -> bool:
 
 
 def is_further_origin(origin: bytes, known: Known) -> bool:
-    """Whether the page with this `Origin` is one of those that the settings name."""
+    """Return whether the settings list this `Origin`."""
     return _origin(origin) in known.origins
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach us at this host: a name, or an address."""
+    """Return whether this host, a name or an address, is reachable only from this machine."""
     address = _address(host)
     host = host.lower()
     # guard: loopback-name-exact
@@ -129,16 +129,16 @@ def is_loopback(host: str) -> bool:
 
 
 def end_of(host: str, port: int) -> str:
-    """Where a connection ends, in the words that both of its sides use for that."""
-    # The name of an interface is only known where it is.
+    """Return the server end of a connection in a form that client and server share."""
+    # Interface names are known only on their own machine.
     address = _address(host.partition("%")[0])
-    # A socket for both kinds of addresses writes those of IPv4 in its own way.
+    # A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return f"{mapped or address or host} {port}"
 
 
 def _origin(value: bytes) -> tuple[str, str, int] | None:
-    """Scheme, host and port; None for `null` and for what is no origin of a web page."""
+    """Return scheme, host and port; None if the value is not the origin of a web page."""
     scheme, separator, rest = value.partition(b"://")
     named = scheme.decode("latin-1").lower()
     called = authority(rest)

@@ -1,4 +1,4 @@
-"""How much a client may send, how long it may take, and how many are served."""
+"""Limits for requests: their size, their duration, and their number at the same time."""
 
 import asyncio
 from typing import Final, Self
@@ -13,14 +13,14 @@ from stenolog.gateway.shapes import failure
 HEAD_BYTES: Final = 16_384
 """Maximum size of the head of a request: the request line and the headers."""
 RETRY_AFTER: Final = 1
-"""Seconds after which a place may be free again: turns are short."""
+"""Seconds until a client should retry: most turns are short."""
 
 
 class BodyLimit:
-    """Lets no body through that has more bytes than `most`, or for which we wait `seconds`.
+    """Middleware that limits a request body to `most` bytes and `seconds` of waiting.
 
-    Nothing is kept back: the bytes are counted as the application takes them. A body that says at
-    its beginning that it is too large is refused before any of it is read.
+    It buffers nothing: it counts the bytes as the application reads them. It rejects a request
+    whose Content-Length is too large before it reads the body.
     """
 
     def __init__(self, app: ASGIApp, *, most: int, seconds: float) -> None:
@@ -40,7 +40,7 @@ class BodyLimit:
 
 
 class _Body:
-    """The body of one request, on its way to the application."""
+    """The body of one request while the application reads it."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class _Body:
         self._refused = False
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the application answer, or refuse in its place."""
+        """Run the application, or send the rejection."""
 
         async def counted() -> Message:
             if self._refused:
@@ -63,7 +63,7 @@ class _Body:
             self._refused = True
             if not self._started:
                 await refused(scope, receive, send)
-            # For the application the client is gone; it has its answer.
+            # For the application the client has disconnected; it already has its response.
             return {"type": "http.disconnect"}
 
         async def watched(message: Message) -> None:
@@ -75,20 +75,20 @@ class _Body:
         try:
             await self._app(scope, counted, watched)
         except ClientDisconnect:
-            # Clients come and go; that is no failure of ours to log.
+            # A client that disconnects is not an error to log.
             return
         except Exception:
-            # What the application makes of a client that is gone tells nobody anything.
+            # After a rejection the application's errors are irrelevant.
             if not self._refused or self._started:
                 raise
 
     async def _next(self, receive: Receive) -> tuple[Message, Response | None]:
-        """The next message, and what to answer in its place."""
+        """Return the next message, and the rejection to send instead, if any."""
         if self._whole:
             return await receive(), None
         clock = asyncio.get_running_loop().time
         begun = clock()
-        # Only our waiting for the client counts, not what the application does meanwhile.
+        # Only the time spent waiting for the client counts, not that of the application.
         try:
             async with asyncio.timeout(self._seconds_left):
                 message = await receive()
@@ -101,9 +101,9 @@ class _Body:
 
 
 def _declared(scope: Scope) -> int:
-    """How many bytes a request says that its body has; 0 where it does not say."""
+    """Return the Content-Length of a request; 0 if it has none."""
     for name, value in scope["headers"]:
-        # The server has refused what is no number, and two that differ.
+        # The server has rejected values that are not numbers, and conflicting ones.
         if name == b"content-length" and value.isdigit():
             return int(value)
     return 0
@@ -120,26 +120,26 @@ def _too_slow() -> Response:
 
 
 class Overloaded(HTTPException):
-    """All places are taken; nothing was begun."""
+    """The limit is reached; the request was not started."""
 
 
 class Admission:
-    """So many places; who comes when all are taken is sent away at once and does not wait.
+    """Concurrency limit. Requests above it are rejected at once and do not wait.
 
-    For one event loop.
+    For use in one event loop.
     """
 
     def __init__(self, most: int, *, status: int, what: str) -> None:
         self.most = most
         self.taken = 0
-        """How many places are taken now."""
+        """Number of slots in use."""
         self.refused = 0
-        """How many were sent away so far."""
+        """Number of rejected requests so far."""
         self._status = status
         self._what = what
 
     def admit(self) -> "Place":
-        """Take a place, at once. Raises Overloaded."""
+        """Take a slot. Raise Overloaded if none is free."""
         if self.taken >= self.most:  # guard: concurrency-limit
             self.refused += 1
             raise Overloaded(
@@ -152,17 +152,17 @@ class Admission:
 
 
 def turns_admission(most: int) -> Admission:
-    """Places for turns: who gets none is told 429, and clients try again by themselves."""
+    """Return the limit for turns; rejected requests get 429, which clients retry by themselves."""
     return Admission(most, status=429, what="requests")
 
 
 def streams_admission(most: int) -> Admission:
-    """Places for live streams: who gets none is told 503."""
+    """Return the limit for live streams; rejected requests get 503."""
     return Admission(most, status=503, what="streams")
 
 
 class Place:
-    """A place that is taken until it is given back, which may be done more than once."""
+    """A slot of a concurrency limit. Releasing it twice is allowed."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission: Admission | None = admission
@@ -174,14 +174,14 @@ class Place:
         self.give_back()
 
     def give_back(self) -> None:
-        """Let somebody else have it."""
+        """Release the slot."""
         if self._admission is not None:
             self._admission.taken -= 1
             self._admission = None
 
 
 class Held(Response):
-    """A response that has a place for as long as it is sent, however that ends."""
+    """A response that holds a slot until it is sent or has failed."""
 
     def __init__(self, response: Response, place: Place) -> None:
         super().__init__()
@@ -189,6 +189,6 @@ class Held(Response):
         self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response and release the slot."""
         with self._place:
             await self._response(scope, receive, send)

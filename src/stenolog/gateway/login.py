@@ -43,34 +43,30 @@ _logger = logging.getLogger("stenolog")
 
 # --- login links ----------------------------------------------------------------------------------
 # One-time codes of login links, shared by all gateways of a store.
-#
-# A code is signed with the gateway token, so any gateway that has the token can check it. The
-# store records which codes were used: an append with an idempotency key succeeds in one gateway
-# only.
 
 
 LINK_SECONDS: Final = 60
-"""Seconds a link can be used after it was made."""
+"""Lifetime of a link in seconds."""
 
 _CODE: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
 _USED: Final = "login-links"
-"""Session in the namespace `channels` that holds one message per used code."""
+"""Session in the namespace `channels` with one message per used code."""
 
 
 class LoginLinks:
-    """Makes codes and accepts each one once, within LINK_SECONDS."""
+    """Creates codes and accepts each one once, within LINK_SECONDS."""
 
     def __init__(
         self, token: Token, where: str | None = None, now: Callable[[], float] = time.time
     ) -> None:
-        """Record used codes in the store at `where`; None means in this process only."""
+        """Record used codes in the store at `where`; None: in this process only."""
         self._token = token
         self._where = where
         self._now = now
         self._used_here = InMemoryStore()
 
     def make_code(self) -> str:
-        """Return a code for one link."""
+        """Create a code for one link."""
         until, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
         return f"{until}-{nonce}-{self._signature(until, nonce)}"
 
@@ -103,14 +99,14 @@ def _opened(where: str | None, here: Store) -> Iterator[Store]:
     if where is None:
         yield here
         return
-    # Opened for this call only: logins are rare.
+    # Opened per call: logins are rare.
     with open_store(where, namespace=CHANNELS) as store:
         yield store
 
 
 def _record(store: Store, nonce: str) -> bool:
     try:
-        # Each attempt has other content, so that a second one with the same key is a conflict.
+        # Each attempt has different content, so that a second one with the same key is a conflict.
         store.add_message(_USED, "user", secrets.token_hex(16), once=nonce)
     except OnceConflict:
         return False  # guard: login-link-once
@@ -126,10 +122,10 @@ LINKS: Final = "/v1/login-links"
 COOKIE: Final = "steno"
 COOKIE_SECONDS: Final = 7 * 86_400
 ENDED_SECONDS: Final = 2
-"""Seconds after which a browser that was logged out at another gateway is refused at this one."""
+"""Maximum delay in seconds until a logout at another gateway takes effect here."""
 PROOF_SECONDS: Final = 30
 BEARER: Final = "bearer"
-"""What `request.state.caller` says of who sent the token itself, or proved to have it."""
+"""Value of `request.state.caller` for callers that sent the token or proved that they have it."""
 
 _MOST_PROOFS: Final = 1_000
 _OTHER_NAME: Final = (
@@ -142,38 +138,41 @@ _HOME: Final = (
     '<title>stenolog</title><a href="/">stenolog</a>'
 )
 _ENDED: Final = "ended-logins"
-"""Session in the namespace `channels` that holds one message per logged-out cookie."""
+"""Session in the namespace `channels` with one message per logged-out cookie."""
 _VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
 
 
 class Proven(Struct, frozen=True):
-    """Somebody who has the token, and did not send it: whatever listens there would know it."""
+    """A caller that proved to have the token without sending it, to keep it from impostors."""
 
     token: Token
     nonce: str
 
     def answer(self, url: str) -> str:
-        """What shows them that this link is from us."""
+        """Return the proof for the caller that this link comes from a gateway with the token."""
         return self.token.proof("give", self.nonce, url)
 
 
 class Proofs:
-    """Checks proofs that somebody has the token: `Steno TIME.NONCE.PROOF`, the time in ms.
+    """Checks proofs of the token: `Steno TIME.NONCE.PROOF`, with the time in milliseconds.
 
-    Each is good once, at the address that it was made for, and for some seconds.
+    Each proof is valid once, at the address that it was made for, for PROOF_SECONDS.
     """
 
     def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
         self._token = token
         self._now = now
-        # What was proved to another process may have been proved to us before we ended, or to
-        # somebody who had our address before us.
+        # An older proof may have been used at an earlier process with this address, or at another
+        # program that had the address before.
         self._begun = int(now() * 1_000) / 1_000
         self._used: dict[str, float] = {}
-        """The proofs that are used up, and until when they would be good."""
+        """Used proofs, with the time until which they would be valid."""
 
     def check(self, given: str, end: str) -> Proven | None:
-        """Who proved to have the token to whom is at this end of the connection."""
+        """Return the caller that proved to have the token; None if the proof is invalid.
+
+        `end`: the server end of the connection, as returned by `end_of`.
+        """
         found = _PROOF.fullmatch(given)
         if found is None:
             return None
@@ -184,7 +183,7 @@ class Proofs:
         if abs(now - at) > PROOF_SECONDS or at < self._begun:
             return None
         self._used = {one: until for one, until in self._used.items() if until >= now}
-        # One that is forgotten too early could be used again: who comes now has to wait.
+        # A proof that is forgotten too early could be used again, so reject new ones instead.
         if nonce in self._used or len(self._used) >= _MOST_PROOFS:
             return None
         self._used[nonce] = at + PROOF_SECONDS
@@ -192,32 +191,32 @@ class Proofs:
 
 
 class Cookies:
-    """Makes and checks the values of the cookie: until when it is good, signed.
+    """Creates and checks cookie values: an expiry time and a login id, signed.
 
-    The key comes from the token: a cookie outlives a restart, is good at every gateway that has
-    the token, and is good at none when the token is another. The store records which ones were
-    logged out, until they would have expired.
+    The key is derived from the token: a cookie survives a restart, is valid at every gateway with
+    the same token, and becomes invalid when the token changes. The store records logged-out cookies
+    until they expire.
     """
 
     def __init__(
         self, token: Token, now: Callable[[], float] = time.time, where: str | None = None
     ) -> None:
-        """Record logged-out cookies in the store at `where`; None means in this process only."""
+        """Record logged-out cookies in the store at `where`; None: in this process only."""
         self._key = token.key("login cookie")  # guard: cookie-bound-to-token
         self._now = now
         self._where = where
         self._ended_here = InMemoryStore()
         self._ended: frozenset[str] = frozenset()
-        """The logins that were logged out and have not expired, as of the last read."""
+        """Logged-out logins that have not expired, as of the last read."""
         self._read_at = -inf
 
     def make(self) -> str:
-        """Return a value that is valid from now on."""
+        """Create a cookie value."""
         until, login = str(int(self._now()) + COOKIE_SECONDS), secrets.token_hex(8)
         return f"{until}.{login}.{self._signature(until, login)}"
 
     def is_good(self, value: str) -> bool:
-        """Return whether we made this value, and it has neither expired nor been logged out.
+        """Return whether a cookie value is valid: signed, not expired and not logged out.
 
         Blocks on the store.
         """
@@ -229,12 +228,12 @@ class Cookies:
                 with _opened(self._where, self._ended_here) as store:
                     self._read(store)
             except StoreUnavailable:
-                # Then the sessions cannot be read either; the pages say so.
+                # The sessions are unreadable then too, and the pages report it.
                 _logger.warning("the logged-out browsers cannot be read", exc_info=True)
         return found[1] not in self._ended  # guard: cookie-ended
 
     def end(self, value: str) -> None:
-        """Refuse a valid value from now on, at every gateway of the store. Blocks on the store."""
+        """Invalidate a cookie value at every gateway of the store. Blocks on the store."""
         found = self._checked(value)
         if found is None:
             return
@@ -242,11 +241,11 @@ class Cookies:
         with _opened(self._where, self._ended_here) as store:
             store.add_message(_ENDED, "user", f"{until}.{login}", once=login)
             if expired := self._read(store):
-                # What is hidden is not read again.
+                # Hidden messages are not read again.
                 store.hide(_ENDED, expired[0], expired[-1])
 
     def _checked(self, value: str) -> tuple[str, str] | None:
-        """Return when a value of ours expires, and its login; None if it has expired."""
+        """Return expiry time and login id of a signed value; None if it is invalid or expired."""
         found = _VALUE.fullmatch(value)
         if found is None:
             return None
@@ -255,7 +254,7 @@ class Cookies:
         return (until, login) if same and int(until) > self._now() else None
 
     def _read(self, store: Store) -> list[int]:
-        """Read which logins have ended; return the seqs before the first that has not expired."""
+        """Read the logged-out logins; return the seqs before the first that has not expired."""
         now = self._now()
         entries = [(one.seq, *one.content.split(".")) for one in store.get_history(_ENDED)]
         self._ended = frozenset(login for _, until, login in entries if int(until) > now)
@@ -267,28 +266,28 @@ class Cookies:
 
 
 def _is_led_here(request: Request) -> bool:
-    """Whether a browser may come from another page, as from the file of `steno open`."""
-    # Then it does not send the cookie along where we redirect it, but only from a page of ours.
+    """Return whether a browser may come from another page, such as the file of `steno open`."""
+    # Then it does not send the new cookie when it follows a redirect, only from a page of ours.
     is_browser = "text/html" in request.headers.get("accept", "")
     return is_browser and request.headers.get("sec-fetch-site") != "none"
 
 
 def cookie_values(headers: Headers) -> list[str]:
-    """Return the values of all cookies of our name."""
-    # Another server on this machine can set a cookie of the same name beside ours.
+    """Return the values of all cookies with our name."""
+    # Another server on this machine can set a cookie with the same name.
     pairs = ";".join(headers.getlist("cookie")).split(";")
     split = (pair.strip().partition("=") for pair in pairs)
     return [value for name, _, value in split if name == COOKIE]
 
 
 def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) -> list[Route]:
-    """Return the routes that make a link, log a browser in with it, and log it out.
+    """Return the routes that create a link, log a browser in with it, and log it out.
 
     `own`: the host name at which browsers of this machine log in.
     """
 
     async def give(request: Request) -> Response:
-        # A cookie must not beget cookies: then it would last for ever.
+        # A cookie must not create new cookies: it would never expire.
         if getattr(request.state, "caller", None) != BEARER:  # guard: links-need-token
             words = "Links are given to who has the token itself, as `steno open` does."
             return failure(403, words, code="token_needed")
@@ -301,10 +300,11 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) ->
 
     async def take(request: Request) -> Response:
         if request.method != "GET":
-            # Programs that only look at a link, to show what is behind it, must not use it up.
+            # Programs that preview a link must not use it up.
             return PlainTextResponse("", 405, {"Allow": "GET"})
         if not takes_cookies(request.headers["host"].encode("latin-1"), known):
-            # The right name is not told here: it is for holders of the token.
+            # The response does not contain the right name, which only holders of the token may
+            # know.
             return PlainTextResponse(_OTHER_NAME, 421)
         if not await asyncio.to_thread(links.use, request.query_params.get("code", "")):
             words = "This link was used, or is too old. `steno open` makes another."

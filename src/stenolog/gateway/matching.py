@@ -1,9 +1,9 @@
-"""What a client sent, against what its session shows: which of it is new. Pure.
+"""Finds the new messages in a chat request by comparing it with its session. Pure functions.
 
-Some clients send what is new, others all that was said, every time. A client has not seen the
-calls that the agent carried out itself: to it, all that was said in a turn is one message. What was
-compacted is no longer in sight here, but still in what the client sends. Nothing is lost by a
-mistake: what is taken out of sight can be brought back.
+Some clients send only new messages, others send the whole conversation every time. A client has not
+seen the tool calls that the agent ran: it sees all texts of a turn as one message. It may also send
+messages that were summarized and are hidden by now. A wrong match loses nothing: hidden messages
+can be made visible again.
 """
 
 import json
@@ -20,7 +20,7 @@ from stenolog.records import Message
 Body = Mapping[str, Any]
 
 BETWEEN = "\n\n"
-"""What stands between two texts of one turn, for a client that sees them as one."""
+"""Separator between the texts of one turn, for clients that see them as one message."""
 _SYSTEM = ("system", "developer")
 
 
@@ -29,40 +29,40 @@ class Part(Struct, frozen=True, kw_only=True):
 
     role: str
     content: object
-    """Of a user, the parts; else the text."""
+    """Content parts of a user message, otherwise the text."""
     calls: tuple[tuple[str, object], ...] = ()
-    """The calls that the client carries out: name and arguments."""
+    """Calls that the client runs: name and arguments."""
     call_id: str = ""
-    """Of a result: of which call."""
+    """Id of the call, for a result."""
     seq: int = 0
-    """Where the last message of the log stands that is told by it; 0 for what was sent."""
+    """Seq of the last log message that this part covers; 0 for a part of the request."""
     end: int = 0
-    """How many messages of the log there are up to and with it."""
+    """Number of log messages up to and including this part."""
     cut: bool = False
-    """Whether it was cut off, so that a client may have seen less of it."""
+    """Whether the answer was cut off, so that the client may have seen less of it."""
 
 
 class Match(Struct, frozen=True, kw_only=True):
-    """What is to be done with what was sent."""
+    """How a request continues its session."""
 
     keep: int
-    """So many of the messages in sight stay there."""
+    """Number of visible messages that stay visible."""
     new: tuple[Body, ...]
-    """What is said after them."""
+    """Messages to append after them."""
     answered: int | None = None
-    """Nothing is new, and this seq is the answer: to who asks again because it got none."""
+    """Seq of the answer if the request has no new messages: the client may be retrying."""
     asked: int = 0
-    """The seq of the last message that was sent, if `answered` is its answer."""
+    """Seq of the last message of the request, if `answered` is its answer."""
     handed: bool = False
-    """Whether that answer is a call which the client is to carry out."""
+    """Whether that answer has calls for the client."""
 
 
 def as_seen(history: Sequence[Message]) -> list[Part]:
-    """What the client has seen of these messages, the newest last."""
+    """Return the messages as the client has seen them, newest last."""
     seen: list[Part] = []
     texts: list[str] = []
     own: set[str] = set()
-    """The ids of the calls that the agent carries out."""
+    """Ids of the calls that the agent runs."""
     for end, message in enumerate(history, start=1):
         body = message.to_dict()
         if body.get("role") == "assistant":
@@ -74,7 +74,7 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
                 texts.append(words)
             handed = [call for call in calls if call.id in of_client]
             if calls and not handed:
-                continue  # it goes on by itself
+                continue  # the agent runs the calls and continues
             seen.append(
                 Part(
                     role="assistant",
@@ -105,10 +105,10 @@ def match(
     *,
     before: Callable[[], Sequence[Message]] | None = None,
 ) -> Match:
-    """Which of the messages that were sent are new in a session that shows this history.
+    """Compare the messages of a request with the visible messages of its session.
 
-    `before`: gives all that was said and is no longer in sight, where there is any; it is read
-    only where it is needed. What is sent has no system messages.
+    `before`: returns the hidden messages, if there are any; it is called only if needed. `sent` has
+    no system messages.
     """
     seen, asked = as_seen(history), [_sent(body) for body in sent]
     if not any(part.role == "assistant" for part in asked):
@@ -127,12 +127,12 @@ def match(
 
 
 def is_of_system(body: Body) -> bool:
-    """Whether a message that was sent is an instruction, and not a part of the talk."""
+    """Return whether a message of a request is a system message."""
     return body.get("role") in _SYSTEM
 
 
 def text_at(history: Sequence[Message], seq: int) -> str:
-    """What the client is told of the answer at this seq: all that was said in its turn."""
+    """Return the text of the answer at this seq for the client: all texts of its turn."""
     texts: list[str] = []
     for message in history:
         body = message.to_dict()
@@ -154,9 +154,10 @@ def text_at(history: Sequence[Message], seq: int) -> str:
 def _only_new(
     history: Sequence[Message], seen: list[Part], asked: list[Part], sent: Sequence[Body]
 ) -> Match:
-    """Of a client that sends what is new: all of it, but for what was stored when it asked before.
+    """Match a client that sends only new messages: all are new, except those stored before.
 
-    What nobody has answered stands at the end of the log, and then the client asks again.
+    Messages at the end of the log without an answer were stored by an earlier request, which the
+    client repeats.
     """
     overlap = _overlap(seen, asked)
     count = len(asked)
@@ -173,7 +174,7 @@ def _only_new(
 def _whole(
     history: Sequence[Message], seen: list[Part], asked: list[Part], sent: Sequence[Body]
 ) -> Match:
-    """Of a client that sends all that was said: what stands behind that which both have."""
+    """Match a client that sends the whole conversation: messages after the common part are new."""
     common = _common(seen, asked)
     keep = len(history) if common == len(seen) else (seen[common - 1].end if common else 0)
     new = tuple(sent[common:])
@@ -186,7 +187,7 @@ def _whole(
 
 
 def _behind(seen: list[Part], asked: list[Part]) -> int | None:
-    """Where that ends in what was sent which is all that is in sight; None: not all of it is."""
+    """Return the index in the request after the visible messages; None if some are missing."""
     count = len(seen)
     starts = range(len(asked) - count, -1, -1) if seen else ()
     found = (at for at in starts if all(map(_same, seen, asked[at : at + count])))
@@ -195,14 +196,14 @@ def _behind(seen: list[Part], asked: list[Part]) -> int | None:
 
 
 def _gone(before: list[Part], seen: list[Part], asked: list[Part]) -> int | None:
-    """How many of the first messages that were sent are no longer in sight; None: nobody knows.
+    """Return the number of messages at the start of the request that are hidden; None if unclear.
 
-    Where one is in sight that could be the first, the place is it from where most agree.
+    If several positions are possible, the one with the most visible messages in common is chosen.
     """
     passed = 0
     told = 0
     for part in asked:
-        # Some of what is out of sight the client has taken back itself.
+        # The client has removed some hidden messages itself.
         found = next((at for at in range(told, len(before)) if _same(before[at], part)), None)
         if found is None:
             break
@@ -214,14 +215,14 @@ def _gone(before: list[Part], seen: list[Part], asked: list[Part]) -> int | None
         if (common := _common(seen, asked, start=at)) or not seen
     ]
     if not places and passed and told == len(before):
-        return passed  # what is in sight, the client has taken back as a whole
+        return passed  # the client has removed all visible messages
     if not places:
         return None
     return max(places)[1]
 
 
 def _common(seen: Sequence[Part], asked: Sequence[Part], *, start: int = 0) -> int:
-    """How many agree from the start, or from there in what was sent."""
+    """Return the number of equal messages at the start; `start`: an index in the request."""
     count = 0
     for here, there in zip(seen, islice(asked, start, None), strict=False):
         if not _same(here, there):
@@ -231,7 +232,7 @@ def _common(seen: Sequence[Part], asked: Sequence[Part], *, start: int = 0) -> i
 
 
 def _overlap(seen: Sequence[Part], asked: Sequence[Part]) -> int:
-    """How many of the first that were sent are the last in sight."""
+    """Return how many messages at the start of the request are the last visible ones."""
     for count in range(min(len(seen), len(asked)), 0, -1):
         if all(map(_same, seen[-count:], asked[:count])):
             return count
@@ -265,12 +266,12 @@ def _sent(body: Body) -> Part:
 
 
 def _words(body: Body) -> str:
-    """What is said, without regard to blanks: clients join and trim pieces as they like."""
+    """Return the text with normalized whitespace: clients join and trim pieces differently."""
     return " ".join(words_of(body).split())
 
 
 def _made(call: Call) -> tuple[str, object]:
-    """A call as what it means: clients write its arguments down in their own way."""
+    """Return a call with decoded arguments: clients format the JSON differently."""
     arguments = call.arguments
     if isinstance(arguments, str):
         try:
@@ -285,7 +286,7 @@ def _result(id: str | None, content: object, *, seq: int = 0, end: int = 0) -> P
 
 
 def _parts(content: object) -> object:
-    """The same for a text and for a list that holds it alone."""
+    """Return the text if it is the only part, so that both notations are equal."""
     if isinstance(content, list) and len(content) == 1:
         [part] = content
         if isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text":

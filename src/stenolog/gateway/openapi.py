@@ -1,7 +1,7 @@
-"""One table of endpoints, and what is made of it: the routes, and the document that tells of them.
+"""The table of endpoints, from which routes and the OpenAPI document are generated.
 
-What the document says of a query or a body is made from the very types that read them, so that it
-cannot say anything else than what happens.
+Queries and bodies are described by the types that parse them, so that the document is always
+correct.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ from stenolog.gateway.state import Gateway, gateway_of
 VERSION: Final = metadata.version("stenolog")
 
 COMMON: Final = (400, 401, 403, 404, 408, 413, 415, 421, 429, 431, 500, 503)
-"""What any endpoint may answer that is not open to all: the layers around it refuse requests."""
+"""Error statuses of all endpoints that require a token, raised by the layers around them."""
 OPEN: Final = (400, 421, 429, 431, 500)
-"""The same of an endpoint that wants no token."""
+"""Error statuses of all endpoints that require no token."""
 
 _REASONS: Final = {
     400: "The request is wrong; the words say what.",
@@ -62,35 +62,35 @@ RawAnswering = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """One method of one path, and what becomes of it: by `answer`, or by `raw`."""
+    """One method of one path, implemented by `answer` or by `raw`."""
 
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     name: str
-    """The one word that programs made from the document call it by."""
+    """The operationId, used by client generators."""
     summary: str
     answer: Answering | None = None
-    """From a request that was read and checked to the value that is its response."""
+    """Handles a parsed and checked request and returns the response value."""
     raw: RawAnswering | None = None
-    """From the request as it is to the response as it is."""
+    """Handles the request itself and returns the response."""
     query: type[Struct] | None = OfAgent
-    """What may stand behind the question mark; for `answer` it has a field `agent`."""
+    """Type of the query parameters; for `answer` it has a field `agent`."""
     body: type[Struct] | None = None
     body_schema: Mapping[str, Any] | None = None
-    """What the body looks like, where no type reads it."""
+    """JSON schema of the body, if no type parses it."""
     response: type[Struct] | None = None
     response_schema: Mapping[str, Any] | None = None
-    """What the response looks like, where no type writes it."""
+    """JSON schema of the response, if it has no type."""
     media: tuple[str, ...] = ("application/json",)
-    """What the response may be."""
+    """Media types of the response."""
     status: int = 200
-    """Of a response that is no failure."""
+    """HTTP status of a successful response."""
     statuses: tuple[int, ...] = ()
-    """Failures beside those that any endpoint may answer."""
+    """Error statuses in addition to those of all endpoints."""
     open: bool = False
-    """Whether no token is wanted."""
+    """Whether the endpoint requires no token."""
     always: bool = False
-    """Whether it is answered also where the gateway has no place left, as what frees one is."""
+    """Exempt from the concurrency limit (for example `stop`, which frees a slot)."""
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.raw is None):
@@ -98,7 +98,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
-    """The routes, one for each path: so a wrong method is told all that are right."""
+    """Return one route per path, so that a 405 response lists all allowed methods."""
     paths: dict[str, dict[str, Endpoint]] = {}
     for one in endpoints:
         paths.setdefault(one.path, {})[one.method] = one
@@ -109,7 +109,7 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
 
 
 def with_document(endpoints: Sequence[Endpoint], *, version: str) -> tuple[Endpoint, ...]:
-    """The endpoints, and one more that answers with the document of all of them."""
+    """Return the endpoints and one more that serves their OpenAPI document."""
     made: list[bytes] = []
 
     async def answer(request: Request) -> Response:
@@ -132,7 +132,7 @@ def with_document(endpoints: Sequence[Endpoint], *, version: str) -> tuple[Endpo
 
 
 def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
-    """The OpenAPI document, in version 3.1."""
+    """Return the OpenAPI document, version 3.1."""
     kinds = {
         kind for one in endpoints for kind in (one.body, one.response, Failure) if kind is not None
     }
@@ -165,7 +165,7 @@ def _answering(methods: Mapping[str, Endpoint]) -> RawAnswering:
             if endpoint.raw is not None:
                 return await endpoint.raw(request)
             return await _answer(endpoint, request)
-        except Exception as error:  # noqa: BLE001 - it is logged where it becomes a response
+        except Exception as error:  # noqa: BLE001 - `failed` logs it and makes a response
             return await failed(request, error)
 
     return answering
@@ -174,7 +174,7 @@ def _answering(methods: Mapping[str, Endpoint]) -> RawAnswering:
 async def _answer(endpoint: Endpoint, request: Request) -> Response:
     assert endpoint.answer is not None, "the table was checked when it was made"
     gateway = gateway_of(request)
-    # Before anything is read: who gets no place is to cost nothing.
+    # Before the request is read, so that a rejected request costs nothing.
     with nullcontext() if endpoint.always else gateway.turns.admit():
         return await _admitted(endpoint, endpoint.answer, request, gateway)
 
@@ -240,7 +240,7 @@ def _responses(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, 
 
 
 def _has_defaults(kind: type[Struct]) -> bool:
-    """Whether nothing of it has to be said."""
+    """Return whether all fields have defaults."""
     return not kind.__struct_fields__ or len(kind.__struct_defaults__) == len(
         kind.__struct_fields__
     )

@@ -1,8 +1,8 @@
-"""Reading a request: its path, its query and its body, each refused in a clear sentence.
+"""Parsing of requests: path, query and body, with a clear error for each.
 
-A key stands in the path as one percent-encoded segment and may hold anything, `/` and `..` among
-it. So nothing is decoded before a request has found its route: `RawPaths` has the router see the
-path as it was sent, and `key_of` decodes the one segment that is a key, strictly.
+The path contains a session key as one percent-encoded segment, which may contain anything, even `/`
+and `..`. So the path is not decoded before routing: with `RawPaths` the router sees it as it was
+sent, and `key_of` decodes the key strictly.
 """
 
 import json
@@ -31,33 +31,33 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Call(Struct, Generic[Q, B], frozen=True, kw_only=True):
-    """One request, read and checked."""
+    """A parsed and checked request."""
 
     gateway: Gateway
     agent: AgentInstance
     key: str
-    """The session that the path names; empty where it names none."""
+    """Session key in the path; empty if the path has none."""
     query: Q
     body: B
 
 
 class RawPaths:
-    """Has the application see each path as it was sent, with its percent signs."""
+    """Middleware that routes by the percent-encoded path, as it was sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Serve one request."""
         raw = scope.get("raw_path")
         if scope["type"] in ("http", "websocket") and raw is not None:
-            # Latin-1 takes any byte as one character; what is no UTF-8 is refused with the key.
+            # Latin-1 maps any byte to one character; `key_of` rejects keys that are not UTF-8.
             scope = {**scope, "path": raw.decode("latin-1")}
         await self._app(scope, receive, send)
 
 
 def key_of(request: Request) -> str:
-    """The key in the path. Raises UsageError for what is no key."""
+    """Return the key in the path. Raise UsageError if it is invalid."""
     segment: str = request.path_params["key"]
     if _BROKEN.search(segment):
         raise UsageError("the key in the path has a % without two hex digits; write it as %25")
@@ -70,7 +70,7 @@ def key_of(request: Request) -> str:
 
 
 def query_of(request: Request, kind: type[S]) -> S:
-    """What stands behind the question mark. Raises UsageError."""
+    """Parse the query parameters. Raise UsageError."""
     try:
         text = request.scope["query_string"].decode("ascii")
         found = parse_qsl(
@@ -92,7 +92,7 @@ def query_of(request: Request, kind: type[S]) -> S:
 
 
 async def body_of(request: Request, kind: type[S]) -> S:
-    """The JSON object that is the body; where it is empty, what has defaults only.
+    """Parse the body, a JSON object; an empty body is allowed if all fields have defaults.
 
     Raises UsageError, and HTTPException for another media type.
     """
@@ -107,10 +107,10 @@ async def body_of(request: Request, kind: type[S]) -> S:
 
 
 def decoded(body: bytes, kind: type[S]) -> S:
-    """The value that a JSON text holds. Raises UsageError."""
+    """Decode JSON to a value. Raise UsageError."""
     try:
         if _SURROGATE.search(body):
-            # A lone surrogate is written as an escape, which only the slower decoder takes.
+            # Only the standard library decodes lone surrogates.
             return msgspec.convert(json.loads(body.decode(), parse_constant=_refused), kind)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -138,7 +138,7 @@ def _check_media_type(request: Request) -> None:
 
 
 def _in_words(error: msgspec.ValidationError) -> str:
-    """What msgspec says, with the field as the caller wrote it."""
+    """Return msgspec's error text, with the field name as the client wrote it."""
     words = str(error)
     reason, at, place = words.rpartition(" - at ")
     return f"{place.strip('`').removeprefix('$.')}: {reason}" if at else words

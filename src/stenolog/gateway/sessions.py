@@ -1,7 +1,7 @@
-"""The sessions API: what front ends need of sessions besides talking to them.
+"""The sessions API: list, search, change, delete and talk to sessions.
 
-What changes a session is done while nobody has its turn, as commands do; a title and tags change
-at any time. What blocks is called in the threads of the agents' loop.
+Changes of a session need its lease, like chat commands; only titles and tags change at any time.
+Blocking calls run in the thread pools of the agent loop.
 """
 
 from collections.abc import Callable
@@ -51,16 +51,16 @@ from stenolog.stores.base import Store, leased_keys
 T = TypeVar("T")
 
 MOST_COUNTED: Final = 50_000
-"""So many sessions are counted for the figures."""
+"""Maximum number of sessions that the statistics count."""
 _PAGE_BYTES: Final = 8 * 1024 * 1024
-"""A page of messages ends behind the one that makes it this long."""
+"""Size in bytes after which a page of messages ends."""
 _TAIL: Final = 32
 
 # --- reading ---------------------------------------------------------------------------------
 
 
 async def list_sessions(call: Call[ListQuery, Nothing]) -> Page:
-    """A page of the list, the last changed first."""
+    """Return a page of sessions, most recently changed first."""
     query = call.query
     return await call.gateway.loop.run(
         call.agent.catalog.list,
@@ -74,17 +74,17 @@ async def list_sessions(call: Call[ListQuery, Nothing]) -> Page:
 
 
 async def show_session(call: Call[OfAgent, Nothing]) -> SessionShown:
-    """One session, without its messages."""
+    """Return one session, without its messages."""
     return await call.gateway.loop.run(_shown, call.agent, call.key)
 
 
 async def list_messages(call: Call[MessagesQuery, Nothing]) -> MessagePage:
-    """A page of messages, by seq."""
+    """Return a page of messages, ordered by seq."""
     return await call.gateway.loop.run(_page, call.agent, call.key, call.query)
 
 
 async def search(call: Call[SearchQuery, Nothing]) -> Hits:
-    """A page of what was found."""
+    """Return a page of search results."""
     query = call.query
     return await call.gateway.loop.run(
         call.agent.catalog.search,
@@ -101,7 +101,7 @@ async def search(call: Call[SearchQuery, Nothing]) -> Hits:
 
 
 async def stats(call: Call[OfAgent, Nothing]) -> Stats:
-    """How much there is."""
+    """Return the numbers of sessions, messages and tokens."""
     return await call.gateway.loop.run(_stats, call.agent.catalog)
 
 
@@ -133,7 +133,7 @@ def _shown(agent: AgentInstance, key: str) -> SessionShown:
 
 
 def _state(store: Store, key: str) -> State:
-    """Whether the last turn came to its end; as much is read as it takes to know."""
+    """Return whether the last turn is complete; read only as many messages as needed."""
     last = _TAIL
     while True:
         tail = store.get_history(key, last=last)
@@ -146,7 +146,7 @@ def _state(store: Store, key: str) -> State:
 def _page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
     store = agent.store
     own = agent.own_key(key)
-    store.info(own)  # an unknown session has no messages, and is told apart from an empty one
+    store.info(own)  # raises NoSuchSession: get_history returns an empty list
     history = store.get_history(own, last=given(query.last), after=query.after, full=query.full)
     page = _first(history, query.limit)
     return MessagePage(
@@ -159,7 +159,7 @@ def _page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
 
 
 def _first(history: list[Message], limit: int) -> list[Message]:
-    """As many of the first messages as one page has room for; at least one."""
+    """Return the messages of one page; at least one."""
     size = 0
     for number, message in enumerate(history[:limit], start=1):
         size += len(message.to_json())
@@ -176,7 +176,7 @@ def _stats(catalog: Catalog) -> Stats:
     after: str | None = None
     while True:
         page = catalog.list(limit=MOST_SESSIONS, after=after)
-        # One that changes meanwhile moves to the front; it is counted once all the same.
+        # A session that changes during the count moves to the front; count it once.
         new = [entry for entry in page.entries if entry.key not in seen]
         seen.update(entry.key for entry in new)
         for entry in new:
@@ -209,7 +209,7 @@ def _plus(count: Counted, entry: Entry) -> Counted:
 
 
 async def say(call: Call[OfAgent, Said]) -> Told:
-    """Have a message answered, or a command carried out. A failed turn is 502 or 503."""
+    """Answer a message or run a command. A failed turn is 502 or 503."""
     key, view = await call.gateway.loop.run(
         resolve_session, call.agent, call.key, new_session=call.body.new_session
     )
@@ -228,13 +228,13 @@ async def say(call: Call[OfAgent, Said]) -> Told:
 
 
 def _status(answer: Answer) -> int:
-    """By whom a turn failed: 502 the model, 503 what may be better in a moment."""
+    """Return 503 if a retry may help, otherwise 502: the model failed."""
     later = isinstance(answer.error, StoreUnavailable | StoreClosed | ModelUnavailable)
     return 503 if later or not answer.saved else 502
 
 
 async def stop(call: Call[OfAgent, Nothing]) -> Stopped:
-    """End the answer that is being made; what was said is kept."""
+    """Stop the answer in progress; the text so far is kept."""
     return Stopped(stopped=await call.gateway.loop.stop(call.key, agent=call.agent.id))
 
 
@@ -242,38 +242,38 @@ async def stop(call: Call[OfAgent, Nothing]) -> Stopped:
 
 
 async def change_session(call: Call[OfAgent, Changed]) -> SessionShown:
-    """Another title or other tags; all else of the session stays."""
+    """Change the title or the tags of a session."""
     return await call.gateway.loop.run(_changed, call.agent, call.key, call.body)
 
 
 async def delete_session(call: Call[OfAgent, Nothing]) -> Trashed:
-    """Into the trash; the uid brings it back."""
+    """Move a session to the trash; the uid restores it."""
     return await _alone(call, lambda store, key: store.delete(key))
 
 
 async def restore_session(call: Call[OfAgent, Restoring]) -> SessionShown:
-    """Back from the trash."""
+    """Restore a session from the trash."""
     return await call.gateway.loop.run(_restored, call.agent, call.key, call.body)
 
 
 async def fork_session(call: Call[OfAgent, Forking]) -> SessionShown:
-    """A session of its own from what is in sight."""
+    """Copy the visible messages to a new session."""
     new_key, at = call.body.new_key, given(call.body.at)
     await _alone(call, lambda store, key: store.fork(key, new_key, at=at))
     return await call.gateway.loop.run(_shown, call.agent, new_key)
 
 
 async def undo(call: Call[OfAgent, Nothing]) -> Undone:
-    """Take the newest operation back."""
+    """Undo the newest operation."""
     return await _alone(call, undoing.undo)
 
 
 async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
-    """Make a summary of all but the last turns now."""
+    """Summarize all but the last turns."""
     key = await call.gateway.loop.run(_existing, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> Compaction | None:
-        del sessions  # a checkpoint says itself which floor it stands on
+        del sessions  # a checkpoint checks the floor itself
         model = await call.gateway.loop.run(call.agent.model_of, key)
         try:
             return await call.gateway.loop.ask(call.agent.context(model).compact, key)
@@ -294,7 +294,7 @@ async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
 
 
 async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
-    """What a change of the store gives, made while nobody has the turn. Raises Busy."""
+    """Run a change of the store while holding the lease. Raise Busy."""
     loop = call.gateway.loop
     key = await loop.run(_existing, call.agent, call.key)
 
@@ -305,7 +305,7 @@ async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
 
 
 def _existing(agent: AgentInstance, key: str) -> str:
-    """The session's own key. Raises NoSuchSession."""
+    """Return the session's own key. Raise NoSuchSession."""
     own = agent.own_key(key)
     return agent.store.info(own).key
 
@@ -328,7 +328,7 @@ def _restored(agent: AgentInstance, key: str, body: Restoring) -> SessionShown:
     return _shown(agent, as_key or key)
 
 
-# --- the table -------------------------------------------------------------------------------
+# --- endpoints -------------------------------------------------------------------------------
 
 _SESSION: Final = "/v1/sessions/{key}"
 

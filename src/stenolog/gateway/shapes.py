@@ -1,4 +1,4 @@
-"""What the gateway is asked and what it answers, as values; and how these become JSON."""
+"""Types of requests and responses, and their encoding as JSON."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,18 +15,18 @@ from stenolog.records import decode_object
 T = TypeVar("T")
 
 MOST_SESSIONS: Final = 500
-"""So many sessions are on one page of the list."""
+"""Maximum number of sessions on one page of the list."""
 MOST_MESSAGES: Final = 1_000
-"""So many messages are on one page."""
+"""Maximum number of messages on one page."""
 MOST_HITS: Final = 100
-"""So many hits are on one page of a search."""
+"""Maximum number of hits on one page of a search."""
 
 _KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 HIGHEST: Final = 2**53 - 1
-"""The highest number that every reader of JSON takes exactly."""
+"""Highest integer that all JSON parsers read exactly."""
 
 Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -41,11 +41,11 @@ Prefix = Annotated[str, Meta(description="Only sessions whose key begins so.")]
 Tag = Annotated[str, Meta(description="Only sessions with this tag.")]
 
 
-# --- what is asked ---------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------
 
 
 class OfAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every request may say: which agent is meant."""
+    """Query parameter of all requests: the agent."""
 
     agent: Annotated[
         str, Meta(description="The agent; `main` is the one that `[agent]` describes.")
@@ -53,7 +53,7 @@ class OfAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ListQuery(OfAgent, frozen=True, kw_only=True):
-    """Which sessions are listed."""
+    """Query parameters of the list of sessions."""
 
     limit: Annotated[
         int, Meta(ge=1, le=MOST_SESSIONS, description="How many sessions a page has.")
@@ -77,7 +77,7 @@ class ListQuery(OfAgent, frozen=True, kw_only=True):
 
 
 class MessagesQuery(OfAgent, frozen=True, kw_only=True):
-    """Which messages of a session are shown."""
+    """Query parameters of the messages of a session."""
 
     last: (
         Annotated[int, Meta(ge=1, le=HIGHEST, description="Only so many of the last ones.")]
@@ -95,7 +95,7 @@ class MessagesQuery(OfAgent, frozen=True, kw_only=True):
 
 
 class SearchQuery(OfAgent, frozen=True, kw_only=True):
-    """What is searched for, and where."""
+    """Query parameters of a search."""
 
     q: Annotated[
         str,
@@ -165,7 +165,7 @@ class Forking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     at: Annotated[Seq, Meta(description="The seq of the last message of it.")] | UnsetType = UNSET
 
 
-# --- what is answered ------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------
 
 
 class SessionShown(Struct, frozen=True, kw_only=True):
@@ -173,13 +173,13 @@ class SessionShown(Struct, frozen=True, kw_only=True):
 
     key: str
     uid: str
-    """Which life of the key this is: deleted and created again, it has another."""
+    """Identifies the session. A session created again under the same key has another uid."""
     title: str | None
-    """What a person called it; None where nobody did."""
+    """Title set by a user; None if there is none."""
     tags: tuple[str, ...]
     state: State
     summary: str
-    """What stands for the messages that were compacted."""
+    """Summary of the hidden messages."""
     forked_from: str | None
     created: datetime
     updated: datetime
@@ -192,7 +192,7 @@ class SessionShown(Struct, frozen=True, kw_only=True):
     archived: int
     undoable: int
     meta: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
-    """All of the session's own fields, title and tags among them."""
+    """All fields of the session's meta, including title and tags."""
 
 
 class MessageShown(Struct, frozen=True, kw_only=True):
@@ -202,7 +202,7 @@ class MessageShown(Struct, frozen=True, kw_only=True):
     at: datetime
     hidden: bool
     message: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
-    """Exactly what was stored."""
+    """The stored object, unchanged."""
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class MessagePage(Struct, frozen=True, kw_only=True):
 
     messages: Sequence[MessageShown]
     after: int | None
-    """Where the next page begins; None where this is the last."""
+    """Seq after which the next page starts; None for the last page."""
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -220,18 +220,18 @@ class Told(Struct, frozen=True, kw_only=True):
     outcome: str
     """answered, interrupted, again, elsewhere or command."""
     seq: int | None
-    """Where the answer stands in the session; None where it does not."""
+    """Seq of the answer; None if it is not stored."""
     saved: bool
-    """Whether all that was said is stored."""
+    """Whether all messages of the turn are stored."""
     session: str
-    """The session to go on in: another one after /new, /fork and /resume."""
+    """Session for the next message: a different one after /new, /fork and /resume."""
 
 
 class CompactionShown(Struct, frozen=True, kw_only=True):
     """What a compaction did; `undo` takes it back."""
 
     compacted: int
-    """How many messages are a summary now; 0 where nothing could be made shorter."""
+    """Number of summarized messages; 0 if there was nothing to summarize."""
     first: int | None = None
     last: int | None = None
     tokens_before: int | None = None
@@ -258,14 +258,14 @@ class Stats(Struct, frozen=True, kw_only=True):
 
     sessions: int
     messages: int
-    """Hidden and archived ones included."""
+    """Including hidden and archived messages."""
     tokens: int
-    """What is in sight, estimated."""
+    """Estimated tokens of the visible messages."""
     channels: Mapping[str, Counted]
-    """By what the keys have before their first `:`; those without one under an empty name."""
+    """By channel, the part of the key before the first `:`; empty for keys without one."""
     states: Mapping[str, Counted]
     complete: bool
-    """False where there are more sessions than were counted."""
+    """False if there are more sessions than were counted."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -289,16 +289,16 @@ class Failure(Struct, frozen=True, kw_only=True):
     error: Words
 
 
-# --- how it becomes JSON ---------------------------------------------------------------------
+# --- encoding --------------------------------------------------------------------------------
 
 
 def given(value: T | UnsetType) -> T | None:
-    """The value; None where it was left out."""
+    """Return the value; None if it is unset."""
     return None if isinstance(value, UnsetType) else value
 
 
 def encoded(value: Struct) -> bytes:
-    """The value as JSON; text that UTF-8 cannot hold is written in escapes, as it is stored."""
+    """Encode a value as JSON; lone surrogates become escapes, as in the store."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -306,18 +306,18 @@ def encoded(value: Struct) -> bytes:
 
 
 def sse_data(json: bytes) -> str:
-    """JSON as the data of an event: some clients end a line where others see none."""
+    """Return JSON as event data; escape line ends that only some clients recognise."""
     return json.decode().translate(_LINE_ENDS)
 
 
 def answered(
     value: Struct, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The response that says this."""
+    """Return a JSON response with this value."""
     return Response(
         encoded(value),
         status_code=status,
-        # What was said may look like a page; no browser is to guess.
+        # Stored text may look like HTML; browsers must not guess the type.
         headers={"X-Content-Type-Options": "nosniff", **(headers or {})},
         media_type="application/json",
     )
@@ -326,14 +326,14 @@ def answered(
 def failure(
     status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The response that says what is wrong; the words must hold no secret."""
+    """Return an error response; the message must not contain secrets."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     words = Words(message=message, type=kind, code=code)
     return answered(Failure(error=words), status=status, headers=headers)
 
 
 def _raw(value: Any) -> Any:
-    """What stands in a payload, for the encoder that takes no payloads."""
+    """Decode raw JSON for an encoder that does not support it."""
     if isinstance(value, Raw):
         return decode_object(value)
     raise NotImplementedError(f"{type(value).__name__} is not JSON")

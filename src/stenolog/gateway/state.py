@@ -22,14 +22,12 @@ from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.base import Store
 
 # --- following ------------------------------------------------------------------------------------
-# Following sessions for many listeners: each session is followed once, whoever listens.
-#
-# A listener first hears what it has missed, then what comes. Following takes a thread and a look
-# at the store now and then, which a listener alone does not.
+# A listener first gets the stored messages that it missed, then new ones. Following a session needs
+# a thread that polls the store; additional listeners share it.
 
 
 _MOST_AHEAD: Final = 256
-"""Number of messages that are kept for a listener; a slower one reads them from the store."""
+"""Maximum number of messages buffered per listener; a slower one reads them from the store."""
 
 
 class _Listener:
@@ -38,13 +36,13 @@ class _Listener:
     def __init__(self) -> None:
         self.messages: deque[Message] = deque()
         self.missed = True
-        """Whether there may be messages in the store that are not here."""
+        """Whether the store may have messages that are not buffered."""
         self.ended = False
         self.error: Exception | None = None
         self.news = asyncio.Event()
 
     def tell(self, message: Message) -> None:
-        """Keep a message, unless the listener has to read the store anyway."""
+        """Buffer a message, unless the listener has to read the store anyway."""
         if len(self.messages) >= _MOST_AHEAD:
             self.messages.clear()
             self.missed = True
@@ -53,7 +51,7 @@ class _Listener:
         self.news.set()
 
     def end(self, error: Exception | None) -> None:
-        """End the listener; `error` is what it raises."""
+        """End the listener, which then raises `error`."""
         self.ended, self.error = True, error
         self.news.set()
 
@@ -118,7 +116,7 @@ class Following:
                     raise asyncio.CancelledError
 
     async def _begin(self, followed: _Followed, store: Store, key: str, uid: str | None) -> None:
-        """Follow the session, unless it is followed already."""
+        """Start following the session, unless it is followed already."""
         if followed.task is None:
             start = await self._loop.run(_last_seq, store, key)
             # Another listener may have been faster.
@@ -129,7 +127,7 @@ class Following:
     async def _follow(
         self, followed: _Followed, store: Store, key: str, after: int, uid: str | None
     ) -> None:
-        """Pass new messages to all listeners, until there are none."""
+        """Pass new messages to all listeners until the stream ends."""
         reason: Exception | None = None
         try:
             async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as arrivals:
@@ -164,7 +162,7 @@ T = TypeVar("T")
 
 
 class Gateway:
-    """The agents that are served, and the settings they are served by."""
+    """The served agents, the settings and the limits of a gateway."""
 
     def __init__(self, loop: AgentLoop, settings: Settings) -> None:
         self.loop = loop
@@ -173,25 +171,25 @@ class Gateway:
         self.streams = streams_admission(settings.gateway.max_streams)
         self.following = Following(loop)
         self.closing = asyncio.Event()
-        """Set when it ends: live streams end then, and their clients come back elsewhere."""
+        """Set at shutdown: live streams end, and their clients reconnect elsewhere."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def agent(self, name: str | None) -> AgentInstance:
-        """The agent of this name; `main`, or none, is the first. Raises UsageError."""
+        """Return the agent with this name; `main` or None is the first. Raise UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
 
     def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
-        """Hold a task until it has ended: the event loop alone would let go of it."""
+        """Keep a reference to a task until it has ended: the event loop has only a weak one."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def quiet(self) -> None:
-        """Wait until all of them have ended; none begins another."""
+        """Wait until all kept tasks have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway that a request came to."""
+    """Return the gateway that serves a request."""
     return cast(Gateway, request.app.state.gateway)

@@ -1,4 +1,4 @@
-"""From what a client sent to an answer: what is new goes into its session, and the turn runs."""
+"""From a chat request to its answer: stores the new messages in the session and runs the turn."""
 
 import hashlib
 import json
@@ -31,11 +31,13 @@ from stenolog.stores.base import SessionView, forked_at
 
 _PLAIN: Final = {"role", "content"}
 _REQUESTS: Final = "requests"
-"""Field of a session's meta: the last requests that changed more than the end of the log, each as
-idempotency key, seq of the last visible message after it, and digest."""
+"""Meta field of a session: the last requests that changed more than the end of the log.
+
+Each entry has the idempotency key, the seq of the last visible message after it, and a digest.
+"""
 _MOST_REQUESTS: Final = 20
 _RESPONSE: Final = "last_response"
-"""Field of a session's meta: the seq of the last answer that an HTTP client received completely."""
+"""Meta field of a session: seq of the last answer that an HTTP client received completely."""
 _ADVICE: Final = (
     "restore it, use another key, or send `new_session: true` to start a new session with this key"
 )
@@ -46,7 +48,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class Wanted(Struct, frozen=True, kw_only=True, dict=True):
-    """What a client wants answered in a session."""
+    """A chat request for a session."""
 
     key: str
     talk: Sequence[Mapping[str, Any]]
@@ -55,7 +57,7 @@ class Wanted(Struct, frozen=True, kw_only=True, dict=True):
     once: str = ""
     """The idempotency key of the request: a retry is stored and answered once."""
     asked_again: bool = False
-    """Whether the client says that this is a retry of a request that got no response."""
+    """Whether the client marks this request as a retry."""
     retries: bool = False
     """Whether the client marks its retries, so that its requests must be recognisable."""
     new_session: bool = False
@@ -77,14 +79,14 @@ class Wanted(Struct, frozen=True, kw_only=True, dict=True):
 
 
 async def answered(loop: AgentLoop, wanted: Wanted, tell: Tell) -> Answer:
-    """The answer to what is new. Raises UsageError, and what the store raises when it is read."""
+    """Answer the new messages. Raise UsageError and errors of reading the store."""
     instance = loop.registry.agent(wanted.agent)
     key, view, found = await loop.run(_prepared, instance, wanted)
     if isinstance(found, Answer):
         return found
     shown, matched = found
     if matched.keep == len(shown) and len(matched.new) == 1 and _is_plain(matched.new[0]):
-        # The usual message waits in the log for its turn, and not here.
+        # Fast path: the message is stored first and waits for its turn in the log.
         inbound = Inbound(
             key=key,
             content=matched.new[0]["content"],
@@ -113,7 +115,7 @@ def resolve_session(
 ) -> tuple[str, SessionView | None]:
     """Return the key of the session that a client names, and a view of it. Blocks.
 
-    Raises SessionDeleted if the session of this key is in the trash and there is no other, unless
+    Raises SessionDeleted if the session with this key is in the trash and there is no other, unless
     the client asks for a new one.
     """
     own, view = agent.resolve(key)
@@ -127,13 +129,13 @@ def resolve_session(
 def _prepared(
     instance: AgentInstance, wanted: Wanted
 ) -> "tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]":
-    """Resolve the session and compare it with what the client sent, in one thread hop."""
+    """Resolve the session and compare it with the request, in one thread call."""
     key, view = resolve_session(instance, wanted.key, new_session=wanted.new_session)
     return key, view, _look(instance.sessions, key, wanted, view)
 
 
 def text_told(sessions: SessionStore, answer: Answer) -> str:
-    """What the client is told of an answer that was not made before its eyes."""
+    """Return the text for the client of an answer that it has not received in pieces."""
     if answer.seq is None:
         return answer.text
     return text_at(sessions.get_history(answer.key), answer.seq) or answer.text
@@ -146,10 +148,10 @@ def _is_plain(body: Mapping[str, Any]) -> bool:
 def _look(
     sessions: SessionStore, key: str, wanted: Wanted, view: SessionView | None
 ) -> tuple[Sequence[Message], Match] | Answer:
-    """Return the visible messages and what is new, or the answer that was given before.
+    """Return the visible messages and the new ones, or the answer that was given before.
 
     Raises OnceConflict if the idempotency key was used for other messages, and UsageError for
-    results that nobody waits for.
+    results without a pending call.
     """
     if view is None:
         return (), Match(keep=0, new=_awaited((), match((), wanted.talk).new))
@@ -163,13 +165,13 @@ def _look(
     again = found.answered
     if wanted.asked_again and again is not None and _is_retry(wanted, view, found):
         if found.handed:
-            return shown, Match(keep=len(shown), new=())  # the turn hands its calls over again
+            return shown, Match(keep=len(shown), new=())  # the turn returns its calls again
         return Answer(key=key, text="", outcome="again", seq=again)
     return shown, Match(keep=found.keep, new=_awaited(shown[: found.keep], found.new))
 
 
 def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-    """What is new without results that are there already. Raises UsageError for other strangers."""
+    """Return the new messages without repeated results. Raise UsageError for unknown results."""
     waiting = {call.id for call in standing(shown).of_client}
     given = {
         (result.id, str(result.content))
@@ -195,9 +197,9 @@ def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tupl
 def _take_in(
     sessions: SessionStore, key: str, wanted: Wanted, before: SessionView | None
 ) -> Answer | None:
-    """Make what was sent what is in sight, by who has the turn; None: now it can be answered.
+    """Make the sent messages visible; return None if they can be answered now.
 
-    `before`: a view from before the lease was taken.
+    Only the lease holder may call this. `before`: a view from before the lease was acquired.
     """
     store = sessions.store
     if before is None:
@@ -224,7 +226,7 @@ def _take_in(
 def _with_request(wanted: Wanted, new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Mark the user messages as received, and the last message with the request.
 
-    They have no sender: a client may pass any session key, so HTTP does not know who wrote them.
+    They have no sender: a client may pass any session key, so their author is unknown.
     """
     marked = [received(body) if body.get("role") == "user" else body for body in new]
     if not new or not wanted.is_marked:
@@ -235,8 +237,8 @@ def _with_request(wanted: Wanted, new: Sequence[Mapping[str, Any]]) -> list[Mapp
 def _is_retry(wanted: Wanted, view: SessionView, found: Match) -> bool:
     """Return whether the client retries the request whose answer is the last in the log.
 
-    Otherwise it says the same words again, and this is a new message: the last request was another
-    one, or its client has received the answer. Decided from the store alone, so that every gateway
+    Otherwise the request repeats the same text as a new message: the last request was a different
+    one, or its client has received the answer. Only the store decides, so that every gateway
     decides alike.
     """
     asked = next((one for one in view.messages if one.seq == found.asked), None)
@@ -248,10 +250,10 @@ def _is_retry(wanted: Wanted, view: SessionView, found: Match) -> bool:
 
 
 def note_response(sessions: SessionStore, key: str, seq: int) -> None:
-    """Store that a client has received the answer at this seq. Logs errors."""
+    """Store that a client has received the answer at this seq. Errors are logged."""
     store = sessions.store
     try:
-        store.info(key)  # set_meta would create a session that was deleted meanwhile
+        store.info(key)  # set_meta would recreate a deleted session
         store.set_meta(key, **{_RESPONSE: seq})
     except NoSuchSession:
         return
@@ -263,7 +265,7 @@ def _replaced(
     sessions: SessionStore, view: SessionView, wanted: Wanted, found: Match
 ) -> Answer | None:
     def tail_replaced(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
-        # What others have said meanwhile is not the client's to take back before it is answered.
+        # A client must not hide unanswered messages that others have sent in the meantime.
         unanswered = standing(history).unanswered
         sent = [body.get("content") for body in wanted.talk]
         if any(
@@ -280,7 +282,7 @@ def _replaced(
 
 
 def _brought(sessions: SessionStore, wanted: Wanted, view: SessionView) -> int | None:
-    """Return the seq of the last message of the request with this idempotency key.
+    """Return the seq of the last message of the request with this idempotency key, or None.
 
     Raises OnceConflict if that request had other messages.
     """
@@ -300,7 +302,7 @@ def _brought(sessions: SessionStore, wanted: Wanted, view: SessionView) -> int |
 
 
 def _noted_requests(view: SessionView) -> list[tuple[str, int, str]]:
-    """Return idempotency key, seq and digest of the last requests that were noted in the meta."""
+    """Return idempotency key, seq and digest of the requests in the meta."""
     kept = view.info.meta.get(_REQUESTS)
     rows = kept if isinstance(kept, list) else []
     return [

@@ -1,4 +1,4 @@
-"""The token of the gateway's users: where it is kept, how it is made, and how one is recognised."""
+"""The access token of the gateway: its file, its creation, and comparison."""
 
 import errno
 import hashlib
@@ -18,17 +18,17 @@ from stenolog.settings.file import at_home, config_path
 from stenolog.stores import disk
 
 NAME: Final = "gateway.token"
-"""The file beside the user's config file."""
+"""Name of the token file, next to the user's config file."""
 
 _FIELD: Final = "gateway.token_file"
 _LEAST: Final = 32
 _MOST: Final = 512
-# What can stand behind `Authorization: Bearer` (RFC 6750).
+# The syntax of a bearer token (RFC 6750).
 _WRITTEN: Final = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_LEAST},{_MOST}}}".encode())
 
 
 class Token(Struct, frozen=True):
-    """What a user must know. Its text form does not tell it."""
+    """The access token. Its repr does not contain the value."""
 
     value: bytes
 
@@ -36,11 +36,11 @@ class Token(Struct, frozen=True):
         return "Token(***)"
 
     def is_same(self, given: bytes) -> bool:
-        """Whether somebody sent this token; how long the answer takes says nothing about it."""
+        """Return whether the given token is equal, in constant time."""
         return hmac.compare_digest(self.value, given)  # guard: token-compared-whole
 
     def key(self, purpose: str) -> bytes:
-        """A key that only who has the token can work out, a different one for each purpose."""
+        """Derive a key from the token, a different one for each purpose."""
         return hmac.digest(self.value, f"stenolog {purpose}".encode(), hashlib.sha256)
 
     def host_name(self) -> str:
@@ -53,19 +53,19 @@ class Token(Struct, frozen=True):
         return f"steno-{self.key('host name').hex()[:16]}.localhost"
 
     def proof(self, *said: str) -> str:
-        """What only who has the token can add to these words; nobody learns the token from it."""
+        """Return a signature of these texts that proves the token without revealing it."""
         return hmac.digest(self.key("login link"), "\n".join(said).encode(), hashlib.sha256).hex()
 
 
 def token_path(named: str) -> Path:
-    """The file that holds the token: the one that `gateway.token_file` names, or the usual one."""
+    """Return the path of the token file: `gateway.token_file` or the default."""
     return at_home(named) if named else config_path(None, {}).with_name(NAME)
 
 
 def read_token(file: Path) -> Token:
-    """The token in this file. Raises WrongSettings where it is none, or others can read it."""
+    """Read the token. Raise WrongSettings if the file is invalid or readable by others."""
     try:
-        # A pipe in its place would be waited for.
+        # O_NONBLOCK: opening a pipe would wait for a writer.
         # guard: token-file-no-symlink
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(file, flags)
@@ -80,7 +80,7 @@ def read_token(file: Path) -> Token:
 
 
 def keep_token(file: Path) -> Token:
-    """The token in this file, which is made where there is none. Raises WrongSettings."""
+    """Read the token; create the file if it does not exist. Raise WrongSettings."""
     if not os.path.lexists(file):
         try:
             _make(file)
@@ -93,7 +93,7 @@ def _content(file: Path, descriptor: int) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise _wrong(file, "this is no file")
-    # For root, too, a file of somebody else is one that they can read and change.
+    # Even for root: another owner can read and change the file.
     if found.st_uid not in (os.geteuid(), 0):
         raise _wrong(file, "it belongs to another user, who can read and change it")
     if found.st_mode & 0o077:  # guard: token-file-mode
@@ -109,7 +109,7 @@ def _content(file: Path, descriptor: int) -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Put a new token there, unless somebody was quicker. Raises OSError."""
+    """Create a token file, unless another process has just created it. Raise OSError."""
     disk.make_private(file.parent)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -117,8 +117,8 @@ def _make(file: Path) -> None:
     try:
         disk.write_all(descriptor, f"{secrets.token_urlsafe(32)}\n".encode())
         disk.sync_file(descriptor)
-        # A link appears whole and takes nobody's place: of two that start at once, both read
-        # the token of the first.
+        # A link appears complete and replaces no file: of two processes that start at the same
+        # time, both read the token of the first.
         with suppress(FileExistsError):
             os.link(temporary, file)
     finally:

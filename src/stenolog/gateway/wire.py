@@ -1,8 +1,9 @@
-"""uvicorn as we run it: no client holds a connection for longer than it has a reason to.
+"""The uvicorn server, with time limits for slow clients and a limit for connections.
 
-uvicorn waits for ever for the head of a request, for the rest of a body that nobody reads any more,
-and for a client that does not read its answer. Here each of them has a time. And where all places
-are taken, uvicorn refuses whoever asks, also where those that have the places ask for nothing.
+uvicorn waits without limit for the head of a request, for the rest of a body that is no longer
+read, and for a client that does not read its response. Here each of them has a time limit. At its
+connection limit uvicorn rejects every request, even if other connections are idle; this server
+closes an idle connection instead.
 """
 
 import asyncio
@@ -22,42 +23,44 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from stenolog.gateway.limits import HEAD_BYTES
 
 _TOLD: Final = 60.0
-"""Seconds between two lines of the log that tell of too many connections."""
+"""Minimum interval in seconds between log lines about too many connections."""
 _PROXIES: Final = ["127.0.0.1", "::1"]
-"""Who may say that a request came by https."""
+"""Addresses of proxies whose `X-Forwarded` headers are trusted."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """How long a client is waited for, in seconds, and how much of it is put up with, in bytes."""
+    """Time limits in seconds and size limits in bytes for clients."""
 
     head: float = 10.0
-    """From its first byte, or from connecting, until the head of a request is whole."""
+    """From the first byte, or from connecting, until the head of a request is complete."""
     rest: float = 2.0
-    """For the rest of a body after its answer, so that the client can come to read that."""
+    """For the rest of a body after its response, so that the client can read the response."""
     unread: float = 30.0
-    """While a client reads nothing of what it was sent."""
+    """While a client reads none of its response."""
     head_bytes: int = HEAD_BYTES
     rest_bytes: int = 1_048_576
     framing_bytes: int = 65_536
-    """Of what stands around the chunks of a body, beside a quarter of what is in them: a chunk
-    takes us far longer to read than its client to write."""
+    """Framing around the chunks of a body, in addition to a quarter of their content.
+
+    Parsing a chunk takes far longer than sending one.
+    """
 
 
 class Room:
-    """How many connections there is room for, and how many were closed for want of it."""
+    """Limit for the number of connections, and a counter of those that were closed for it."""
 
     def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
         self.most = most
         self.closed = 0
-        """How many were closed so far."""
+        """Number of closed connections so far."""
         self._now = now
         self._told_at = -math.inf
         self._told = 0
 
     def close_one(self) -> None:
-        """Count one more, and tell of it, but not so often that nothing else is in the log."""
+        """Count a closed connection, and log it at most once per interval."""
         self.closed += 1
         if self._now() - self._told_at < _TOLD:
             return
@@ -67,7 +70,7 @@ class Room:
 
 
 class _Config(uvicorn.Config):
-    """uvicorn's settings, and ours."""
+    """uvicorn's configuration with the additional limits."""
 
     patience: Patience
     room: Room
@@ -81,11 +84,11 @@ def config(
     idle: int = 15,
     stopping: float = 10.0,
 ) -> uvicorn.Config:
-    """How the application is served, by `Server(config(app)).serve(sockets=[socket])`.
+    """Return the configuration for `Server(config(app)).serve(sockets=[socket])`.
 
-    With as many `connections` open, a further one takes the place of one that asks for nothing, or
-    is closed at once where all are being answered. `idle`: seconds that a connection is kept
-    between two requests. `stopping`: seconds that answers have to end.
+    At the limit of `connections`, a new connection replaces an idle one; if there is none, it is
+    closed at once. `idle`: seconds that a connection stays open between two requests. `stopping`:
+    seconds that responses have to end at shutdown.
     """
     patience = patience or Patience()
     made = _Config(
@@ -93,17 +96,17 @@ def config(
         http=_Connection,
         ws="none",
         interface="asgi3",
-        # The daemon says where logs go. Below this level they would hold headers.
+        # The daemon configures logging. Lower levels would log headers.
         log_config=None,
         log_level="warning",
-        # Addresses hold codes of links.
+        # URLs contain codes of login links.
         access_log=False,
         server_header=False,
         proxy_headers=True,
-        # Said here, or it and the number of processes are taken from the environment.
+        # Set explicitly: otherwise uvicorn reads these two from the environment.
         forwarded_allow_ips=_PROXIES,
         workers=1,
-        # It would refuse every request, and log each: see _Connection.
+        # It would reject every request and log each; see _Connection.
         limit_concurrency=None,
         h11_max_incomplete_event_size=patience.head_bytes,
         timeout_keep_alive=idle,
@@ -115,23 +118,23 @@ def config(
 
 
 class Server(uvicorn.Server):
-    """A server that leaves the signals to the daemon; `should_exit = True` stops it."""
+    """A server that leaves signals to the daemon; `should_exit = True` stops it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take no signal."""
+        """Handle no signals."""
         yield
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed when its client keeps us waiting."""
+    """A connection that is closed if its client exceeds a time limit."""
 
     def __init__(self, config: uvicorn.Config, *args: Any, **extra: Any) -> None:
         super().__init__(config, *args, **extra)
         self._patience = cast(_Config, config).patience
         self._room = cast(_Config, config).room
         self._owed: str | None = None
-        """What we wait for: a `head`, the `rest` of a body, or after an answer the `next` head."""
+        """What the client has to send: a `head`, the `rest` of a body, or the `next` head."""
         self._since = 0.0
         self._due: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
@@ -140,7 +143,7 @@ class _Connection(H11Protocol):
         self._chunked = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, in the place of who asks for nothing where all are taken."""
+        """Wait for a request; at the limit, close an idle connection first."""
         super().connection_made(transport)
         if len(self.connections) > self._room.most:
             self._make_room()
@@ -148,16 +151,16 @@ class _Connection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the times."""
+        """Cancel the timers."""
         self._owe(None)
         self._read_on()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
-        # In pieces: h11 looks how long a head is only while that is not whole, and one piece of
-        # tiny chunks is work enough before we look at how it goes.
+        """Parse received bytes."""
+        # In pieces: h11 checks the length of a head only while it is incomplete, and one piece of
+        # tiny chunks is enough work before the limits are checked.
         step = self._patience.head_bytes
         for begin in range(0, len(data), step):
             self._take(data[begin : begin + step])
@@ -175,54 +178,54 @@ class _Connection(H11Protocol):
             self._framing_bytes = self._patience.framing_bytes
             self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         elif cycle is not None and self._chunked and self.conn.their_state is h11.SEND_BODY:
-            # After the answer the content is thrown away, and all of it counts.
+            # After the response the content is discarded, so all bytes count.
             content = len(cycle.body) - before
             self._framing_bytes -= len(piece) - content - content // 4
         if self._rest_bytes < 0 or self._framing_bytes < 0:
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, and no longer for what is left of this one."""
+        """Wait for the next request, and only briefly for the rest of this one."""
         super().on_response_complete()
         self._watch()
 
     def pause_writing(self) -> None:
-        """Wait until the client reads."""
+        """Start the time limit for a client that does not read."""
         super().pause_writing()
         if self._reading is None:
             # guard: unread-time-limit
             self._reading = self.loop.call_later(self._patience.unread, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on, since the client reads."""
+        """Stop the time limit, because the client reads."""
         self._read_on()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; where an answer has begun already, it ends in the middle."""
+        """Reject invalid HTTP; if a response has started, close the connection instead."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Close it as soon as there is no answer to be sent."""
-        # One connection in a bad state must not keep the others from being closed.
+        """Close the connection once no response is in progress."""
+        # A connection in a bad state must not prevent closing the others.
         try:
             super().shutdown()
         except h11.LocalProtocolError:
             self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: who asks for a websocket gets an answer without one."""
+        """Log nothing: a request for a websocket gets a normal response."""
 
     def _make_room(self) -> None:
-        """Close the connection that asks for nothing and does so for longest; else this one."""
+        """Close the connection that has waited longest for its client; this one if none waits."""
         others = (one for one in self.connections if isinstance(one, _Connection))
         waiting = [one for one in others if one._owed is not None]
-        # Who was answered once has shown that it means it: those are the last to go.
+        # Connections that were answered before are closed last.
         given_up = min(waiting, key=lambda one: (one._owed != "head", one._since), default=self)
-        # It counts until it is told that it is closed, which is later.
+        # Remove it now: the callback for the closed connection comes later.
         self.connections.discard(given_up)
         given_up.transport.abort()
         self._room.close_one()
@@ -246,7 +249,7 @@ class _Connection(H11Protocol):
             self._due.cancel()
             self._due = None
         self._owed, self._since = what, self.loop.time()
-        # For what comes next uvicorn has a time itself.
+        # uvicorn has its own time limit for `next`.
         if what in ("head", "rest"):
             seconds = self._patience.head if what == "head" else self._patience.rest
             self._rest_bytes = self._patience.rest_bytes
