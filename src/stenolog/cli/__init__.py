@@ -1,4 +1,4 @@
-"""The command `steno`. Data goes to stdout, words go to stderr."""
+"""The command `steno`. Data goes to stdout, messages for the user go to stderr."""
 
 from stenolog.cli.steno import main
 

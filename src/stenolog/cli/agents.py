@@ -1,4 +1,4 @@
-"""From settings and options to an agent that is open, and from there to one that is closed."""
+"""Open an agent from settings and options, and close it when the program ends."""
 
 import asyncio
 import os
@@ -33,16 +33,16 @@ T = TypeVar("T")
 CHANNEL: Final = CLI
 SENDER: Final = "default"
 PATIENCE: Final = 10.0
-"""So many seconds a turn in flight has when the program is asked to end."""
+"""Seconds that a running turn may take to finish when the program ends."""
 _SOON: Final = 0.7
 _AT_ONCE: Final = 3.0
-"""So many seconds it takes at most to cut everything off."""
+"""Maximum seconds to wait after all running turns were cancelled."""
 NOT_SAVED: Final = 3
-"""The exit code where something was said that is in no store."""
+"""Exit code if messages could not be saved in any store."""
 
 
 class Opened(Struct, frozen=True, kw_only=True):
-    """An agent that can be talked to."""
+    """An open agent with its loop and settings."""
 
     loop: AgentLoop
     agent: AgentInstance
@@ -50,7 +50,7 @@ class Opened(Struct, frozen=True, kw_only=True):
 
 
 class _NoModelYet:
-    """Stands where no model was found, for sessions that have one of their own."""
+    """Placeholder if no model was found, for sessions that choose a model themselves."""
 
     name = "no model"
 
@@ -65,21 +65,21 @@ class _NoModelYet:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Raises ModelRefused."""
+        """Raise ModelRefused."""
         del messages, tools, schema, max_tokens
         raise ModelRefused("no model was found; /model NAME takes one for this session")
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def open_agent(
     options: Options, *, model_of_session: bool = False, only_look: bool = False
 ) -> Opened:
-    """The agent of these options, inside of an event loop. Raises ClickException, StenologError.
+    """Open the agent of these options, inside an event loop. Raises ClickException, StenologError.
 
-    `model_of_session`: no model need be found now; `session_model` says whether the session that is
-    meant has one. `only_look`: nothing is written, and no old sessions are taken in.
+    With `model_of_session` no model needs to be found now; `session_model` checks later whether the
+    session has one. With `only_look` nothing is written and no old sessions are imported.
     """
     settings = settings_of(options.config)
     spec = _spec(settings, options)
@@ -101,9 +101,9 @@ def open_agent(
 
 
 def open_agents(options: Options, settings: Settings, *, channel: str) -> list[AgentInstance]:
-    """All agents of the settings, the one that `[agent]` describes first. Raises as open_agent.
+    """Open all agents of the settings, `[agent]` first. Raises the same errors as open_agent.
 
-    The options stand over what the settings say of each. Where one cannot be opened, none is.
+    The options override the settings of each agent. If one agent cannot be opened, none is.
     """
     specs = specs_of(settings, channel=channel)
     opened: list[AgentInstance] = []
@@ -121,7 +121,7 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
 
 
 def session_model(opened: Opened, key: str) -> ChatModel:
-    """The model that answers in a session. Raises ClickException where there is none."""
+    """Return the model that answers in a session. Raises ClickException if it has none."""
     told: list[str] = []
     model = opened.agent.model_of(opened.agent.own_key(key), told.append)
     if isinstance(model, _NoModelYet):
@@ -131,7 +131,7 @@ def session_model(opened: Opened, key: str) -> ChatModel:
 
 def _opened(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
     if model.name == SCRIPTED:
-        # Who only tries it out should not find its words among what is remembered.
+        # Answers of the scripted model are only for trying out and must not become notes.
         spec = replace(spec, consolidation=False)
     return AgentInstance.open(
         spec, model=model, open_model=lambda wanted: _named_model(settings, wanted)
@@ -139,7 +139,7 @@ def _opened(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInsta
 
 
 def _looking(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
-    """The agent with its sessions as they are, without the right to write."""
+    """Open the agent's sessions read-only."""
     place = find_place(spec.sessions, spec.id)
     return AgentInstance(
         replace(spec, memory=False),
@@ -151,7 +151,7 @@ def _looking(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInst
 
 def _spec(settings: Settings, options: Options) -> AgentSpec:
     name = None if options.agent == MAIN else options.agent
-    # One that has sessions, but nothing in the settings, is as [agent] says.
+    # An agent with sessions but without settings uses those of [agent].
     spec = spec_of(settings, name if name in settings.agents else None, channel=CHANNEL)
     if options.workspace is not None:
         spec = replace(spec, sessions=options.workspace)
@@ -166,7 +166,7 @@ def _spec(settings: Settings, options: Options) -> AgentSpec:
 
 
 def _agents_in(sessions: str) -> Sequence[str]:
-    """Those that have sessions there; none where there is nothing yet."""
+    """Return the agents that have sessions there; none if the store cannot be read."""
     try:
         return others_in(sessions).agents
     except StenologError:
@@ -174,7 +174,10 @@ def _agents_in(sessions: str) -> Sequence[str]:
 
 
 def _some_model(settings: Settings, wanted: str) -> ChatModel:
-    """The model of this name, or the one that is found. Raises ClickException, UsageError."""
+    """Return the model of this name; without a name, one that is found.
+
+    Raises ClickException, UsageError.
+    """
     found = _model(settings, wanted)
     if isinstance(found, NoModel):
         raise click.ClickException(found.text)
@@ -182,7 +185,7 @@ def _some_model(settings: Settings, wanted: str) -> ChatModel:
 
 
 def _named_model(settings: Settings, wanted: str) -> ChatModel:
-    """The model of this name. Raises UsageError."""
+    """Return the model of this name. Raises UsageError."""
     found = _model(settings, wanted)
     if isinstance(found, NoModel):
         raise UsageError(f"models.{wanted} names no model, and none was found")
@@ -190,7 +193,10 @@ def _named_model(settings: Settings, wanted: str) -> ChatModel:
 
 
 def _model(settings: Settings, wanted: str) -> ChatModel | NoModel:
-    """The same, or that none was found. Raises UsageError, with what may have been meant."""
+    """Return the model of this name or NoModel.
+
+    Raises UsageError, if possible with a suggestion.
+    """
     try:
         return model_of(settings, wanted)
     except UsageError as error:
@@ -201,7 +207,7 @@ def _model(settings: Settings, wanted: str) -> ChatModel | NoModel:
 
 
 def _near(settings: Settings, wanted: str) -> str:
-    """A name much like this one; empty where there is none, or where the name is known."""
+    """Return a similar known name; empty if there is none or if the name is known."""
     first, slash, rest = wanted.strip().partition("/")
     servers = (OLLAMA, *(one.name for one in PROVIDERS))
     whole = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
@@ -212,35 +218,35 @@ def _near(settings: Settings, wanted: str) -> str:
     return f"{whole.get(found[0], found[0])}{slash}{rest}" if found else ""
 
 
-# --- the end ---------------------------------------------------------------------------------
+# --- shutdown --------------------------------------------------------------------------------
 
 
 class Signals:
-    """What the system asks for: to end."""
+    """Signals that ask the program to end."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        """Set from the first one on."""
+        """Set when the first signal arrives."""
         self.number = 0
-        """The signal that came last; 0: none."""
+        """Number of the last signal, or 0."""
         self._loop = asyncio.get_running_loop()
         self._numbers: list[int] = []
         self._again = asyncio.Event()
         self.watch(signal.SIGTERM, signal.SIGHUP)
 
     def watch(self, *numbers: int) -> None:
-        """Be told of these signals, too."""
+        """Handle these signals too."""
         for number in numbers:
             self._loop.add_signal_handler(number, self._came, number)
             self._numbers.append(number)
 
     def ignore(self) -> None:
-        """Be told no more; what they do by themselves, they do again."""
+        """Restore the default action of all handled signals."""
         while self._numbers:
             self._loop.remove_signal_handler(self._numbers.pop())
 
     async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What it returns; None where it was cancelled because the program is to end."""
+        """Return the result of `work`, or None if a signal cancelled it."""
         task = asyncio.create_task(work)
         asked = asyncio.create_task(self.asked.wait())
         tasks: set[asyncio.Task[Any]] = {task, asked}
@@ -255,7 +261,7 @@ class Signals:
         return None
 
     async def another(self) -> None:
-        """Wait for one more."""
+        """Wait for the next signal."""
         self._again.clear()
         await self._again.wait()
 
@@ -266,10 +272,10 @@ class Signals:
 
 
 async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any]) -> int:
-    """Let turns in flight end, then close everything; the exit code. `say` tells what is left.
+    """Let running turns finish, close everything and return the exit code.
 
-    Another signal meanwhile ends them at once. What does not end even then is left as it is: every
-    message that was acknowledged is in the log.
+    `say` reports unfinished turns and unsaved messages. Another signal cancels the turns at once. A
+    turn that does not end even then is abandoned: all acknowledged messages are in the log.
     """
     loop = opened.loop
     signals.watch(signal.SIGINT)
@@ -304,7 +310,7 @@ def _ended_by(signals: Signals) -> int:
 
 
 def words_of_left(left: Left) -> str:
-    """What a closed agent leaves, and what becomes of it; empty where that is nothing."""
+    """Describe unfinished turns and unsaved messages; empty if there are none."""
     words = []
     if left.turns:
         ways = ", ".join(f"`steno chat {shlex.quote(one_line(key))}`" for key in left.turns)

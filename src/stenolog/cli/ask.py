@@ -63,13 +63,13 @@ def _question(given: str | None) -> str:
 
 
 def _piped() -> str:
-    """What was put into stdin beside a question; nobody is waited for who may only type."""
+    """Return piped input that accompanies a question. Never waits for a terminal."""
     if sys.stdin is None:
         return ""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except OSError:
-        return _read()  # somebody has put a text in its place
+        return _read()  # stdin was replaced by an object without a file descriptor
     return _read() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
 
 
@@ -80,7 +80,7 @@ def _read() -> str:
 
 
 async def _ask(options: Options, question: str, *, key: str | None, as_json: bool) -> int:
-    # Slow to import, and not for who asks for help.
+    # Imported late: slow, and not needed for --help.
     from stenolog.agent.commands import new_key, parse
     from stenolog.agent.events import Inbound
     from stenolog.cli.agents import (
@@ -106,7 +106,7 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     meter = Meter(model.name)
     for problem in opened.agent.problems:
         _say(sentence(problem))
-    # A question is nobody's command, whatever it begins with.
+    # A question is never a command, whatever it starts with.
     content = question if parse(question) is None else f"/{question}"
     inbound = Inbound(key=wanted, content=content, sender=cli_sender(wanted))
     asking = _Asking(opened, inbound)
@@ -123,12 +123,12 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     answer = await hearing
     if as_json:
         click.echo(json_text(_fields(answer, teller, meter)))
-    # What came of the question says more than that something was not saved.
+    # The outcome of the question takes precedence over NOT_SAVED.
     return (code_of(answer) or code) if code == NOT_SAVED else (code or code_of(answer))
 
 
 class _Asking:
-    """One question on its way; Ctrl-C stops the answer, and so does a reader that is gone."""
+    """A question in progress. Ctrl-C or a closed stdout stops the answer."""
 
     def __init__(self, opened: "Opened", inbound: "Inbound") -> None:
         self._opened = opened
@@ -140,7 +140,7 @@ class _Asking:
         self._stopping = asyncio.create_task(stopping)
 
     async def answered(self, teller: "Teller") -> "Answer":
-        """The answer, told as it comes. Raises UsageError, and OSError of stdout."""
+        """Stream the answer to stdout and return it. Raises UsageError, and OSError of stdout."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.stop)
         try:

@@ -1,4 +1,4 @@
-"""`steno rename`, `tag`, `fork`, `undo`, `compact` and `archive`: what changes a session."""
+"""Commands that change a session: `steno rename`, `tag`, `fork`, `undo`, `compact`, `archive`."""
 
 import asyncio
 import shlex
@@ -48,7 +48,7 @@ _OPERATIONS: Final = {
     "checkpoint": "messages became a summary",
     "summary": "the summary was changed",
 }
-"""What an operation of the store had done."""
+"""Effect of each store operation, as `steno undo` describes it."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 dry_run_option = click.option(
@@ -58,18 +58,21 @@ key_argument = click.argument("key", shell_complete=complete_key)
 
 
 def open_to_change(where: Where) -> Store:
-    """The store of sessions that are there; none is made. Raises UsageError, StoreUnavailable."""
+    """Open an existing store for writing. Raises UsageError, StoreUnavailable.
+
+    It never creates a store.
+    """
     _check_place(where.workspace)
     place = where.place
     in_folder = address(place.where).engine == "jsonl"
     if in_folder and not Path(place.where, place.namespace).exists():
-        # Nothing was ever stored here: an empty store says the same, and leaves nothing behind.
+        # Nothing was ever stored here: an empty store behaves the same and creates no files.
         return InMemoryStore()
     return open_store(place.where, namespace=place.namespace)
 
 
 def _check_place(workspace: str) -> None:
-    """Raise UsageError where there is nothing yet: a slip of the pen is to make no store."""
+    """Raise UsageError if the store does not exist: a typing error must not create one."""
     check_there(workspace)
     found = address(workspace)
     if found.engine == "sqlite" and not Path(found.path).is_file():
@@ -107,14 +110,17 @@ def rename_command(key: str, title: str, as_json: bool, where: Where) -> None:
 
 
 _TAKEN_AWAY: Final = "\0"
-"""Stands before a -TAG, so that it is not taken for options."""
+"""Prefix added to a -TAG so that click does not read it as options."""
 
 
 class _TagCommand(click.Command):
-    """Takes -TAG as a tag: to click it would be some letters, of which w is the workspace."""
+    """A command that accepts -TAG as a tag.
+
+    Click would read it as one-letter options, of which w is the workspace.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What stands behind the command. Raises UsageError."""
+        """Parse the arguments. Raises UsageError."""
         end = args.index("--") if "--" in args else len(args)
         known = {name for param in self.get_params(ctx) for name in param.opts}
         given = [
@@ -143,7 +149,7 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where)
     Exit code: 0 done, 1 it could not be done, 2 wrong usage.
     """
     asked = [_tag_change(word.removeprefix(_TAKEN_AWAY)) for word in changes]
-    # Who only looks needs no right to write.
+    # Listing the tags must not need permission to write.
     with (open_to_change if asked else open_to_read)(where) as store:
         info = info_of(store, key)
         before = tags_of(info)
@@ -163,7 +169,7 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where)
 
 
 def _tag_change(word: str) -> tuple[str, str]:
-    """Whether a tag is given or taken away, and which. Raises UsageError."""
+    """Return the sign and the tag of a change. Raises UsageError."""
     sign, tag = word[:1], word[1:].strip()
     if sign not in ("+", "-") or not tag:
         raise click.UsageError(f"{one_line(word)!r}: write +TAG, or -TAG to take it away.")
@@ -171,7 +177,7 @@ def _tag_change(word: str) -> tuple[str, str]:
 
 
 def _changed(tags: Sequence[str], asked: Sequence[tuple[str, str]]) -> list[str]:
-    """The tags with what was given to them, one after the other."""
+    """Return the tags after applying the changes in order."""
     after = list(tags)
     for sign, tag in asked:
         if sign == "-":
@@ -182,12 +188,12 @@ def _changed(tags: Sequence[str], asked: Sequence[tuple[str, str]]) -> list[str]
 
 
 def tags_of(info: SessionInfo) -> list[str]:
-    """The tags in a session's meta."""
+    """Return the tags in a session's meta."""
     tags = info.meta.get("tags")
     return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
-# --- what is in sight ------------------------------------------------------------------------
+# --- visibility ------------------------------------------------------------------------------
 
 
 @click.command("fork")
@@ -276,8 +282,8 @@ def compact_command(
 
 
 async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
-    """What was done, for programs and in words, and the exit code."""
-    # Slow to import, and not for who asks for help.
+    """Summarize a session and return the result as fields, as a sentence, and as an exit code."""
+    # Imported late: slow, and not needed for --help.
     from stenolog.agent.scheduler import Busy
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.config import settings_of
@@ -315,7 +321,7 @@ async def _compacted(opened: "Opened", key: str) -> "Compaction | None":
 
 
 def _planned(opened: "Opened", key: str) -> "Plan | None":
-    """What a compaction would hide now."""
+    """Return the plan of a summary made now, or None if there is nothing to summarize."""
     from stenolog.context.compaction import look
     from stenolog.context.plan import plan_compaction
 
@@ -451,7 +457,7 @@ def _archived(store: Store, key: str, *, dry_run: bool, alone: bool) -> dict[str
     except StenologError as error:
         if alone:
             raise
-        # The others are not to wait for one that is damaged.
+        # A damaged session must not prevent archiving the others.
         problem = str(error)
     return {**fields, "dry_run": dry_run, "problem": problem}
 
@@ -462,7 +468,7 @@ def _to_archive(store: Store, key: str) -> int:
         return 0
     every = store.get_history(key, after=info.archived, full=True)
     below = [message for message in every if message.seq <= info.floor]
-    # A batch is archived whole or not at all.
+    # A batch is archived completely or not at all.
     while below and (part := part_of(below[-1])) is not None and part[0] != part[1]:
         below.pop()
     return len(below)
@@ -484,7 +490,7 @@ def _archive_words(done: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator
 
 @contextmanager
 def progress(what: str, total: int, *, shown: bool = True) -> "Iterator[Any]":
-    """Called after each step; a bar in the terminal while it takes long, nothing elsewhere."""
+    """Yield a function to call after each step. Shows a progress bar if stderr is a terminal."""
     if not shown or not sys.stderr.isatty():
         yield lambda: None
         return

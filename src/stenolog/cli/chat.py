@@ -50,7 +50,7 @@ def chat_command(
 
 
 async def _chat(options: Options, *, key: str | None, go_on: bool, text: str | None) -> int:
-    # Slow to import, and not for who asks for help.
+    # Imported late: slow, and not needed for --help.
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.chat_start import find_start
 

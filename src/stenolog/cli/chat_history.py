@@ -1,4 +1,4 @@
-"""What was typed into a chat, for the arrow keys: one private file of the user, a line an entry."""
+"""Input history of the chat, for the arrow keys: a private file with one JSON string per line."""
 
 import json
 import os
@@ -11,25 +11,25 @@ from prompt_toolkit.history import History
 from stenolog.stores.disk import make_private, overwrite_lines
 
 _MOST: Final = 1 << 20
-"""Past this size the older half is let go."""
+"""Maximum size of the file in bytes. Above it, the older half is removed."""
 
 
 def history_file() -> Path:
-    """Where it is: among what programs note about this user, apart from any workspace."""
+    """Return the path of the history in the user's state folder, outside any workspace."""
     from platformdirs import user_state_path
 
     return user_state_path("stenolog", appauthor=False) / "chat-history.jsonl"
 
 
 class KeptHistory(History):
-    """Entries that outlive the program. A disk that fails costs the history, not the chat."""
+    """Persistent input history. If the disk fails, the history is lost, but the chat works."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self._file = file
 
     def load_history_strings(self) -> Iterable[str]:
-        """The entries, the newest first."""
+        """Return the entries, newest first."""
         try:
             self._shorten()
             text = self._file.read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ class KeptHistory(History):
         return list(_entries(text))[::-1]
 
     def store_string(self, string: str) -> None:
-        """Keep one more."""
+        """Append an entry."""
         line = f"{json.dumps(string)}\n".encode()
         try:
             make_private(self._file.parent)
@@ -63,7 +63,7 @@ class KeptHistory(History):
 
 
 def forget(file: Path, said: Collection[str]) -> int:
-    """Take entries out of the file, where they stand; how many. Raises OSError."""
+    """Overwrite matching entries with spaces and return their number. Raises OSError."""
 
     def instead(line: bytes) -> bytes:
         entries = _entries(line.decode("utf-8", "replace"))
@@ -74,11 +74,11 @@ def forget(file: Path, said: Collection[str]) -> int:
 
 
 def _sent(entry: str) -> Iterator[str]:
-    """What an entry may have become as a message."""
+    """Yield the messages that an entry may have been sent as."""
     plain = entry.strip()
     yield plain
     yield plain.removeprefix("/edit").strip()
-    # A second slash makes a message of what would be a command.
+    # A second slash turns a command into a message.
     yield plain.removeprefix("/")
 
 

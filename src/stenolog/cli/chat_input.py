@@ -1,7 +1,7 @@
-"""The line at the bottom of a chat: it stays there while answers scroll past above it.
+"""Input line at the bottom of a chat, which stays there while answers scroll above it.
 
-Finished lines are written above it; what is still changing, and what waits, stands between. It
-never takes the whole screen, so that the terminal keeps what was said.
+Finished lines are written above it. Streamed text and waiting messages are shown between them and
+the input line. It never uses the alternate screen, so the terminal keeps the conversation.
 """
 
 import asyncio
@@ -52,24 +52,25 @@ _STYLE: Final = {
     "completion-menu.meta.completion": "ansibrightblack",
     "completion-menu.meta.completion.current": "reverse",
 }
-# Terminals that know these paint what stands between them at once; others pass them over.
+# Synchronized output: terminals that support these sequences paint the text between them at once,
+# and others ignore them.
 _HOLD: Final = "\x1b[?2026h"
 _SHOW: Final = "\x1b[?2026l"
 _FRAME: Final = 0.08
-"""How often what changes is painted."""
+"""Seconds between two repaints."""
 _TWICE: Final = 2.0
-"""Within so many seconds a second Ctrl-C leaves."""
+"""Seconds within which a second Ctrl-C leaves the chat."""
 _MENU: Final = 8
 _MOST_LINES: Final = 10
 _HINT: Final = "Ctrl-C again leaves; so does Ctrl-D. /help shows what there is."
 
 
 class Leave(Struct, frozen=True):
-    """The user wants to go."""
+    """The user's wish to leave the chat."""
 
 
 class Pick(Struct, frozen=True):
-    """The user wants to choose a session."""
+    """The user's wish to choose another session."""
 
     text: str = ""
 
@@ -78,14 +79,14 @@ Wish = Leave | Pick
 
 
 class Behind(Protocol):
-    """What the line asks of the chat behind it."""
+    """The chat, as the input line uses it."""
 
     def send(self, text: str) -> Wish | None:
-        """Somebody entered this. A wish ends the line until it is run again."""
+        """Handle an entered text. Returning a wish ends `Line.run`."""
         ...
 
     def stop(self) -> None:
-        """End the answer that is being written."""
+        """Stop the current answer."""
         ...
 
     @property
@@ -94,25 +95,25 @@ class Behind(Protocol):
         ...
 
     def live(self, rows: int) -> Sequence[str]:
-        """What is still changing, in at most so many lines."""
+        """Return the text that is still changing, in at most `rows` lines."""
         ...
 
     def waiting(self) -> Sequence[str]:
-        """What was entered and has not had its turn yet."""
+        """Return the entered messages that are not being answered yet."""
         ...
 
     def status(self) -> str:
-        """The status line."""
+        """Return the status line."""
         ...
 
     @property
     def nearly_full(self) -> bool:
-        """Whether the status line is to be looked at."""
+        """Whether the status line should be highlighted."""
         ...
 
 
 class Line:
-    """Reads what is typed, and shows what happens."""
+    """Input line that reads messages and shows the turn in progress."""
 
     def __init__(
         self,
@@ -144,11 +145,11 @@ class Line:
             input=source,
             output=output or inline_output(),
         )
-        # Alt-Enter comes as Esc and Enter in one piece.
+        # Terminals send Alt-Enter as Esc directly followed by Enter.
         self._app.ttimeoutlen = 0.05
 
     async def run(self) -> Wish:
-        """Take input until the user wishes something else than to talk."""
+        """Read input until the user wants to leave or to choose a session."""
         painting = asyncio.get_running_loop().create_task(self._paint())
         painting.add_done_callback(self._painted_last)
         try:
@@ -159,18 +160,18 @@ class Line:
             self.flush()
 
     def _painted_last(self, painting: "asyncio.Task[None]") -> None:
-        """End with the error that painting ended with: a line that shows nothing more is worse."""
+        """If painting fails, end the application with that error instead of freezing."""
         error = None if painting.cancelled() else painting.exception()
         if error is not None and self._app.is_running and not self._app.is_done:
             self._app.exit(exception=error)
 
     def show(self, lines: Iterable[str]) -> None:
-        """Put finished lines above the line, soon."""
+        """Print finished lines above the input line at the next repaint."""
         self._lines += lines
         self._changed.set()
 
     def changed(self) -> None:
-        """What is shown has changed: paint it soon."""
+        """Request a repaint."""
         self._changed.set()
 
     async def _paint(self) -> None:
@@ -188,7 +189,7 @@ class Line:
             await asyncio.sleep(_FRAME)
 
     def flush(self) -> None:
-        """Finished lines go out at once, where the line stood; it is painted below them."""
+        """Print finished lines in place of the input line, and paint it again below them."""
         if not self._lines:
             return
         text = "".join(f"{line}\r\n" for line in self._lines)
@@ -198,7 +199,7 @@ class Line:
             output.write_raw(text)
             output.flush()
             return
-        # All in one step, or the line would be seen to vanish for a moment.
+        # In one step, otherwise the input line would flicker.
         output.write_raw(_HOLD)
         renderer.erase()
         output.write_raw(text)
@@ -207,7 +208,7 @@ class Line:
         output.write_raw(_SHOW)
         output.flush()
 
-    # --- what it shows -----------------------------------------------------------------------
+    # --- layout ------------------------------------------------------------------------------
 
     def _layout(self) -> Layout:
         search = SearchToolbar()
@@ -250,7 +251,7 @@ class Line:
         return [("class:prompt", PROMPT if line == wrapped == 0 else " " * len(PROMPT))]
 
     def _look(self) -> None:
-        """See what is changing: once for each picture, because laying it out takes a while."""
+        """Update the changing text. Done once per repaint, because laying it out is slow."""
         typed = min(_MOST_LINES, self._buffer.document.line_count)
         room = self._app.output.get_size().rows - typed - len(self._behind.waiting()) - 4
         self._live = self._behind.live(max(1, room))
@@ -315,7 +316,7 @@ class Line:
         if self._behind.busy:
             self._behind.stop()
         elif self._buffer.text:
-            # Not lost: the arrow up brings it back.
+            # The arrow-up key brings the text back.
             self._buffer.append_to_history()
             self._buffer.reset()
         elif time.monotonic() - self._interrupted < _TWICE:
@@ -332,21 +333,25 @@ def _shown(text: Callable[[], AnyFormattedText], there: Callable[[], bool]) -> C
 
 
 class Commands(Completer):
-    """Completes commands, and the sessions that /resume may mean."""
+    """Completer for commands, and for the sessions of /resume."""
 
     def __init__(
         self,
         commands: Sequence[tuple[str, str, str]],
         sessions: Callable[[str], Iterable[tuple[str, str]]],
     ) -> None:
-        """`commands`: name, arguments, help. `sessions`: key and title of those that match."""
+        """Store the sources of completions.
+
+        `commands` are tuples of name, arguments and help. `sessions` returns key and title of the
+        sessions that match a text.
+        """
         self._commands = commands
         self._sessions = sessions
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterator[Completion]:
-        """What may stand at the cursor."""
+        """Yield the completions at the cursor."""
         del complete_event
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:

@@ -1,4 +1,4 @@
-"""A chat without a terminal: each line of stdin is a message, only answers go to stdout.
+"""Chat without a terminal: each line of stdin is a message, and only answers go to stdout.
 
 Notices go to stderr.
 """
@@ -50,13 +50,16 @@ _QUOTED: Final = re.compile(r"`([^`\n]+)`")
 
 
 class SafeText:
-    """A text that comes in pieces, without what a terminal would obey."""
+    """Filter for streamed text that removes terminal control sequences."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """What can be printed now; a sequence that may go on in the next piece is held back."""
+        """Return the text that can be printed now.
+
+        A sequence that may be incomplete is held back.
+        """
         text, self._held = self._held + text, ""
         done: list[str] = []
         at = 0
@@ -72,15 +75,15 @@ class SafeText:
         return "".join([*done, printable(text[at:])])
 
     def end(self) -> str:
-        """What was held back."""
+        """Return the rest of the text that was held back."""
         left, self._held = printable(self._held), ""
         return left
 
 
 class Teller:
-    """Prints an answer to stdout as it comes, and everything else to stderr.
+    """Printer of one turn: streams the answer to stdout, everything else to stderr.
 
-    `talkative`: tools and the status line are told, too; nobody reads them in a log.
+    `talkative` also prints tool calls and the status line, for a person who watches.
     """
 
     def __init__(
@@ -92,10 +95,10 @@ class Teller:
         once: bool = False,
         unread: Callable[[], None] = lambda: None,
     ) -> None:
-        """Over a meter, which it feeds.
+        """Print a turn and update `meter`.
 
-        `quiet`: the answer is not printed. `once`: nothing more can be asked. `unread`: called once
-        stdout takes no more.
+        `quiet` suppresses the answer. `once` means that no further message can be sent. `unread` is
+        called when stdout no longer accepts data.
         """
         self._meter = meter
         self._unread = unread
@@ -110,11 +113,11 @@ class Teller:
         self._wrote = ""
         self._apart = False
         self.tools: list[dict[str, Any]] = []
-        """Each tool that ran: name, arguments, seconds, and whether it failed."""
+        """The tools that ran: name, arguments, seconds, and whether they failed."""
         meter.begin()
 
     def tell(self, event: Event) -> None:
-        """Print what happened."""
+        """Print an event."""
         self._meter.take(event)
         match event:
             case Said():
@@ -133,14 +136,14 @@ class Teller:
                 self._say(words_of_saved(event))
             case Noticed():
                 self._broke_off = self._broke_off or is_break_off(event)
-                # Where nothing more can be typed, there are no commands.
+                # Without further input there are no commands to suggest.
                 words = event.words.removesuffix(_RETRY) if self._once else event.words
                 self._say(sentence(words))
             case _:
                 pass
 
     def finish(self, answer: Answer) -> None:
-        """End the answer; say how it ended, where that is not well. Raises OSError of stdout."""
+        """End the answer and report an outcome other than success. Raises OSError of stdout."""
         self._print(self._safe.end())
         if not self._wrote and answer.outcome not in ("failed", "interrupted"):
             text = printable(answer.text)
@@ -180,7 +183,7 @@ class Teller:
             click.echo(text, nl=False)
             sys.stdout.flush()
         except OSError as error:
-            # Not raised in the middle of a turn: the answer ends first, and is kept.
+            # Do not raise in the middle of a turn: the answer is finished and stored first.
             self._failure = error
             self._unread()
 
@@ -193,7 +196,7 @@ class Teller:
 
 
 async def lines_of_stdin() -> AsyncIterator[str]:
-    """The messages on stdin, one a line; one that ends with a backslash goes on in the next."""
+    """Yield the messages on stdin, one per line. A backslash at the end of a line continues it."""
     text = ""
     async for line in _read():
         text += line
@@ -212,14 +215,14 @@ async def _read() -> AsyncIterator[str]:
     try:
         descriptor = sys.stdin.fileno()
     except OSError:
-        # Somebody has put a text in the place of stdin; that does not keep us waiting.
+        # stdin was replaced by an object without a file descriptor, which never blocks.
         for line in sys.stdin:
             yield line.removesuffix("\n")
         return
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = ""
     while True:
-        # Not by a thread: one that waits for input could not be ended.
+        # Not in a thread: a thread that waits for input cannot be cancelled.
         await _readable(descriptor)
         read = os.read(descriptor, 65_536)
         text += decoder.decode(read, final=not read)
@@ -238,7 +241,7 @@ async def _readable(descriptor: int) -> None:
     try:
         loop.add_reader(descriptor, ready.set)
     except PermissionError:
-        return  # a file, or /dev/null: it keeps nobody waiting
+        return  # a file, or /dev/null: reading never blocks
     try:
         await ready.wait()
     finally:
@@ -246,7 +249,7 @@ async def _readable(descriptor: int) -> None:
 
 
 # --- chat pipe ------------------------------------------------------------------------------------
-# A chat without a terminal: each line of stdin is a message, and only answers go to stdout.
+# The loop that answers lines of stdin.
 
 
 LEAVING: Final = ("/quit", "/exit")
@@ -254,12 +257,12 @@ _INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 class PipedTalk:
-    """Answers the lines of stdin, one after the other."""
+    """Chat that answers the lines of stdin in order."""
 
     def __init__(self, opened: Opened, key: str) -> None:
         self.key = key
         self.code = 0
-        """Exit code: that of the first message that failed, else 0."""
+        """Exit code of the first message that failed, otherwise 0."""
         self._opened = opened
         self._meter = Meter(opened.agent.model_of(key).name)
         self._task: asyncio.Task[None] | None = None

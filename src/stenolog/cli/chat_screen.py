@@ -1,7 +1,7 @@
-"""A turn as lines of a terminal: what is finished, and what is still changing.
+"""Render a turn as terminal lines: finished lines, and lines that still change.
 
-Finished lines are handed over once and scroll away like any other output; what changes is asked
-for at each repaint. Nothing here knows how either gets onto the screen.
+Finished lines are passed on once and scroll away like any output; changing lines are requested at
+each repaint. This module does not write to the terminal.
 """
 
 import time
@@ -51,29 +51,29 @@ _NEARLY_FULL: Final = 80
 
 
 class Meter:
-    """What the status line tells: the model, how full its context is, what was counted."""
+    """Data of the status line: model, use of the context, token counts."""
 
     def __init__(self, model: str = "") -> None:
         self.model = model
         self._tokens = 0
         self._budget = 0
         self.sent = 0
-        """How many tokens this turn has sent, over all its requests."""
+        """Number of tokens sent in this turn, in all its requests."""
         self.answered = 0
         self.cached = 0
         self._recalled = 0
 
     def forget(self) -> None:
-        """Another session: nothing is known of its context yet."""
+        """Reset everything for another session."""
         self._tokens = self._budget = 0
         self.begin()
 
     def begin(self) -> None:
-        """A new turn: count from nothing."""
+        """Reset the counts for a new turn."""
         self.sent = self.answered = self.cached = self._recalled = 0
 
     def take(self, event: Event) -> None:
-        """Count what this event tells."""
+        """Count an event."""
         match event:
             case Asked():
                 self.model = event.model
@@ -90,16 +90,16 @@ class Meter:
 
     @property
     def percent(self) -> int:
-        """How much of the budget the last request took."""
+        """Return the percentage of the budget that the last request used."""
         return round(100 * self._tokens / self._budget) if self._budget else 0
 
     @property
     def nearly_full(self) -> bool:
-        """Whether a compaction is near."""
+        """Whether the session will soon be summarized."""
         return self.percent >= _NEARLY_FULL
 
     def words(self) -> str:
-        """The status line."""
+        """Return the status line."""
         parts = [printable(self.model)]
         if self._budget:
             parts.append(f"context {self.percent} % (≈{self._tokens:,} of {self._budget:,})")
@@ -111,14 +111,14 @@ class Meter:
 
 
 class _Running(Struct, frozen=True, kw_only=True):
-    """A tool that has not ended yet."""
+    """A tool that is still running."""
 
     call: str
     began: float
 
 
 class _PlainLines:
-    """A text that is still being written, in lines as they are."""
+    """Streamed text split into lines, without Markdown."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -138,10 +138,10 @@ class _PlainLines:
 
 
 class Screen:
-    """What one turn shows.
+    """The lines that one turn shows.
 
-    `show` gets finished lines, with the colours of the console in them. `reasoning`: whether what
-    the model thinks is shown, dimmed. `markdown`: whether answers are laid out.
+    `show` receives finished lines with the console's colour codes. `reasoning` shows the model's
+    thinking, dimmed. `markdown` lays out answers.
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class Screen:
         self._counts = False
 
     def tell(self, event: Event) -> None:
-        """Show what happened."""
+        """Show an event."""
         if not self._counts and isinstance(event, Asked):
-            # Not before: the turn before this one is counted until it is over.
+            # Not earlier: the meter counts the previous turn until this turn's first request.
             self._counts = True
             self._meter.begin()
         self._meter.take(event)
@@ -215,12 +215,12 @@ class Screen:
                 pass
 
     def note(self, words: str) -> None:
-        """Say this at the end, instead of an answer."""
+        """Show these words at the end, instead of an answer."""
         self._say(words, "dim")
         self._show([""])
 
     def finish(self, answer: Answer) -> None:
-        """The turn is over, with this."""
+        """Show the end of the turn."""
         self._end_text()
         self._tools.clear()
         self._waiting = ""
@@ -241,7 +241,7 @@ class Screen:
         self._over = True
 
     def live(self, rows: int) -> list[str]:
-        """What is still changing, in at most so many lines: the newest."""
+        """Return the text that is still changing: the last lines, at most `rows`."""
         lines: list[str] = []
         budget = self._budget.copy()
         for block in self._stream.unfinished:
@@ -288,7 +288,7 @@ class Screen:
             self._out("tool", self._line(f"  {said}", "dim"))
 
     def _say(self, words: str, style: str) -> None:
-        """A sentence of ours."""
+        """Show a notice."""
         self._end_text()
         self._out("words", self._lines(words, style))
         if self._over:
@@ -307,7 +307,7 @@ class Screen:
         return Stream() if self._markdown else _PlainLines()
 
     def _out(self, kind: str, lines: Sequence[str]) -> None:
-        """These lines are finished; an empty one parts them from those of another kind."""
+        """Show finished lines, separated by an empty line from those of another kind."""
         if lines:
             self._show([*self._apart(kind), *lines])
             self._last = kind
@@ -316,7 +316,7 @@ class Screen:
         return [] if self._over or self._last in (kind, "") else [""]
 
     def _line(self, words: str, style: str) -> list[str]:
-        """One line, shortened to fit."""
+        """Return one line, shortened to the width of the console."""
         from rich.text import Text
 
         text = Text(one_line(words), style=style)

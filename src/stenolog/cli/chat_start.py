@@ -1,4 +1,4 @@
-"""Which session a chat begins in: a new one, the last one, or one that was chosen."""
+"""Choose the session of a chat: a new one, the last one, or one that the user selects."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from stenolog.cli.picker import matching, newest, pick
 from stenolog.cli.text import age, is_interactive, one_line, printable
 
 _NAMED: Final = 10
-"""So many sessions are named where several are meant."""
+"""Maximum number of sessions listed if several match."""
 _TITLE: Final = 60
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """Where a chat begins."""
+    """The session in which a chat starts."""
 
     key: str
     words: str
-    """What to say of it, in one line."""
+    """Description in one line."""
     goes_on: bool
-    """Whether something was said there before."""
+    """Whether the session already has messages."""
 
 
 async def find_start(
     opened: Opened, *, key: str | None = None, go_on: bool = False, text: str | None = None
 ) -> Start | None:
-    """The session that is meant; None where somebody was asked and chose none.
+    """Find the session to start in; return None if the user was asked and chose none.
 
-    `go_on`: the last one of channel cli. `text`: one that it matches. Raises ClickException, where
-    nobody can be asked, and StenologError.
+    `go_on` selects the last session of channel cli, `text` one that matches it. Raises
+    StenologError, and ClickException if there is no terminal to ask in.
     """
     catalog = opened.agent.catalog
     if key is not None:

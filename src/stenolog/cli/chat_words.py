@@ -1,4 +1,4 @@
-"""What a turn is told in: short sentences, the same in a terminal and on stderr."""
+"""Short sentences that report a turn, the same in a terminal and on stderr."""
 
 import json
 import shlex
@@ -10,13 +10,13 @@ from stenolog.context.compaction import Compaction
 from stenolog.errors import NoSuchSession
 
 PROMPT: Final = "> "
-"""What stands before a user's words."""
+"""Text before the user's input."""
 _VALUE: Final = 40
 _CALL: Final = 100
 
 
 def short_call(name: str, arguments: str) -> str:
-    """A tool call in one line: `recall(question="the bike")`."""
+    """Return a tool call in one line: `recall(question="the bike")`."""
     try:
         given = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
@@ -37,7 +37,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """How long: `0.3 s`, `12 s`, `3 min 5 s`."""
+    """Return a duration: `0.3 s`, `12 s`, `3 min 5 s`."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -45,7 +45,7 @@ def short_time(seconds: float) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text that has something in it, and how many more there are."""
+    """Return the first non-empty line of a text, and the number of further ones."""
     lines = [line.strip() for line in printable(text).split("\n") if line.strip()]
     if not lines:
         return ""
@@ -54,13 +54,13 @@ def first_line(text: str) -> str:
 
 
 def words_of_compaction(compaction: Compaction) -> str:
-    """What a compaction did, and how to take it back."""
+    """Describe a summary that was made, and how to undo it."""
     done = str(compaction).removesuffix("; undo brings them back")
     return f"{done}. /undo brings them back."
 
 
 class Unsaved:
-    """What is not saved, told in full once and shortly at the end, not at each message."""
+    """Reports about unsaved messages: once in full, and a short one at the end of the turn."""
 
     def __init__(self) -> None:
         self._why = ""
@@ -68,7 +68,7 @@ class Unsaved:
         self._count = 0
 
     def words(self, event: NotSaved) -> str:
-        """That something is not saved, why, and what to do; empty where that was told."""
+        """Return the problem, its cause and the remedy; empty if it was already reported."""
         self._count = event.count
         if event.words == self._why:
             return ""
@@ -76,11 +76,11 @@ class Unsaved:
         return f"{self._how_many()} {error_sentence(event.words)}"
 
     def saved(self) -> None:
-        """All is saved now."""
+        """Reset, because all messages are saved now."""
         self._why, self._told, self._count = "", 0, 0
 
     def at_the_end(self) -> str:
-        """How many it has come to, where that was not told yet."""
+        """Return the number of unsaved messages, unless it was already reported."""
         if self._count == self._told:
             return ""
         self._told = self._count
@@ -92,21 +92,21 @@ class Unsaved:
 
 
 def words_of_saved(event: SavedAfterAll) -> str:
-    """That all is saved now."""
+    """Return a sentence that all messages are saved now."""
     what = "the message that was" if event.count == 1 else f"all {event.count:,} messages that were"
     return f"Saved: {what} in memory only."
 
 
 def is_break_off(event: Noticed) -> bool:
-    """Whether it tells that the answer broke off, so that nobody need tell it again."""
+    """Whether the event reports that the answer broke off, so it need not be reported again."""
     return "what was said is kept" in event.words
 
 
 def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) -> str:
-    """What is to be said of the end of a turn; nothing where all is well.
+    """Describe the end of a turn; empty after a success.
 
-    `told`: it was told that the answer broke off. `once`: nothing more can be typed here, so that
-    commands are not spoken of.
+    `told` means that the broken-off answer was already reported. `once` means that no further input
+    is possible, so commands are not suggested.
     """
     chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
     match answer.outcome:

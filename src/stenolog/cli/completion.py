@@ -1,7 +1,7 @@
-"""`steno completion`: what has a shell complete commands, options, and keys of sessions.
+"""`steno completion`: shell completion of commands, options and session keys.
 
-It is click's own mechanism, but for bash, which takes `telegram:123` for three words: there the
-line itself is read, and of what completes it only the part behind the last colon is given back.
+It uses click's completion, except in bash, which splits `telegram:123` into three words. For bash,
+the line itself is parsed, and only the part after the last colon is returned.
 """
 
 import os
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from stenolog.stores.base import Store
 
 VARIABLE: Final = "_STENO_COMPLETE"
-"""What the script asks by; click makes it of the program's name."""
+"""Environment variable that requests completions; click derives it from the program name."""
 _PROGRAM: Final = "steno"
 _MOST: Final = 200
-"""So many keys are offered."""
+"""Maximum number of keys offered."""
 _PLAIN: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+")
-"""A key that needs no quotes in any shell."""
+"""A key that needs no quoting in any shell."""
 
 
 # --- keys ------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ _PLAIN: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+
 def complete_key(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """The keys of sessions that begin so; none where they cannot be read. Raises nothing."""
+    """Return the session keys with this prefix; none if they cannot be read. Raises nothing."""
     del param
     return _items(ctx, incomplete, deleted=False)
 
@@ -47,13 +47,13 @@ def complete_key(
 def complete_deleted(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """The keys in the trash that begin so. Raises nothing."""
+    """Return the keys in the trash with this prefix. Raises nothing."""
     del param
     return _items(ctx, incomplete, deleted=True)
 
 
 def _items(ctx: click.Context, incomplete: str, *, deleted: bool) -> list[CompletionItem[str]]:
-    # Who presses Tab wants no words of ours in the line, whatever is wrong.
+    # Errors must not print anything into the line that the user is typing.
     with suppress(StenologError, click.ClickException, OSError):
         with _store(ctx) as store:
             if deleted:
@@ -66,8 +66,11 @@ def _items(ctx: click.Context, incomplete: str, *, deleted: bool) -> list[Comple
 
 
 def _store(ctx: click.Context) -> "Store":
-    """What the line names so far, or the settings. Raises StenologError, ClickException."""
-    # Only who completes a key waits for them.
+    """Open the store named on the command line or in the settings.
+
+    Raises StenologError, ClickException.
+    """
+    # Imported late: needed only to complete keys.
     from stenolog.cli.workspace import Where, open_to_read
 
     agent, namespace = ctx.params.get("agent"), ctx.params.get("namespace")
@@ -113,13 +116,13 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(ShellComplete):
-    """Bash, whose words end at colons, as keys do not."""
+    """Completion for bash, which splits words at colons although keys contain them."""
 
     name = "bash"
     source_template = _BASH
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor, and the one that is being written."""
+        """Return the words before the cursor, and the incomplete word."""
         line = os.environ.get("COMP_WORDS", "")
         words = split_arg_string(line)
         if not line[-1:].strip():
@@ -127,9 +130,9 @@ class Bash(ShellComplete):
         return words[1:-1], words[-1] if len(words) > 1 else ""
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        """The part of it that bash takes for the last word."""
+        """Return the part of the completion that bash treats as the last word."""
         _, incomplete = self.get_completion_args()
-        # Bash breaks at `=` too, and puts only what is behind it anew.
+        # Bash also splits at `=` and replaces only the part after it.
         breaks = [one for one in ":=" if one in os.environ.get("COMP_BREAKS", ":=")]
         kept = max((incomplete.rfind(one) + 1 for one in breaks), default=0)
         value = item.value
@@ -146,7 +149,7 @@ _SHELLS: Final[dict[str, type[ShellComplete]]] = {
 
 
 def register() -> None:
-    """Have click ask this module what completes a line in bash."""
+    """Register the completion for bash with click."""
     add_completion_class(Bash)
 
 
@@ -167,5 +170,5 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     Exit code: 0 written, 2 wrong usage.
     """
     made = _SHELLS[shell](ctx.find_root().command, {}, _PROGRAM, VARIABLE)
-    # Not `source()`: that of click would start a bash to see how old it is.
+    # Not `source()`: click's version starts bash to check its version.
     click.echo(made.source_template % made.source_vars(), nl=False)

@@ -21,13 +21,13 @@ from stenolog.settings.values import Settings
 from stenolog.stores.disk import make_private
 
 _LONGEST: Final = 200
-"""So much of a text is shown in a line; with --json it is whole."""
+"""Maximum number of characters shown of a text. --json shows all of it."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def config_option(command: _Command) -> _Command:
-    """Give a command `--config`."""
+    """Add `--config` to a command."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -39,9 +39,10 @@ def config_option(command: _Command) -> _Command:
 def settings_of(
     config: Path | None, flags: Mapping[str, object] = MappingProxyType({})
 ) -> Settings:
-    """The settings of a command; warnings go to stderr. Raises ClickException: all that is wrong.
+    """Read the settings of a command; warnings go to stderr.
 
-    `flags`: what the command's options say, by dotted name; None was not given.
+    `flags` are the command's options by dotted name, None if not given. Raises ClickException with
+    all wrong settings.
     """
     return _in_force(config, flags).settings
 
@@ -140,8 +141,8 @@ def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Make a file that only its owner can read; whole, or not at all. Raises OSError."""
-    # It may come to hold a key.
+    """Create a file that only its owner can read, completely or not at all. Raises OSError."""
+    # The file may later contain an API key.
     # guard: config-file-mode
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""A conversation in a terminal: what is typed goes to the loop, what happens goes to the screen."""
+"""Chat in a terminal: connects the input line, the agent loop and the screen."""
 
 import asyncio
 import shlex
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# --- chat past ------------------------------------------------------------------------------------
-# What was said before, for who comes back to a session: the last turns, short and dimmed.
+# --- history --------------------------------------------------------------------------------------
+# The last turns of a resumed session, shortened and dimmed.
 
 
 LAST: Final = 40
@@ -43,11 +43,11 @@ LAST: Final = 40
 _SHOWN: Final = 4
 """Number of messages shown of a resumed session."""
 _LINES: Final = 6
-"""Maximum number of lines shown of each."""
+"""Maximum number of lines shown of each message."""
 
 
 def said_by_user(text: str) -> str:
-    """Return a user message as it is shown in a chat."""
+    """Return a user message with the prompt before it, formatted for a chat."""
     return PROMPT + printable(text).replace("\n", "\n" + " " * len(PROMPT))
 
 
@@ -92,24 +92,24 @@ _KEYS: Final = (
     "answer. Ctrl-R searches what you typed before. Ctrl-D or /quit leaves; the session stays."
 )
 OWN: Final = (("/quit", "", "leave; the session stays"),)
-"""Commands of a terminal, besides those of the loop."""
+"""Commands of the terminal, in addition to those of the loop."""
 _ELSEWHERE: Final = ("new", "resume")
-"""Commands that lead into another session, besides those that change this one."""
+"""Commands that switch to another session, in addition to those that change this one."""
 _FORGETFUL: Final = ("clear", "undo")
-"""Commands after which nobody knows how full the context is, until it is sent."""
+"""Commands after which the size of the context is unknown until the next request."""
 
 
 class _Entered:
-    """Something that was entered, until it is answered."""
+    """An entered message or command, until it is answered."""
 
     def __init__(self, text: str, screen: Screen) -> None:
         self.text = text
         self.screen = screen
         self.waits = False
         self.begun = False
-        """Whether the loop has it."""
+        """Whether it was passed to the loop."""
         self.asked = False
-        """Whether the model was asked."""
+        """Whether a request was sent to the model."""
         self.shown = False
         self.task: asyncio.Task[None] | None = None
 
@@ -119,19 +119,19 @@ class _Entered:
 
     @property
     def command(self) -> str:
-        """The name of the command that it is; empty for a message."""
+        """Return the name of the command; empty for a message."""
         given = parse(self.text)
         return "" if given is None else given.name
 
     @property
     def matters(self) -> bool:
-        """Whether it is a command that says where, or after what, the next message stands."""
+        """Whether it is a command that changes the session, or switches to another one."""
         known = COMMANDS.get(self.command)
         return known is not None and (known.alone or self.command in _ELSEWHERE)
 
 
 class Conversation:
-    """Stands behind the line: sends, stops, and knows what is being answered."""
+    """A chat: sends messages, stops answers, and tracks the turns in progress."""
 
     def __init__(
         self,
@@ -141,10 +141,13 @@ class Conversation:
         source: "Input | None" = None,
         output: "Output | None" = None,
     ) -> None:
-        """`source` and `output`: the terminal, where it is not this process's own."""
+        """Create the chat.
+
+        `source` and `output` are the terminal, if it is not that of the process.
+        """
         self.key = key
         self.code = 0
-        """The exit code, as far as the conversation itself has one."""
+        """Exit code of the conversation itself."""
         self._opened = opened
         self._terminal = (source, output)
         self._console = console()
@@ -164,7 +167,7 @@ class Conversation:
         )
 
     async def run(self, signals: Signals) -> None:
-        """Talk until the user leaves, or the system asks to end."""
+        """Talk until the user leaves or a signal arrives."""
         try:
             while isinstance(wish := await signals.unless_asked(self.line.run()), Pick):
                 await signals.unless_asked(self._pick(wish))
@@ -172,13 +175,13 @@ class Conversation:
             self._leaving = True
             await self._hand_over()
         if not signals.asked.is_set():
-            # Who leaves does not wait for an answer. What was said of it is kept.
+            # Leaving does not wait for an answer. The part that was written is stored.
             await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
             if self._said:
                 self.say(f"`steno chat {shlex.quote(one_line(self.key))}` goes on here.")
 
     async def ended(self) -> None:
-        """Wait for all that was entered, when the loop is closed, and show the last of it."""
+        """Wait for all turns after the loop was closed, and show the last lines."""
         tasks = [one.task for one in self._entered if one.task is not None]
         if self._resumption is not None:
             tasks.append(self._resumption)
@@ -187,7 +190,10 @@ class Conversation:
         self.line.flush()
 
     async def _hand_over(self) -> None:
-        """Store the messages that wait behind a command; skip the commands that wait."""
+        """Store the messages that wait for a command, and skip the commands that wait.
+
+        Messages after a command that changes or switches the session are reported as not sent.
+        """
         astray = False
         for one in tuple(self._entered):
             astray = astray or one.matters
@@ -213,7 +219,7 @@ class Conversation:
             return False
 
     def say(self, words: str, style: str = "dim") -> None:
-        """Put a sentence of ours above the line."""
+        """Show a notice above the input line."""
         from rich.text import Text
 
         with self._console.capture() as captured:
@@ -221,7 +227,7 @@ class Conversation:
         self.line.show(captured.get().removesuffix("\n").split("\n"))
 
     def greet(self, start: Start) -> None:
-        """Say who answers, in which session, and what does not work; show what was said there."""
+        """Show agent, model, session and problems, and the last messages of an existing session."""
         agent = self._opened.agent
         name = f"{one_line(agent.id)} · " if agent.id else ""
         self.say(f"{name}{self._meter.model} · {one_line(self.key)}")
@@ -234,7 +240,7 @@ class Conversation:
             self.come_back()
 
     def come_back(self) -> None:
-        """Show what was said in this session, and go on with a turn that broke off."""
+        """Show the last messages of this session, and resume an interrupted turn."""
         sessions = self._opened.agent.sessions
         history = sessions.get_history(self.key, last=LAST)
         laid_out = self._opened.settings.cli.markdown
@@ -247,10 +253,10 @@ class Conversation:
             self._resuming = self._screen()
             self._resumption = asyncio.create_task(self._resume())
 
-    # --- what the line asks ------------------------------------------------------------------
+    # --- interface for the input line --------------------------------------------------------
 
     def send(self, text: str) -> Wish | None:
-        """Send a message or a command; what the terminal itself can do is a wish."""
+        """Send a message or a command. Commands of the terminal itself return a wish."""
         words = text.split()
         if words[0] in LEAVING:
             return Leave()
@@ -266,7 +272,7 @@ class Conversation:
         return None
 
     def stop(self) -> None:
-        """End the answer that is being written."""
+        """Stop the current answer."""
         stopping = asyncio.create_task(
             self._opened.loop.stop(self.key, agent=self._opened.agent.id)
         )
@@ -275,27 +281,27 @@ class Conversation:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being answered."""
+        """Whether a turn is in progress."""
         return bool(self._entered or self._resuming is not None)
 
     def live(self, rows: int) -> Sequence[str]:
-        """What is still changing."""
+        """Return the text that is still changing."""
         if self._resuming is not None:
             return self._resuming.live(rows)
         shown = next((one for one in self._entered if one.shown), None)
         return shown.screen.live(rows) if shown is not None else ()
 
     def waiting(self) -> Sequence[str]:
-        """What was entered meanwhile."""
+        """Return the messages entered during the current turn."""
         return [one.text for one in self._entered if not one.shown]
 
     def status(self) -> str:
-        """The status line."""
+        """Return the status line."""
         return self._meter.words()
 
     @property
     def nearly_full(self) -> bool:
-        """Whether a compaction is near."""
+        """Whether the session will soon be summarized."""
         return self._meter.nearly_full
 
     # --- turns -------------------------------------------------------------------------------
@@ -313,8 +319,8 @@ class Conversation:
     def _begin(self, text: str) -> None:
         one = _Entered(text, self._screen())
         self._said = self._said or not one.is_command
-        # A message is stored at once and waits in the log. A command changes what the log says,
-        # or which one is talked in, so that it waits here, and what comes after it too.
+        # A message is stored at once and waits in the log. A command may change the log or the
+        # session, so it waits here, and so does everything entered after it.
         before = self._entered[-1].task if self._entered else None
         blocked = one.is_command or any(other.is_command for other in self._entered)
         one.waits = self.busy
@@ -351,7 +357,7 @@ class Conversation:
             one.screen.note("Answered above.")
             return
         if self._leaving and answer.outcome == "failed":
-            # Of what was cut off, who closes the loop tells.
+            # `close_agent` reports turns that were cut off.
             if one.waits and not one.asked:
                 one.screen.note(_STORED)
             return
@@ -444,6 +450,6 @@ class Conversation:
         return [(entry.key, printable(entry.title)) for entry in found[:_COMPLETED]]
 
     def _history(self) -> "History | None":
-        # Who keeps sessions nowhere does not want to find them in another file.
+        # If sessions are kept only in memory, the input must not be written to a file either.
         where = self._opened.agent.spec.sessions
         return None if address(where).engine == "memory" else KeptHistory(history_file())

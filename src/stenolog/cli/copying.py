@@ -57,12 +57,12 @@ def copy_command(
     ctx.exit(NOT_ALL if copied.problems else 0)
 
 
-# --- while it runs ---------------------------------------------------------------------------
+# --- progress --------------------------------------------------------------------------------
 
 
 @contextmanager
 def watching(*, shown: bool = True) -> Iterator[Watch | None]:
-    """A bar in the terminal, or a line for each pass elsewhere."""
+    """Show progress: a bar in a terminal, otherwise one line per pass."""
     if not shown:
         yield None
     elif sys.stderr.isatty():
@@ -90,7 +90,7 @@ def _bar() -> Iterator[Watch]:
 
 
 class _Lines:
-    """One line at the beginning of each pass."""
+    """Progress as one line at the start of each pass."""
 
     def __init__(self) -> None:
         self._told: tuple[str, str, int] | None = None
@@ -103,11 +103,11 @@ class _Lines:
             click.echo(words, err=True)
 
 
-# --- what became of it -----------------------------------------------------------------------
+# --- report ----------------------------------------------------------------------------------
 
 
 def as_object(copied: Copied) -> dict[str, Any]:
-    """The report as JSON has it."""
+    """Return the report as a JSON object."""
     return {
         "sessions": copied.sessions,
         "deleted": copied.deleted,
@@ -137,9 +137,10 @@ def as_object(copied: Copied) -> dict[str, Any]:
 
 
 def problem_lines(copied: Copied, *, newer: bool = True) -> Iterator[str]:
-    """A line for each session that could not be copied; without `newer`, but for those.
+    """Yield a line for each session that could not be copied.
 
-    One without a key is a namespace.
+    Without `newer`, sessions that are newer in the destination are skipped. A line without a key is
+    about a namespace.
     """
     for name, found in copied.namespaces.items():
         for one in found.problems:
@@ -149,7 +150,7 @@ def problem_lines(copied: Copied, *, newer: bool = True) -> Iterator[str]:
 
 
 def in_words(copied: Copied, done: str) -> Iterator[str]:
-    """The sum, in sentences."""
+    """Yield the summary of the report as sentences."""
     written = count(copied.messages, "message")
     if not copied.sessions and not copied.deleted and not copied.problems:
         yield "There are no sessions to copy."
@@ -195,7 +196,7 @@ def _rate(copied: Copied) -> int:
 
 
 # --- backup ---------------------------------------------------------------------------------------
-# `steno backup`: a copy in plain text that is kept up to date, verified, and brought back.
+# `steno backup`: a copy in plain text that is updated, verified and restored.
 
 
 @click.command("backup")

@@ -1,4 +1,4 @@
-"""`steno doctor`: shows what the examination found, and has it settled where asked to."""
+"""`steno doctor`: examine a workspace, print the findings, and repair them on request."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ from stenolog.stores.opening import address
 
 
 class NotExamined(click.ClickException):
-    """The workspace could not be examined, or not to the end."""
+    """The workspace could not be examined completely."""
 
     exit_code = 3
 
@@ -93,8 +93,8 @@ def doctor_command(
 
 
 def _mixed_notes(place: str) -> list[Note]:
-    """Tell which notes of older versions no session recalls."""
-    # Only needed where notes are told.
+    """Return notes about memory notes of older versions that no session recalls."""
+    # Imported late: needed only if notes are printed.
     from stenolog.memory.mixed import mixed_scopes
 
     return [
@@ -117,14 +117,14 @@ def _mixed_notes(place: str) -> list[Note]:
 def _print_settled(one: RepairResult) -> None:
     done = "settled" if one.done else "not settled"
     name, path = one.finding.key or one.finding.path, one.finding.path
-    # The same key may be a session of several agents.
+    # Several agents may have a session with the same key.
     where = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
     told = f"{name}{where}: {one.finding.kind} {done}: {one.words}"
     click.echo(one_line(told), err=True)
 
 
 def _folder(place: str) -> str:
-    """What paths of findings are below of, so that they can be pasted; empty for a database."""
+    """Return the folder that completes the paths of findings; empty for a database."""
     found = address(place)
     return f"{os.fspath(found.path).rstrip('/')}/" if found.engine == "jsonl" else ""
 
@@ -145,7 +145,7 @@ def _print_note(note: Note) -> None:
 
 
 def _laid_out(line: str, stream: TextIO) -> str:
-    """A line as it is, or in a terminal as lines that end between words."""
+    """Return a line unchanged, or wrapped at words in a terminal."""
     if not stream.isatty():
         return line
     width = max(20, shutil.get_terminal_size().columns)

@@ -1,4 +1,4 @@
-"""`steno export`: a session as JSON lines, as Markdown, or as one HTML page to share."""
+"""`steno export`: write a session as JSON lines, Markdown, or a self-contained HTML page."""
 
 import os
 import sys
@@ -24,11 +24,11 @@ _SUFFIXES: Final[dict[str, Form]] = {
     ".htm": "html",
     ".jsonl": "jsonl",
 }
-"""What a file is by its name, where no format is said."""
+"""Format by file suffix, used if no format is given."""
 
 
 class _Form(click.Choice[str]):
-    """One of them, or what files of that form are named by."""
+    """The type of `--format`: a format or its file suffix."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         named = _SUFFIXES.get(f".{value}", value) if isinstance(value, str) else value
@@ -118,7 +118,7 @@ def _in_words(taken_out: int) -> str:
 
 
 def _form_of(output: str | None, form: Form | None) -> Form:
-    """What is to be written. Raises UsageError where a name says something that nobody writes."""
+    """Return the format to write. Raises UsageError if the file suffix is unknown."""
     suffix = Path(output or "").suffix.lower()
     if form is not None:
         return form
@@ -129,7 +129,7 @@ def _form_of(output: str | None, form: Form | None) -> Form:
     return _SUFFIXES.get(suffix, "jsonl")
 
 
-# --- where to --------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------
 
 
 def _print(pieces: Iterable[bytes]) -> None:
@@ -142,11 +142,11 @@ def _print(pieces: Iterable[bytes]) -> None:
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
     if path.exists() and not path.is_file():
-        # A pipe or a device is written to: a file in its place is not what was meant.
+        # Write to a pipe or a device; do not replace it by a file.
         with path.open("wb") as file:
             file.writelines(pieces)
         return
-    # What a link names is replaced, and not the link.
+    # Replace the target of a symbolic link, not the link.
     with (
         _new_file(path.resolve()) as descriptor,
         os.fdopen(descriptor, "wb", closefd=False) as file,
@@ -156,7 +156,7 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[int]:
-    """A file that has its name only once it is whole; nobody else can read it."""
+    """Create a private file that gets its name only when it is complete."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`steno import`: sessions that other programs kept, taken in, and what could not be."""
+"""`steno import`: import sessions of other programs, and report problems."""
 
 import re
 import sys
@@ -33,12 +33,12 @@ from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.opening import address, open_store
 
 LONG: Final = 1024 * 1024
-"""From so many bytes on there is a bar to look at."""
+"""Size in bytes from which a progress bar is shown."""
 FEW: Final = 5
-"""So many keys are named where one was not found."""
+"""Maximum number of keys listed if a key was not found."""
 _STORE: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
 _OWN: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
-"""Folders that a store of ours has: what is imported may stand beside them."""
+"""Folders of a stenolog store, which may be next to the files to import."""
 
 
 FROM: Final[dict[str, frozenset[Layout]]] = {
@@ -51,11 +51,11 @@ FROM: Final[dict[str, frozenset[Layout]]] = {
     "adk": frozenset({"adk"}),
     "plain": frozenset({"plain"}),
 }
-"""What `--from` takes."""
+"""Layouts for each value of `--from`."""
 
 
 class _Source(click.Path):
-    """A file or a folder of another program; never the address of a store."""
+    """A file or folder of another program. Addresses of stenolog stores are rejected."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, path_type=Path)
@@ -144,7 +144,7 @@ def import_command(
     migrated = Migrated()
     is_there = _is_there(where)
     if not is_there:
-        # A workspace is made for the first session, and not for none.
+        # Create a workspace only if there is a session to import.
         migrated = look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=keys)
     if is_there or migrated.taken:
         with (_open_to_look if dry_run else _open_to_write)(where) as store:
@@ -183,7 +183,7 @@ def import_command(
 
 
 def _accepts(migrated: Migrated, aliases: bool | None, *, dry_run: bool) -> bool:
-    """Ask in a terminal whether the aliases that were found are accepted."""
+    """Ask in a terminal whether to accept the aliases that were found."""
     found = [one for one in migrated.taken if one.aliases_left]
     if not found or aliases is not None or dry_run or not sys.stdin.isatty():
         return False
@@ -193,7 +193,7 @@ def _accepts(migrated: Migrated, aliases: bool | None, *, dry_run: bool) -> bool
 
 
 def _with_aliases(migrated: Migrated, named: Migrated) -> Migrated:
-    """Return the first report with the aliases that the second run has given."""
+    """Return the first report with the aliases that the second run has added."""
     given = {(one.file, one.key): one for one in named.taken}
     taken = []
     for one in migrated.taken:
@@ -226,7 +226,7 @@ def _alias_names(names: Sequence[str]) -> str:
 
 
 def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrated]) -> KeyMap:
-    """The keys here for keys there. Raises UsageError for what somebody cannot have meant."""
+    """Return the mapping from old to new keys. Raises UsageError for pairs that make no sense."""
     try:
         given = KeyMap(tuple(map(pair_of, pairs)))
         text = "" if file is None else file.read_text("utf-8-sig")
@@ -243,7 +243,7 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrat
         found.append(key)
         return key
 
-    # Looked at before anything is written: a slip would leave sessions of the wrong names.
+    # Check before anything is written: a typing error would create sessions with wrong names.
     look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=told)
     for pair in given.unused(found):
         there = ", ".join(map(one_line, found[:FEW])) + (", …" if len(found) > FEW else "")
@@ -274,7 +274,7 @@ def _row(one: Taken) -> Sequence[str]:
 
 
 _NEEDS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
-"""How wide a terminal must be for a column besides the key."""
+"""Minimum width of the terminal for each column after the key."""
 
 
 def _print_table(migrated: Migrated, *, color: bool) -> None:
@@ -294,7 +294,7 @@ def _print_table(migrated: Migrated, *, color: bool) -> None:
 
 
 def _place_of(source: Path) -> tuple[Path, str | None]:
-    """The folder to look in, and the one file in it where one was named."""
+    """Return the folder to search, and the file name if SOURCE is a file."""
     if source.is_dir():
         inside = source / "sessions"
         return (inside if inside.is_dir() else source), None
@@ -319,7 +319,7 @@ def _open_to_write(where: Where) -> Store:
 
 
 def _open_to_look(where: Where) -> Store:
-    """The store without the right to write; an empty one where there is none yet."""
+    """Open the store read-only; return an empty one if it does not exist yet."""
     found = address(where.workspace)
     is_there = found.engine == "postgresql" or Path(found.path).exists()
     return open_to_read(where) if is_there else InMemoryStore()
@@ -327,7 +327,7 @@ def _open_to_look(where: Where) -> Store:
 
 @contextmanager
 def _bar(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | None]:
-    """A bar in the terminal, where it takes long enough to look at one."""
+    """Show a progress bar in a terminal if the import is large."""
     files = [folder / only] if only is not None else _files(folder)
     size = sum(path.stat().st_size for path in files if path.is_file())
     if not shown or size < LONG or not sys.stderr.isatty():
@@ -345,7 +345,7 @@ def _bar(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | 
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files that are looked at."""
+    """Yield all files that the import reads."""
     for path in folder.iterdir():
         if not path.is_dir():
             yield path
@@ -354,7 +354,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _is_looked_into(folder: Path) -> bool:
-    # Brings SQLite, which no other command needs.
+    # Imported late: loads SQLite, which no other command needs.
     from stenolog.sessions.importers.places import is_looked_into
 
     return is_looked_into(folder)

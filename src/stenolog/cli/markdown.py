@@ -1,7 +1,7 @@
-"""Markdown as it arrives: finished blocks are shown for good, the last one again and again.
+"""Streaming Markdown for the terminal: finished blocks are printed once, the last is repainted.
 
-A long answer is cut where a block ends, so that only the block being written is ever painted anew.
-A list is cut between its items, and a block that grows long between two of its lines.
+A long answer is split at block ends, so that only the unfinished block is painted again. A list is
+split between its items, and a very long block between two of its lines.
 """
 
 import re
@@ -26,42 +26,42 @@ _NESTING: Final = ("blockquote_open", "list_item_open")
 _MARK: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
 _NUMBER: Final = re.compile(r"( *)\d+")
 _LONG: Final = 40
-"""So many lines of code are long enough to show the first of them for good."""
+"""Number of lines of code from which the first ones are printed before the block ends."""
 _TOO_LONG: Final = 200
-"""So many lines of any block are cut wherever they end."""
+"""Number of lines from which any block is split at a line end."""
 _SHARE: Final = 8
-"""A block is read again when it grew by this part of it; at each line would be too often."""
+"""A block is parsed again when it has grown by 1/_SHARE; parsing it at each line would be slow."""
 _DEEPEST: Final = 19
-"""What is nested deeper is shown as it was written: the parser leaves it out."""
+"""Maximum nesting that is rendered. Deeper text is shown as source: the parser drops it."""
 _INDENT: Final = 4
-"""So many columns one more quote takes."""
+"""Columns that one level of quoting takes."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
 _THEME: Final = "ansi_dark"
-"""Colours of the terminal's own, and no background: it may be light or dark."""
+"""Colours of the terminal's palette without a background: it may be light or dark."""
 
 
 class Block(Struct, frozen=True, kw_only=True):
-    """A part of a text that is shown by itself."""
+    """A part of a text that is rendered separately."""
 
     source: str
     gap: int = 1
-    """How many empty lines stand before it."""
+    """Number of empty lines before it."""
     goes_on: bool = False
-    """Whether it is the rest of an item, whose mark was shown before."""
+    """Whether it is the rest of a list item whose bullet was already printed."""
 
 
 class Stream:
-    """A text that is still being written, in blocks."""
+    """Streamed text, split into blocks."""
 
     def __init__(self) -> None:
         self._source = ""
         self._gap = 0
         self._goes_on = False
         self._read = 0
-        """How many lines of it were whole when it was last read."""
+        """Number of complete lines when the text was last parsed."""
 
     def add(self, text: str) -> list[Block]:
-        """Take in what came next; the blocks that it finished."""
+        """Add streamed text and return the blocks that it completes."""
         self._source += text
         if "\n" not in text:
             return []
@@ -79,18 +79,18 @@ class Stream:
         return done
 
     def end(self) -> list[Block]:
-        """All that is left; the next text is one of its own."""
+        """Return the remaining blocks and reset the stream."""
         left = self.unfinished
         self._source, self._gap, self._goes_on, self._read = "", 0, False, 0
         return left
 
     @property
     def unfinished(self) -> list[Block]:
-        """What was not finished yet, as it would be shown if no more came."""
+        """Return the unfinished blocks, rendered as if the text ended here."""
         return self._blocks(_parts(self._source))
 
     def _whole_parts(self) -> "list[_Part]":
-        # What a line is, its end decides: `-` may become an item, a rule or a heading.
+        # Parse only complete lines: a `-` may become an item, a rule or a heading.
         return _parts(self._source[: self._source.rfind("\n") + 1])
 
     def _blocks(self, parts: "Sequence[_Part]") -> list[Block]:
@@ -106,18 +106,18 @@ class Stream:
     def _begin_at(self, part: "_Part") -> None:
         lines = self._source.split("\n")[part.line :]
         if part.number is not None:
-            # Many models number all items 1, which counts only from where the list begins.
+            # Many models number all items 1. Markdown uses only the first number of a list.
             lines[0] = _NUMBER.sub(rf"\g<1>{part.number}", lines[0], count=1)
         self._source, self._gap, self._goes_on = "\n".join(lines), part.gap, False
 
     def _first_lines(self, part: "_Part") -> Iterator[Block]:
-        """The first lines of a block that grows long; they will not look different later."""
+        """Yield the first lines of a very long block. Later text does not change how they look."""
         if part.kind == "fence":
             if part.fence is not None:
                 yield from self._some_code(part, part.fence)
             return
         lines = self._source.split("\n")[part.line :]
-        # The last line stays, as what the next ones go on from.
+        # Keep the last line: the next lines may continue it.
         cut = max((at for at, line in enumerate(lines[:-1]) if line.strip()), default=0)
         if cut < _TOO_LONG:
             return
@@ -140,17 +140,17 @@ class Stream:
 
 
 class _Part(Struct, frozen=True, kw_only=True):
-    """A block, and where it stands in the text."""
+    """A block and its position in the text."""
 
     source: str
     gap: int
     line: int = 0
     number: int | None = None
-    """Which number it has, as an item of a list that has numbers."""
+    """Number of an item in a numbered list."""
     fence: str | None = None
-    """What would close it, as code whose end has not come yet."""
+    """The closing fence of a code block that is still open."""
     kind: str = ""
-    """What it is, in the parser's words."""
+    """Token type of the Markdown parser."""
 
 
 def _parts(source: str) -> list[_Part]:
@@ -200,7 +200,7 @@ def _open_fence(token: "Token", lines: Sequence[str]) -> str | None:
 
 
 def _going_on(kind: str, first: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """The rest of a block that was cut, so that it is read as the same kind of block."""
+    """Return the rest of a split block, changed so that it is parsed as the same kind."""
     if kind == "table_open":
         return [*first[:2], *rest]
     code = _code_left_open(first)
@@ -212,14 +212,14 @@ def _going_on(kind: str, first: Sequence[str], rest: Sequence[str]) -> list[str]
     elif kind == "list_item_open":
         found = _MARK.match(first[0])
         mark = found[0] if found is not None else ""
-        # What is not indented that far is the next line of a paragraph.
+        # A line with less indentation continues a paragraph.
         inside = line.startswith(mark) or not line[: len(mark)].strip()
         line = mark + (line[len(mark) :] if inside else line.lstrip())
     return [line, *further]
 
 
 def _code_left_open(lines: Sequence[str]) -> str | None:
-    """The line that begins the code in which a quote or an item was cut."""
+    """Return the opening line of the code block in which a quote or item was split."""
     for token in _parser().parse("\n".join(lines)):
         if token.type == "fence" and token.map is not None and token.map[1] >= len(lines):
             bare = [line.lstrip("> ") for line in lines]
@@ -228,9 +228,10 @@ def _code_left_open(lines: Sequence[str]) -> str | None:
 
 
 def _place_to_cut(lines: Sequence[str]) -> int | None:
-    """How many of these lines of code to show for good; None: it is not that long yet.
+    """Return the number of lines of code to print now, or None if there are too few.
 
-    Where something new begins after an empty line, for there no text of several lines is open.
+    It splits after an empty line where an unindented line starts, because multi-line strings rarely
+    continue there.
     """
     if len(lines) < _LONG:
         return None
@@ -242,10 +243,10 @@ def _place_to_cut(lines: Sequence[str]) -> int | None:
 
 @cache
 def _parser() -> "MarkdownIt":
-    # Slow to import, and only a terminal needs it.
+    # Imported late: slow, and only needed in a terminal.
     from markdown_it import MarkdownIt
 
-    # Tags and the targets of links are text that somebody wrote: shown, not swallowed.
+    # HTML tags and link definitions are shown as text, not dropped.
     plain = MarkdownIt("commonmark", {"html": False}).disable("reference")
     return plain.enable("strikethrough").enable("table")
 
@@ -261,18 +262,18 @@ def painted(
     from rich.text import Text
 
     budget = ColourBudget() if budget is None else budget
-    # Links are written out: where one leads is for the reader to see.
+    # Link targets are written out, so that the reader sees them.
     shown = Markdown("", code_theme=_THEME, hyperlinks=False)
     shown.parsed = _parser().parse(printable(block.source))  # guard: answer-printable
     for token in shown.parsed:
         if token.type == "fence":
             lexer = colour_language(token.info, token.content)
             token.info = lexer if lexer and budget.take(token.content) else ""
-        # A title in the middle of the line looks lost between paragraphs.
+        # A centred title looks misplaced between paragraphs.
         token.tag = "h2" if token.tag == "h1" else token.tag
         for part in token.children or ():
             if part.type == "softbreak":
-                # Verse, addresses, logs: whoever wrote the line end meant it.
+                # Keep line ends: they matter in verse, addresses and logs.
                 part.type = "hardbreak"
             elif part.type == "image":
                 part.content = f"[image: {part.content}] ({part.attrs.get('src', '')})"

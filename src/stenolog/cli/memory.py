@@ -1,4 +1,4 @@
-"""`steno memory`: what is remembered of whom, and how to correct, forget and delete it."""
+"""`steno memory`: list, search, correct, forget and purge notes."""
 
 import os
 import shlex
@@ -173,7 +173,7 @@ def forget_command(
                 _ask(found)
         for note in found:
             told = _Told() if dry_run else _forget(notes, note, purge=purge)
-            # What is gone for good must not stand in somebody's log instead.
+            # The output may be logged: purged text must not appear in it.
             gone = purge and not dry_run
             words = [f"{done}: {note.id if gone else quoted(note)}"]
             words += [f"In force again: {quoted(one)}" for one in told.again]
@@ -191,7 +191,7 @@ def _undo_of(scope: Scope) -> str:
 
 
 def _ask(notes: Sequence[Note]) -> None:
-    """Whether it is meant. Raises Abort, or UsageError where nobody can be asked."""
+    """Ask for confirmation. Raises Abort, or UsageError if there is no terminal to ask in."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError("--purge deletes for good; add --yes where nobody can be asked.")
     for note in notes:
@@ -201,10 +201,10 @@ def _ask(notes: Sequence[Note]) -> None:
 
 
 class _Told(Struct, frozen=True):
-    """What is to be said of a note that was forgotten."""
+    """The effects of forgetting a note."""
 
     again: tuple[Note, ...] = ()
-    """Those that are in force again because of it."""
+    """Notes that are in force again because of it."""
     not_reached: tuple[str, ...] = ()
 
 
@@ -282,7 +282,7 @@ def export_command(who: str | None, agent: str | None, workspace: str) -> None:
 
 
 class _Page(click.File):
-    """A file of text, or stdin where there is one."""
+    """The type of a text file argument, where `-` is stdin."""
 
     def convert(
         self,
@@ -290,8 +290,8 @@ class _Page(click.File):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> IO[Any]:
-        """The file, opened. Fails where it cannot be."""
-        # A program may be started with its stdin closed; then there is no stream for it.
+        """Return the open file. Fails if it cannot be opened."""
+        # If a program is started with stdin closed, `sys.stdin` is None.
         if value == "-" and sys.stdin is None:
             self.fail("there is no stdin; name a file", param, ctx)
         return super().convert(value, param, ctx)
@@ -340,7 +340,7 @@ def import_command(
 
 
 def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | None:
-    """Whose notes are meant; of an agent alone, those of the user that the page names."""
+    """Return whose notes are meant. With only an agent, the page names the user."""
     if agent is not None and who is None:
         named = from_markdown(page).scope
         who = None if named is None else named.name

@@ -1,4 +1,4 @@
-"""Notes on the screen, for people and for programs, and which note or whose was meant."""
+"""Find notes by id or user, and print them as tables, text or JSON."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def whose_options(command: _Command) -> _Command:
-    """Give a command `--who` and `--agent`."""
+    """Add `--who` and `--agent` to a command."""
     who = click.option("--who", metavar="USER", help="Only notes of this user or group chat.")
     agent = click.option("--agent", metavar="NAME", help="Only notes of this agent.")
     return who(agent(command))
@@ -41,23 +41,23 @@ def whose_options(command: _Command) -> _Command:
 
 
 def notes_to_read(workspace: str) -> Store:
-    """The store of the notes, opened so that nothing is written; an empty one without any."""
+    """Open the notes read-only; return an empty store if there are none."""
     if not _has_notes(workspace):
         return InMemoryStore()
     return open_store(workspace, namespace=NOTES, read_only=True)
 
 
 def notes_to_write(workspace: str, *, create: bool = False) -> Store:
-    """The store of the notes; where there are none yet, an empty one unless it may be made."""
+    """Open the notes for writing. Without notes, return an empty store unless `create` is set."""
     if not _has_notes(workspace) and not create:
         return InMemoryStore()
     return open_store(workspace, namespace=NOTES)
 
 
 def _has_notes(workspace: str) -> bool:
-    """Whether notes were ever kept there. Raises UsageError where there is no workspace at all.
+    """Return whether notes were ever stored there. Raises UsageError if there is no workspace.
 
-    Else a slip of the pen would make one.
+    Otherwise a typing error would create one.
     """
     check_there(workspace)
     found = address(workspace)
@@ -67,16 +67,19 @@ def _has_notes(workspace: str) -> bool:
     return found.engine != "jsonl" or (place / NOTES).exists()
 
 
-# --- which was meant -------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------
 
 
 def scopes_meant(notes: Notes, *, who: str | None, agent: str | None) -> list[Scope]:
-    """The scopes that have notes, as far as they were asked for."""
+    """Return the scopes that have notes and match the options."""
     return [scope for scope in notes.scopes(agent=agent) if who in (None, scope.who, scope.name)]
 
 
 def scope_meant(notes: Notes, *, who: str | None, agent: str | None) -> Scope:
-    """The one scope that was meant. Raises UsageError where there are several, or none."""
+    """Return the one scope that matches.
+
+    Raises UsageError if several match, and ClickException if none does.
+    """
     found = scopes_meant(notes, who=who, agent=agent)
     if who is not None:
         found = [scope for scope in found if scope.name == who] or found
@@ -93,7 +96,10 @@ def scope_meant(notes: Notes, *, who: str | None, agent: str | None) -> Scope:
 def notes_meant(
     notes: Notes, ids: Sequence[str], *, who: str | None, agent: str | None
 ) -> list[Note]:
-    """The notes of these ids, or of ids that begin so. Raises where it is not clear which."""
+    """Return the notes with these ids or id prefixes.
+
+    Raises UsageError if an id is ambiguous, and ClickException if there is no such note.
+    """
     scopes = scopes_meant(notes, who=who, agent=agent)
     everything = [note for scope in scopes for note in notes.list(scope, full=True)]
     return list({(n.scope, n.id): n for n in (_note_meant(everything, id) for id in ids)}.values())
@@ -124,20 +130,20 @@ def _named(scope: Scope) -> str:
 
 
 def state_of(note: Note) -> str:
-    """What became of a note, in a word."""
+    """Return the state of a note in one word."""
     if note.forgotten:
         return "forgotten"
     return "superseded" if note.superseded else "mixed" if note.mixed else "in force"
 
 
 def quoted(note: Note) -> str:
-    """A note as it is spoken of: its id and how its text begins."""
+    """Return the id of a note and the start of its text."""
     text = one_line(printable(note.text))
     return f"{note.id} “{text if len(text) <= 60 else text[:59] + '…'}”"
 
 
 def print_notes(notes: Sequence[Note], *, as_json: bool, color: bool) -> None:
-    """The notes to stdout: for programs, or laid out where it is a terminal."""
+    """Print notes to stdout: as tables in a terminal, otherwise for programs."""
     if as_json:
         for note in notes:
             click.echo(json_text(_fields(note)))
@@ -151,7 +157,7 @@ def print_notes(notes: Sequence[Note], *, as_json: bool, color: bool) -> None:
 
 
 def print_whole(note: Note) -> None:
-    """One note with all that is known of it."""
+    """Print a note with all its details."""
     click.secho(note.id, bold=True, nl=False)
     click.secho(f" · {note.kind} · {moment(note.at)} · {state_of(note)}", dim=True)
     click.echo(printable(note.text))
@@ -201,7 +207,7 @@ def _fields(note: Note) -> dict[str, Any]:
 
 
 def _print_tables(notes: Sequence[Note], *, color: bool) -> None:
-    # Slow to import, and only a terminal needs it.
+    # Imported late: slow, and only needed in a terminal.
     from rich.text import Text
 
     console = table_console(color=color)

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 # --- choices --------------------------------------------------------------------------------------
-# Which session is meant: what matches as somebody types, by title, key, first prompt and content.
-#
-# It works on the entries of the catalog, never on what was said; the index searches in that.
+# Matching sessions while the user types, by title, key, first prompt and message content.
 
 
 MANY: Final = 1_000
@@ -38,7 +36,7 @@ class Choices:
     """The sessions that match a query, and the selected one."""
 
     def __init__(self, *, channel: str | None = None) -> None:
-        """`channel`: only its sessions are shown until `switch` is called."""
+        """Start without sessions. Until `switch` is called, only those of `channel` are shown."""
         self.channel = channel
         self.all_channels = channel is None
         self.loaded = False
@@ -60,7 +58,7 @@ class Choices:
         self._match()
 
     def ask(self, query: str) -> None:
-        """Set the query, and drop the hits of the one before."""
+        """Set the query, and drop the hits of the previous one."""
         if query != self.query:
             self.query, self.hits, self.selected = query, {}, 0
             self._match()
@@ -90,7 +88,7 @@ class Choices:
 
     @property
     def elsewhere(self) -> int:
-        """Number of matches in other channels, which are not shown."""
+        """Number of matches in other channels that are hidden from the list."""
         return 0 if self.all_channels else sum(map(self._fits, self._entries)) - len(self.matches)
 
     def _match(self) -> None:
@@ -178,9 +176,9 @@ def newest(catalog: Catalog, *, channel: str) -> Entry | None:
 _FIRST: Final = 50
 _MOST_ROWS: Final = 15
 _AROUND: Final = 5
-"""How many lines stand around the list."""
+"""Number of lines around the list."""
 _PAUSE: Final = 0.08
-"""So long after the last key the content is searched."""
+"""Seconds without a key press before messages are searched."""
 _STYLE: Final = {
     "chosen": "reverse",
     "dim": "ansibrightblack",
@@ -199,17 +197,17 @@ async def pick(
     source: "Input | None" = None,
     output: "Output | None" = None,
 ) -> str | None:
-    """The key of the session that a person chose; None where they chose none.
+    """Return the key of the session that the user chooses, or None.
 
-    `text`: what is typed already. `channel`: whose sessions come first. `source` and `output`: the
-    terminal, where it is not this process's own.
+    `text` is the initial query. `channel` limits the list until the user switches. `source` and
+    `output` are the terminal, if it is not that of the process.
     """
     picker = Picker(catalog, channel=channel)
     return await picker.run(text, source=source, output=output)
 
 
 class Picker:
-    """Draws the choices, and fills them from the catalog while they are on the screen."""
+    """Interactive list of choices, filled from the catalog while it is shown."""
 
     def __init__(self, catalog: Catalog, *, channel: str | None = None) -> None:
         self._catalog = catalog
@@ -223,7 +221,7 @@ class Picker:
     async def run(
         self, text: str = "", *, source: "Input | None" = None, output: "Output | None" = None
     ) -> str | None:
-        """Show it until somebody has chosen, or given up."""
+        """Show the list until the user chooses a session or cancels."""
         page = await asyncio.to_thread(self._catalog.list, limit=_FIRST)
         self.choices.add(page.entries)
         self.choices.loaded = page.after is None
@@ -235,21 +233,21 @@ class Picker:
         try:
             return await app.run_async()
         finally:
-            # A look into the index is short, and must not outlive the catalog.
+            # Searches are short and must not outlive the catalog.
             self._done = True
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # --- what it shows -----------------------------------------------------------------------
+    # --- content -----------------------------------------------------------------------------
 
     def head(self) -> "StyleAndTextTuples":
-        """Of which sessions this is the list."""
+        """Return the headline: which sessions are listed, and their number."""
         choices = self.choices
         whose = "all channels" if choices.all_channels else f"channel {choices.channel}"
         count = f"{len(choices.matches):,}{'' if choices.loaded else '+'}"
         return [("class:head", "Resume a session"), ("class:dim", f"  {whose} · {count}")]
 
     def rows(self, width: int, height: int) -> "StyleAndTextTuples":
-        """The part of the list around the chosen one, a line each."""
+        """Return the part of the list around the selection, one line per session."""
         choices = self.choices
         if not choices.matches:
             return [("class:dim", self._nothing())]
@@ -265,7 +263,7 @@ class Picker:
         return lines[:-1]
 
     def detail(self, width: int) -> "StyleAndTextTuples":
-        """More of the chosen one: where the words stand in it, or how it began; and its key."""
+        """Return details of the selection: the hit or the first prompt, and the key."""
         entry = self.choices.chosen
         if entry is None:
             return []
@@ -277,7 +275,7 @@ class Picker:
         ]
 
     def legend(self) -> "StyleAndTextTuples":
-        """Which keys do what."""
+        """Return the help line, or the problem that occurred."""
         if self.problem:
             return [("class:interrupted", self.problem)]
         keys = "type to filter · ↑ ↓ choose · Enter resume · Esc cancel"
@@ -308,7 +306,7 @@ class Picker:
             return f"  Nothing matches here; {choices.elsewhere:,} in other channels: Tab."
         return "  No session matches." if choices.query else "  There are no sessions yet."
 
-    # --- filling it --------------------------------------------------------------------------
+    # --- loading -----------------------------------------------------------------------------
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -342,7 +340,7 @@ class Picker:
         self._filled(app)
 
     def _filled(self, app: "Application[Any]") -> None:
-        """Show what has come; or take it, where Enter was pressed before it was there."""
+        """Repaint; if Enter was pressed before a match was loaded, choose the match now."""
         chosen = self.choices.chosen
         if self._entered and chosen is not None and not app.is_done:
             app.exit(result=chosen.key)
@@ -353,7 +351,7 @@ class Picker:
     def _application(
         self, text: str, source: "Input | None", output: "Output | None"
     ) -> "Application[str | None]":
-        # Slow to import, and only for who picks.
+        # Imported late: slow, and only needed for this list.
         from prompt_toolkit.application import Application
         from prompt_toolkit.buffer import Buffer
         from prompt_toolkit.document import Document
@@ -377,7 +375,7 @@ class Picker:
             input=source,
             output=output or inline_output(),
         )
-        # Esc is a key of its own here, and need not wait long for what may follow it.
+        # Esc is a key here; do not wait long for the rest of an escape sequence.
         app.ttimeoutlen = 0.05
         return app
 
@@ -428,7 +426,7 @@ class Picker:
 
         @keys.add("enter")
         def _(press: Press) -> None:
-            # Who types faster than the index answers need not press it again.
+            # If the search is slower than the user, Enter applies when the result arrives.
             self._entered = True
             self._filled(press.app)
 
@@ -443,7 +441,7 @@ class Picker:
 
 
 def _fitted(text: str, width: int) -> str:
-    """The text in exactly this width of the terminal, shortened where it is too long."""
+    """Return the text padded or shortened to exactly this width of the terminal."""
     from prompt_toolkit.utils import get_cwidth
 
     if get_cwidth(text) > width:

@@ -1,4 +1,4 @@
-"""`steno purge`: sessions, or all there is of one person, gone for good."""
+"""`steno purge`: permanently delete sessions, or everything of one person."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -39,51 +39,51 @@ from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.state import not_reached
 
 MAIN: Final = "main"
-"""The agent of notes where none has a name."""
+"""Name of the default agent in the notes."""
 _FOR_GOOD: Final = "This cannot be taken back."
 
 
 class _Target(Struct, frozen=True, kw_only=True):
-    """Something that a purge deletes for good: what has one key in one namespace."""
+    """Target of a purge: everything with one key in one namespace."""
 
     namespace: str | None
-    """None: the one that the command's options name."""
+    """None: the namespace given by the command's options."""
     key: str
     uid: str = ""
-    """Of the live session, else of the one that was deleted last; empty where nobody can say."""
+    """Uid of the live session, otherwise of the one deleted last; empty if unknown."""
     uids: frozenset[str] = frozenset()
-    """Of the live session and the deleted ones."""
+    """Uids of the live session and the deleted ones."""
     messages: int = 0
-    """Of the live session."""
+    """Number of messages of the live session."""
     deleted: int = 0
-    """How many sessions of this key are in the trash."""
+    """Number of sessions with this key in the trash."""
     in_trash: int = 0
-    """How many messages these have."""
+    """Number of messages of those sessions."""
     before: int | None = None
     readable: bool = True
     unfinished: bool = False
-    """Whether it was purged before, and that was interrupted."""
+    """Whether an earlier purge of it was interrupted."""
     left: int = 0
-    """How many messages that left."""
+    """Number of messages that the interrupted purge left."""
 
     @property
     def of_notes(self) -> bool:
-        """Whether it holds notes, and no conversation."""
+        """Whether it contains notes, not a conversation."""
         return self.namespace == NOTES
 
     @property
     def is_mark(self) -> bool:
-        """Whether it only records how far a session was consolidated."""
+        """Whether it only records the progress of consolidating a session."""
         return self.of_notes and self.key.startswith(MARKS)
 
     @property
     def to_type(self) -> str:
-        """What somebody types who means it: its key, or what stands for one that cannot be."""
+        """Return the text to type as confirmation: the key, or the uid if it is not printable."""
         return self.key if _can_be_typed(self.key) else self.uid or ascii(self.key)
 
     @property
     def name(self) -> str:
-        """What it is called when it is spoken of."""
+        """Return the name that is printed."""
         if not self.of_notes:
             return self.key
         if self.is_mark:
@@ -94,7 +94,7 @@ class _Target(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """All that would go."""
+        """Describe everything that would be deleted."""
         place = "" if self.namespace is None or self.of_notes else f" in {self.namespace}"
         what = "note" if self.of_notes else "message"
         upto = "" if self.before is None else f" below seq {self.before}"
@@ -113,7 +113,7 @@ class _Target(Struct, frozen=True, kw_only=True):
 
 
 class _Gone(Struct, frozen=True, kw_only=True):
-    """What became of a target."""
+    """Result of purging a target."""
 
     target: _Target
     messages: int = 0
@@ -190,7 +190,7 @@ def purge_command(
         by_name = who is not None and _can_be_typed(who)
         _ask_for([who] if who and by_name else [one.to_type for one in _worth_naming(targets)])
     typed = typed_history()
-    # First: what was said is known now, and to who makes an interrupted call again no more.
+    # First, while the messages can still be read: a repeated purge could not read them any more.
     kept = forget_typed(typed, _said(where, targets)) if typed is not None else ""
     gone = list(_purged(where, targets, who))
     _print_gone(gone, as_json=as_json, dry_run=False)
@@ -200,7 +200,7 @@ def purge_command(
 
 
 def _ask_for(names: Iterable[str]) -> None:
-    """Have each name typed. Raises ClickException where another is."""
+    """Ask the user to type each name. Raises ClickException if another text is typed."""
     for name in names:
         wanted = one_line(printable(name)).strip()
         typed = click.prompt(f"Type {wanted} to go on", default="", show_default=False, err=True)
@@ -209,12 +209,12 @@ def _ask_for(names: Iterable[str]) -> None:
 
 
 def _can_be_typed(name: str) -> bool:
-    """Whether it can be seen what it is: no blank, and nothing that a terminal does not show."""
+    """Return whether a name is printable and not blank, so that a user can type it."""
     return bool(name.strip()) and name.isprintable()
 
 
 def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Target]:
-    """What is there of these keys. Raises ClickException where one has nothing at all."""
+    """Return the targets of these keys. Raises ClickException if a key has nothing to purge."""
     with open_to_read(where) as store:
         trash = store.list_trash()
         left = _left_in(store) if before is None else []
@@ -224,10 +224,11 @@ def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Tar
             key = aliases.own_key(name)
             target = _target(store, None, key, trash, before, left)
             if target is None and any(not one.key for one in left):
-                # Nobody knows any more whose it was; who asks again is the one who began it.
+                # The key of an interrupted purge is no longer known; assume that the same purge is
+                # repeated.
                 target = _Target(namespace=None, key=key, unfinished=True)
             if target is None:
-                # The words of one who looks for it.
+                # Raises the usual error about an unknown session.
                 info_of(store, name)
                 continue
             found[key] = target
@@ -235,7 +236,7 @@ def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Tar
 
 
 def _left_in(store: Store) -> list[Trashed]:
-    """What interrupted purges left."""
+    """Return the remains of interrupted purges."""
     return store.unfinished_purges() if isinstance(store, PurgingStore) else []
 
 
@@ -247,7 +248,7 @@ def _target(
     before: int | None = None,
     left: Sequence[Trashed] = (),
 ) -> _Target | None:
-    """What there is of a key; None where there is nothing."""
+    """Return the target of a key, or None if there is nothing to purge."""
     deleted = [one for one in trash if one.key == key]
     unfinished = [one for one in left if one.key == key]
     uid, messages, readable = deleted[0].uid if deleted else "", 0, True
@@ -262,7 +263,7 @@ def _target(
         if before is not None or not (deleted or unfinished):
             return None
     except DamagedStore:
-        # What cannot be read is to go all the same; how much it was, nobody can say.
+        # A damaged session is purged too; the number of its messages is unknown.
         readable = False
     return _Target(
         namespace=namespace,
@@ -286,7 +287,7 @@ def _of_person(workspace: str, who: str) -> list[_Target]:
     unknown = ""
     for namespace in namespaces_of(workspace):
         if namespace in (CHANNELS, NOTES):
-            continue  # channels hold no words; notes are found by the sessions
+            continue  # channels contain no messages; notes are found through the sessions
         with opened_to_read(workspace, namespace) as store:
             assert isinstance(store, Store), "what is copied is a store"
             trash, left = store.list_trash(), _left_in(store)
@@ -304,7 +305,7 @@ def _of_person(workspace: str, who: str) -> list[_Target]:
             found += [target for target in targets if target is not None]
     found += _notes_of_person(workspace, who, found)
     if unknown and not found:
-        # Any purge there ends it, and this may have been the one that was interrupted.
+        # Any purge in this namespace completes it, and this may be the one that was interrupted.
         found.append(_Target(namespace=unknown, key=who, unfinished=True))
     return found
 
@@ -330,11 +331,11 @@ def _has_notes_of(key: str, who: str) -> bool:
     try:
         return _is_of(scope_of_key(key).who, who)
     except InvalidKey:
-        return False  # no notes of ours
+        return False  # not notes of stenolog
 
 
 def _is_mark_of(store: Store, key: str, who: str) -> bool:
-    """Whether it is the mark of a session of theirs, by the name that earlier versions wrote."""
+    """Return whether a progress record, as older versions wrote it, names this person."""
     if not key.startswith(MARKS):
         return False
     try:
@@ -373,17 +374,17 @@ def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
         with _opened(where, target.namespace, to_read=False) as store:
             done = store.purge(target.key, before=target.before)
     except NoSuchSession:
-        return _Gone(target=target)  # somebody else has purged it
+        return _Gone(target=target)  # purged by another process
     except StenologError as error:
         if alone:
             raise
-        # As much of it as can be is to go.
+        # Purge as much as possible.
         return _Gone(target=target, problem=str(error))
     return _Gone(target=target, messages=done.messages, not_reached=done.not_reached)
 
 
 def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
-    """What a purge would come to, with the forks that it would name."""
+    """Yield what a purge would delete, with the forks that it would report."""
     for namespace in dict.fromkeys(target.namespace for target in targets):
         here = [target for target in targets if target.namespace == namespace]
         with _opened(where, namespace) as store:
@@ -396,7 +397,7 @@ def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
 
 @contextmanager
 def _opened(where: Where, namespace: str | None, *, to_read: bool = True) -> Iterator[Store]:
-    """The store of a namespace; where none is named, of what the options say."""
+    """Open the store of a namespace, or the one given by the options."""
     if namespace is None:
         with open_to_read(where) if to_read else open_to_change(where) as store:
             yield store
@@ -407,7 +408,7 @@ def _opened(where: Where, namespace: str | None, *, to_read: bool = True) -> Ite
 
 
 def _said(where: Where, targets: Sequence[_Target]) -> set[str]:
-    """What was said in what will go, to be forgotten where it was typed, too."""
+    """Return the user messages that will be purged, to remove them from the input history too."""
     said = set[str]()
     for target in targets:
         if not target.of_notes:
@@ -419,7 +420,7 @@ def _said(where: Where, targets: Sequence[_Target]) -> set[str]:
 def _traces(
     where: Where, gone: Sequence[_Gone], who: str | None, typed: Path | None, kept: str
 ) -> Iterator[str]:
-    """Have nothing of ours tell of what is gone; what still does, each as words for a sentence."""
+    """Remove other traces of purged sessions; yield a phrase for each one that remains."""
     whole = {
         in_log(one.target.key)
         for one in gone
@@ -434,7 +435,7 @@ def _traces(
 
     if whole:
         left = forget_logged(where.workspace, is_meant)
-        # Of one session somebody may not even have told retention.
+        # For a single session, retention may never have logged anything.
         if left and (who is not None or "log of the program" not in left):
             yield left
     if kept:
@@ -474,7 +475,7 @@ def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
 
 
 def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterator[str]:
-    """What may still tell of it, each as words for a sentence, and once."""
+    """Yield a phrase for each place that may still contain purged data, without repetition."""
     purged = {one.target.key for one in gone if one.problem is None}
     yield from _forks_that_stay(gone)
     if who is not None:
@@ -498,7 +499,7 @@ def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterat
 
 
 def _forks_that_stay(gone: Sequence[_Gone]) -> Iterator[str]:
-    """What was not reached, but for forks that go as well."""
+    """Yield the places that a purge did not reach, except forks that are purged too."""
     purged = {one.target.key for one in gone if one.problem is None}
     also = tuple(f"the fork {key!r} has " for key in purged)
     told = dict.fromkeys(words for one in gone for words in one.not_reached)
@@ -506,7 +507,7 @@ def _forks_that_stay(gone: Sequence[_Gone]) -> Iterator[str]:
 
 
 def _notes_of(where: Where, key: str) -> int:
-    """How many notes were made of the owner of a session, as far as that can be read."""
+    """Return the number of notes about the owner of a session; 0 if they cannot be read."""
     try:
         if NOTES not in namespaces_of(where.workspace):
             return 0

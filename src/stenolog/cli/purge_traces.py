@@ -1,4 +1,4 @@
-"""What tells of a session beside its own storage: its forks, other names, logs, what was typed."""
+"""Traces of a session outside its own storage: forks, aliases, logs, input history."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +18,7 @@ from stenolog.stores.snapshots import Life, WholeStore
 
 
 def other_names(store: Store) -> Mapping[str, Collection[str]]:
-    """The aliases of each session that was given any, deleted ones included."""
+    """Return the aliases of each session that has any, including deleted sessions."""
     if alias_mark(store) == NO_ALIASES:
         return {}
     found = {key: set(names) for key, names in Aliases(store).claims().items()}
@@ -29,7 +29,7 @@ def other_names(store: Store) -> Mapping[str, Collection[str]]:
 
 
 def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
-    """The sessions that were forked from these, deleted ones included, as far as can be read."""
+    """Return the forks of these sessions, including deleted ones, if they can be read."""
     found: dict[str, list[str]] = {}
     for key in store.list_sessions():
         with suppress(StenologError):
@@ -43,7 +43,7 @@ def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
 
 
 def deleted_lives(store: Store) -> Iterator[Life]:
-    """What is in the trash, as far as it can be read."""
+    """Yield the sessions in the trash that can be read."""
     if not isinstance(store, WholeStore):
         return
     for mark in store.lives():
@@ -53,7 +53,7 @@ def deleted_lives(store: Store) -> Iterator[Life]:
 
 
 def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]) -> Iterator[str]:
-    """The sessions that a fallback folder still has, each as words for a sentence."""
+    """Yield a phrase for each session that the fallback folder still contains."""
     place = find_place(workspace, agent)
     for namespace, key in sorted(copies_in_fallback(place)):
         if is_meant(key):
@@ -65,12 +65,12 @@ def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]
             )
 
 
-# --- what was typed --------------------------------------------------------------------------
+# --- input history ---------------------------------------------------------------------------
 
 
 def typed_history() -> Path | None:
-    """The file with what was typed into chats; None where there is none."""
-    # Slow to import, and only a purge needs it.
+    """Return the input history of chats, or None if it is missing or empty."""
+    # Imported late: slow, and only needed for a purge.
     from stenolog.cli.chat_history import history_file
 
     file = history_file()
@@ -81,7 +81,7 @@ def typed_history() -> Path | None:
 
 
 def said_in(store: Store, key: str, before: int | None) -> Iterator[str]:
-    """What a user said in the sessions of a key, below this seq, as far as it can be read."""
+    """Yield the readable user messages with this key, below seq `before` if it is given."""
     with suppress(StenologError):
         yield from _texts(store.get_history(key, full=True), before)
     if before is None and isinstance(store, WholeStore):
@@ -101,7 +101,7 @@ def _texts(messages: Iterable[Message], before: int | None) -> Iterator[str]:
 
 
 def forget_typed(file: Path, said: Collection[str]) -> str:
-    """Take out of the history of chats what was said; what is wrong where that cannot be done."""
+    """Remove messages from the input history; return a phrase about the failure, or nothing."""
     from stenolog.cli.chat_history import forget
 
     try:
@@ -115,7 +115,7 @@ def forget_typed(file: Path, said: Collection[str]) -> str:
 
 
 def forget_logged(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
-    """Make the log of retention name these sessions no more; what it is that still does."""
+    """Remove sessions from the log of retention; return a phrase about what remains, or nothing."""
     if address(workspace).engine != "jsonl":
         return "what retention told of it in the log of the program"
     try:

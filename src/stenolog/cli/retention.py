@@ -1,4 +1,4 @@
-"""`steno retention`: what the rules of the settings do with old sessions, and doing it."""
+"""`steno retention`: list the rules for old sessions, and apply them."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +117,7 @@ def run_command(
 
 
 def _ask(planned: Sequence[Done]) -> None:
-    """Whether it is meant. Raises UsageError, Abort."""
+    """Ask for confirmation. Raises UsageError, Abort."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(
             "This deletes sessions, and nobody can be asked; --yes does it without asking, "
@@ -191,7 +191,7 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
 
 
 def _which(rule: Rule) -> str:
-    """The sessions that a rule takes, in words."""
+    """Describe the sessions that a rule selects."""
     if not rule.says_something:
         return f"no session: it {_lacks(rule)}"
     parts = []
@@ -214,7 +214,7 @@ def _which(rule: Rule) -> str:
 
 
 def _lacks(rule: Rule) -> str:
-    """Why a rule takes no session, in words."""
+    """Explain why a rule selects no session."""
     if rule.asks_what_nobody_knows:
         return "purges, which goes by age and prefix, and names a count, a size or a tag"
     if rule.action == "purge":

@@ -1,4 +1,4 @@
-"""`steno search`: where something was said."""
+"""`steno search`: find messages by their words."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,21 +15,21 @@ from stenolog.cli.text import json_text, moment, one_line, printable, sentence, 
 from stenolog.cli.workspace import Where, where_options
 
 _SOME: Final = 100
-"""In so many messages their roles are looked for."""
+"""Number of messages examined to suggest other roles."""
 _TIMES: Final = (
     "2026-11-05, 2026-11-05T14:30 (UTC), today, yesterday, or an age: 90s, 15m, 2h, 3d, 1w"
 )
 
 
 class Moment(click.ParamType[datetime]):
-    """A date, a time, or how long ago."""
+    """The type of a time option: a date, a time, or an age."""
 
     name = "time"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
-        """The time that was meant. Fails for what is none."""
+        """Return the time. Fails if the value is not a time."""
         if isinstance(value, datetime):
             return value
         found = spoken_moment(value, datetime.now(UTC))
@@ -88,7 +88,7 @@ def search_command(
     with catalog_of(where) as (catalog, meter):
         look = partial(catalog.search, asked, prefix=prefix, tag=tag, since=since, until=until)
         found = look(role=role, limit=limit, newest=newest, progress=meter)
-        # A role may be misspelt; whoever named none has seen all of them.
+        # The role may be misspelt. Without a role, all roles were searched.
         others = look(limit=_SOME).hits if role is not None and not found.hits else ()
     if as_json:
         for hit in found.hits:
@@ -107,7 +107,7 @@ def search_command(
 
 
 def anchor(hit: Hit) -> str:
-    """The name of a message, which `steno show` takes."""
+    """Return the name of a message, as `steno show` accepts it."""
     return f"{hit.key}:{hit.seq}"
 
 
@@ -134,7 +134,7 @@ def _print_line(hit: Hit) -> None:
 
 
 def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
-    # Slow to import, and only a terminal needs it.
+    # Imported late: slow, and only needed in a terminal.
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -144,7 +144,7 @@ def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
     for hit in hits:
         if hit.key != before:
             head = Text(one_line(hit.key), style="bold cyan")
-            # A key is copied from here, so that only the title is ever cut.
+            # Only the title is shortened: users copy the key.
             if head.cell_len + len("  …") <= console.width:
                 head.append(f"  {one_line(printable(hit.title))}", style="not bold dim default")
                 console.print(head, no_wrap=True, overflow="ellipsis")
@@ -163,7 +163,7 @@ def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
 
 
 def _pieces(hit: Hit) -> Iterator[tuple[str, bool]]:
-    """The snippet in pieces, and whether each was asked for; none can drive the terminal."""
+    """Yield the snippet in pieces, made safe to print, and whether each one is a match."""
     at = 0
     for start, end in hit.marks:
         yield printable(hit.snippet[at:start]), False
@@ -173,7 +173,7 @@ def _pieces(hit: Hit) -> Iterator[tuple[str, bool]]:
 
 
 def _why_nothing(asked: str, others: Sequence[Hit]) -> str:
-    """What to say where nothing was found; `others`: what matches whatever its role."""
+    """Explain why nothing was found. `others` are the matches of any role."""
     if others:
         roles = ", ".join(one_line(role) for role in sorted({hit.role for hit in others}))
         return f"No message of that role matches; there are some of: {roles}."

@@ -1,4 +1,4 @@
-"""`steno serve` runs the gateway as a daemon; `steno open` signs a browser in at it."""
+"""`steno serve` runs the gateway as a daemon; `steno open` opens it in a browser, signed in."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ _USUAL_PORT: Final = "8787"
 _MISSING: Final = "The gateway is an extra: pip install 'stenolog[gateway]'."
 _SECONDS: Final = 10
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to ask for what listens at all addresses."""
+"""Address to connect to if the gateway listens on all addresses."""
 _LINK: Final = re.compile(r"/login\?code=[A-Za-z0-9_-]{1,200}")
 _LONGEST: Final = 10_000
 _PAGE: Final = """\
@@ -93,7 +93,7 @@ def serve_command(
 
 
 async def _serve(settings: "Settings", options: Options) -> int:
-    # Slow to import, and an extra.
+    # Imported late: slow, and an optional extra.
     try:
         from stenolog.gateway.daemon import Daemon, listen
         from stenolog.gateway.state import Gateway
@@ -107,7 +107,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
 
     _log_to_stderr(settings)
     async with contextlib.AsyncExitStack() as undo:
-        # Whatever is wrong, nothing stays open: each step is taken back by its failure.
+        # If a step fails, the stack closes everything that was opened before.
         listening = listen(settings.gateway.host, settings.gateway.port)
         for one in listening:
             undo.callback(one.close)
@@ -142,7 +142,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
         return 1
     if left.hanging:
         sys.stderr.flush()
-        # A tool that does not end has a thread that nothing can end.
+        # A tool that does not end occupies a thread that cannot be stopped.
         os._exit(_NOT_SAVED if left.not_saved else 0)
     return _NOT_SAVED if left.not_saved else 0
 
@@ -158,7 +158,7 @@ def _close_stores(agents: "list[AgentInstance]") -> None:
 
 
 def _log_to_stderr(settings: "Settings") -> None:
-    """Have what goes wrong be told, with its time: nobody else reads what a daemon returns."""
+    """Log to stderr with times and without secrets, because a daemon reports errors only there."""
     from stenolog.gateway.failures import WithoutSecrets
 
     writing = logging.StreamHandler()
@@ -186,7 +186,7 @@ def _tell_of(settings: "Settings", agents: "list[AgentInstance]", url: str, file
     port = url.rpartition(":")[2]
     _say(f"A browser:       steno open{'' if port == _USUAL_PORT else f' --port {port}'}")
     _say(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
-    # The one line for programs.
+    # The only line on stdout, for programs.
     click.echo(f"Listening at {url}")
 
 
@@ -224,16 +224,16 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
 
 
 def _has_display() -> bool:
-    # Without one, a browser in the terminal would start here.
+    # Without a display, a text browser would start in this terminal.
     named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return sys.platform == "darwin" or bool(named)
 
 
 def _open(url: str) -> bool:
-    """Lead a browser there by a file that only this user can read; False where that failed.
+    """Open a private file that redirects the browser; return False if that failed.
 
-    All users see the command lines of all programs, and so what a browser is told to open. The
-    file stays until the next one takes its place: after a minute its link is worth nothing.
+    Command lines are visible to all users, so the link must not be an argument of the browser. The
+    file stays until it is replaced: its link expires after a minute.
     """
     from platformdirs import user_state_path
 
@@ -251,8 +251,8 @@ def _open(url: str) -> bool:
 
 
 def _link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
-    """A new link, of the gateway that has the same token. Raises ClickException."""
-    # No library that follows redirects or asks a proxy: they would ask somebody else.
+    """Request a login link from the gateway with the same token. Raises ClickException."""
+    # Redirects and proxies must not be followed: another server would receive the request.
     connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
     nonce = secrets.token_urlsafe(16)
     try:
@@ -281,7 +281,7 @@ def _link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
 def _asked(
     connection: http.client.HTTPConnection, end: str, nonce: str, token: Token
 ) -> tuple[int, bytes]:
-    """What is answered to who proves to have the token, but does not say it."""
+    """Send a proof of the token, but not the token; return the response."""
     now = str(time.time_ns() // 1_000_000)
     proof = f"{now}.{nonce}.{token.proof('ask', end, now, nonce)}"
     headers = {"Authorization": f"Steno {proof}", "Content-Length": "0"}  # guard: token-not-sent
@@ -291,13 +291,13 @@ def _asked(
 
 
 def _proven_path(content: bytes, nonce: str, token: Token) -> str | None:
-    """The path of the link in an answer; None where it is not of who has the token, too."""
+    """Return the path of the link, or None if the response has no valid proof of the token."""
     try:
         answer = json.loads(content)
         path, proof = str(answer["url"]), str(answer["proof"]).encode()
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    # Whatever listens there must not choose what the browser opens.
+    # The server must not choose which page the browser opens.
     if not _LINK.fullmatch(path):
         return None
     wanted = token.proof("give", nonce, path).encode()

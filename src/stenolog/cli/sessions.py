@@ -1,4 +1,4 @@
-"""`steno list`: which sessions there are."""
+"""`steno list`: list the sessions of a workspace."""
 
 import shlex
 import sys
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
 
 # --- catalog --------------------------------------------------------------------------------------
-# The index of a workspace for commands that list and search, with a bar while it is made.
+# The catalog of a workspace for list and search, with a progress bar while it is updated.
 
 
 _SOON: Final = 0.5
-"""What takes no longer than this needs no bar."""
+"""Seconds before the progress bar appears."""
 
 
 class Meter:
-    """A bar on stderr, from the moment that making the index takes a while."""
+    """Progress bar on stderr that appears if updating the catalog takes long."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self._bar: Progress | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """So many of the changed sessions are in the index."""
+        """Show how many changed sessions are indexed."""
         if self._bar is None:
             if time.monotonic() - self._begun < _SOON or not sys.stderr.isatty():
                 return
@@ -65,14 +65,14 @@ class Meter:
         self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 @contextmanager
 def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
-    """The index of a workspace. The sessions are only read; the index itself is kept up to date."""
+    """Open the catalog of a workspace. Sessions are only read; the catalog is updated."""
     place = where.place
     with open_to_read(where) as store:
         if address(place.where).engine != "postgresql":
@@ -89,12 +89,12 @@ def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
 
 
 def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
-    """Open a PostgreSQL database again so that the catalog, which is in it, can be updated.
+    """Open a PostgreSQL database for writing, because it contains the catalog to update.
 
-    None if that is not possible, or if it would migrate older tables: a command that only reads
-    does not take a database away from an older program that uses it.
+    Return None if that is not possible, or if it would migrate older tables: a read-only command
+    must not lock out an older program that uses the database.
     """
-    # Imported only for such a store.
+    # Imported late: only needed for PostgreSQL.
     from stenolog.stores.postgres import PostgresStore
 
     if isinstance(store, PostgresStore) and store.database.outdated:
@@ -121,13 +121,13 @@ def _opened(catalog: Catalog) -> Iterator[tuple[Catalog, Meter]]:
 
 
 _A_PAGE: Final = 50
-"""So many sessions are listed in a terminal, where nothing else is said."""
+"""Default number of sessions listed in a terminal."""
 _ALL: Final = 1 << 62
-"""More sessions than there can be."""
+"""A limit larger than any number of sessions."""
 _OLD_SUFFIX: Final = ".json"
-"""What the whole sessions of other programs end with."""
+"""Suffix of session files of other programs."""
 _NAMED: Final = 8
-"""So many others that have sessions are named."""
+"""Maximum number of other agents or namespaces listed."""
 
 
 @click.command("list")
@@ -187,7 +187,7 @@ def list_command(
 
 
 def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
-    """What is to be said of a list besides what it shows."""
+    """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
     place = where.workspace
     if page.after is not None:
         yield f"These are the newest {len(page.entries):,}; --limit shows more."
@@ -212,7 +212,7 @@ def _whose(where: Where) -> str:
 
 
 def _of_others(others: Others) -> Iterator[str]:
-    """Who else has sessions here, and how to see them."""
+    """Yield the other agents and namespaces that have sessions, and the option to list them."""
     for names, what in ((others.agents, "agent"), (others.namespaces, "namespace")):
         ways = ", ".join(f"--{what} {shlex.quote(one_line(name))}" for name in names[:_NAMED])
         more = " …" if len(names) > _NAMED else ""
@@ -223,14 +223,14 @@ def _of_others(others: Others) -> Iterator[str]:
 
 
 def _of_files(where: Where, *, listed: int) -> Iterator[str]:
-    """What stands among the sessions and is none of those that were listed."""
+    """Yield remarks about files in the session folder that were not listed."""
     place = where.place
     in_folder = address(place.where).engine == "jsonl"
     folder = Path(place.where, place.namespace) if in_folder else place.old
     names = [path.name for path in folder.iterdir()] if folder and folder.is_dir() else []
     more = sum(name.endswith(SUFFIX) for name in names) - (listed if in_folder else 0)
     if more <= 0 and not any(name.endswith(_OLD_SUFFIX) for name in names):
-        return  # files that are our sessions need not be looked at one by one
+        return  # all files are listed sessions; there is no need to read them
     old = [] if where.namespace is not None else _old(place)
     if old:
         source = shlex.quote(one_line(str(place.old)))
@@ -249,8 +249,8 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
 
 
 def _old(place: Place) -> "list[Source]":
-    """What other programs left where this store looks for it when a loop opens it."""
-    # Who has only sessions of ours does not wait for it.
+    """Return the sessions of other programs in the place where they are imported from."""
+    # Imported late: only needed if there are other files.
     from stenolog.sessions.importers.folder import Folder
 
     if place.old is not None:
@@ -295,14 +295,14 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 
 _NEEDS: Final = {"state": 70, "messages": 80, "age": 50}
-"""How wide a terminal must be for a column, besides those that are always there."""
+"""Minimum width of the terminal for each optional column."""
 _STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
 
 
 def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
     console = table_console(color=color)
     shown = ("key", "title", *(name for name, width in _NEEDS.items() if console.width >= width))
-    # A key is copied from here, so that it is folded and never cut; the title needs the rest.
+    # Users copy the key: it is wrapped, never shortened. The title gets the remaining width.
     room = console.width // 2 if console.width >= 100 else 2 * console.width // 5
     columns: dict[str, dict[str, Any]] = {
         "key": {"overflow": "fold", "max_width": room},

@@ -1,4 +1,4 @@
-"""`steno show` and `steno tail`: the messages of a session, and how one message is shown."""
+"""`steno show` and `steno tail`: print the messages of a session."""
 
 import json
 import os
@@ -21,15 +21,15 @@ from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store
 
 _INTERRUPTED: Final = "[interrupted]"
-"""What a model is shown of an answer that was cut off."""
+"""Text that marks an interrupted answer for the model."""
 _AROUND: Final = 5
-"""So many messages are shown before and after the one that was asked for."""
+"""Number of messages shown before and after the requested one."""
 _TOOL_LINES: Final = 12
-"""So many lines of what a tool returned are shown in a terminal."""
+"""Maximum number of lines of a tool result in a terminal."""
 _VALUE: Final = 400
-"""So many characters of any other field."""
+"""Maximum number of characters of any other field."""
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-"""The fields in which servers put what a model thought."""
+"""Fields in which providers return the model's thinking."""
 _NOT_FOR_READING: Final = ("tool_call_id", "tool_calls", FIELD)
 _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -87,19 +87,16 @@ def show_command(
         hidden = info.count - info.visible
         if hidden and whole and not full:
             click.echo(f"{messages_are(hidden)} hidden; --all shows them too.", err=True)
-        # Asked again: reading all of it may have met damage that a first look does not.
+        # Read again: reading all messages may have discovered damage.
         for words in damage_words(info_of(store, info.key), where.workspace):
             click.echo(words, err=True)
 
 
-# --- which session, which messages -----------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------
 
 
 def info_of(store: Store, name: str) -> SessionInfo:
-    """That of the session of this key, or of the one that has the name as an alias.
-
-    Raises ClickException where there is none.
-    """
+    """Return the session with this key or alias. Raises ClickException if there is none."""
     found = _find(store, name)
     if found is None:
         raise click.ClickException(
@@ -116,7 +113,10 @@ def _find(store: Store, name: str) -> SessionInfo | None:
 
 
 def _meant(store: Store, name: str, at: int | None) -> tuple[SessionInfo, int | None]:
-    """The session, and which message of it: a key that is there counts before KEY:SEQ."""
+    """Return the session and the seq of the message.
+
+    An existing key takes precedence over KEY:SEQ.
+    """
     key, _, seq = name.rpartition(":")
     if at is None and key and seq.isascii() and seq.isdecimal() and _find(store, name) is None:
         found = _find(store, key)
@@ -126,7 +126,7 @@ def _meant(store: Store, name: str, at: int | None) -> tuple[SessionInfo, int | 
 
 
 def _around(store: Store, info: SessionInfo, at: int) -> list[Message]:
-    """A message, and those around it. Raises ClickException where there is no such message."""
+    """Return a message and its neighbours. Raises ClickException if it does not exist."""
     every = store.get_history(info.key, after=max(0, at - 1 - 4 * _AROUND), full=True)
     before = [message for message in every if message.seq < at][-_AROUND:]
     found = [message for message in every if message.seq >= at][: _AROUND + 1]
@@ -153,7 +153,7 @@ def _fields(info: SessionInfo, messages: Iterable[Message]) -> dict[str, Any]:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """A message as JSON has it: its place, and exactly what was given to the store."""
+    """Return a message as a JSON object: its position, and the object exactly as stored."""
     return {
         "seq": message.seq,
         "at": moment(message.at),
@@ -163,7 +163,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 def damage_words(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
-    """A sentence where the session is not whole."""
+    """Yield a sentence if the session is damaged."""
     if info.lost or info.damaged:
         cost = f"{messages_are(info.lost)} lost" if info.lost else "no message is lost"
         yield (
@@ -173,7 +173,7 @@ def damage_words(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
 
 
 def messages_are(count: int) -> str:
-    """So many of them, and the verb."""
+    """Return the number of messages with the verb."""
     return "1 message is" if count == 1 else f"{count:,} messages are"
 
 
@@ -181,7 +181,7 @@ def messages_are(count: int) -> str:
 
 
 def print_message(message: Message) -> None:
-    """For reading: without what an answer says of itself for the agent's loop."""
+    """Print a message for reading, without the metadata for the agent loop."""
     fields = message.to_dict()
     why = interruption(fields)
     fields.pop(FIELD, None)
@@ -210,7 +210,7 @@ def _in_words(text: str, why: str) -> str:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """The content in paragraphs: text as it is, anything else as JSON."""
+    """Yield the content in paragraphs: text unchanged, other parts as JSON."""
     if content is None:
         return
     for part in content if isinstance(content, list) else [content]:
@@ -226,16 +226,16 @@ def _as_json(value: Any) -> str:
 
 
 def painter(*, color: bool) -> "_Page":
-    """What lays single messages out for a terminal."""
+    """Return a renderer of single messages for a terminal."""
     return _Page(color=color, tools=False)
 
 
 class _Page:
-    """Messages as lines of a terminal: Markdown laid out, tools in short."""
+    """Renderer of messages for a terminal: Markdown laid out, tool calls shortened."""
 
     def __init__(self, *, color: bool, tools: bool) -> None:
-        """`tools`: all that tools were told."""
-        # Slow to import, and only a terminal needs it.
+        """Create a renderer. `tools` shows tool calls and results completely."""
+        # Imported late: slow, and only needed in a terminal.
         from rich.console import Console
 
         self.color = color
@@ -245,7 +245,7 @@ class _Page:
         self._tools = tools
 
     def lines(self, summary: str, messages: Iterable[Message], at: int | None) -> Iterator[str]:
-        """All of them; the message `at` stands out."""
+        """Yield the lines of summary and messages; the message `at` is highlighted."""
         if summary:
             yield from self._styled("Summary", "bold")
             yield from self._markdown(summary)
@@ -254,7 +254,7 @@ class _Page:
             yield from self.message(message, marked=message.seq == at)
 
     def message(self, message: Message, *, marked: bool = False) -> Iterator[str]:
-        """One message, and the empty line behind it."""
+        """Yield the lines of one message, and an empty line."""
         fields = message.to_dict()
         why = interruption(fields)
         told = {"model": model_of(fields), "seconds": seconds_of(fields)}
@@ -291,7 +291,7 @@ class _Page:
         return self._printed(head)
 
     def _content(self, text: str) -> list[str]:
-        # What is no text, as an image, stands there as JSON, which may be long.
+        # Parts that are not text, such as images, are JSON and may be long.
         is_json = text[:1] == "{" and text[-1:] == "}"
         return self._styled(self._short(text), "dim") if is_json else self._markdown(text)
 
@@ -305,8 +305,8 @@ class _Page:
         return [line for one in blocks for line in painted(one, self._console, budget=budget)]
 
     def _calls(self, calls: Any) -> Iterator[str]:
-        """What tools were asked for, a line each."""
-        # Slow to import, and only where tools were called.
+        """Yield one line for each tool call."""
+        # Imported late: slow, and only needed for tool calls.
         from stenolog.cli.chat_words import short_call
 
         for call in calls if isinstance(calls, list) else ():
@@ -320,7 +320,7 @@ class _Page:
             yield from self._styled(f"→ {words}", "yellow")
 
     def _cut(self, text: str) -> Iterator[str]:
-        """What a tool said, the first lines of it."""
+        """Yield the first lines of a tool result."""
         lines = printable(text).rstrip("\n").split("\n")
         most = len(lines) if self._tools or len(lines) <= _TOOL_LINES else _TOOL_LINES - 1
         for line in lines[:most]:
@@ -345,9 +345,9 @@ class _Page:
 
 
 def _print_lines(lines: Iterator[str], *, paged: bool, color: bool, start: int) -> None:
-    """To the terminal, and through a pager where it is longer than the screen.
+    """Print lines, through a pager if they do not fit on the screen.
 
-    The pager begins behind so many lines, where it is less.
+    If the pager is less, it starts after `start` lines.
     """
     first = list(islice(lines, max(1, shutil.get_terminal_size().lines - 1))) if paged else []
     longer = next(lines, None) if paged else None
@@ -362,7 +362,7 @@ def _print_lines(lines: Iterator[str], *, paged: bool, color: bool, start: int) 
 
 
 # --- tail -----------------------------------------------------------------------------------------
-# `steno tail`: the end of a session, and what is said in it from now on, by any process.
+# `steno tail`: print the end of a session, and new messages as any process stores them.
 
 
 _STOPPED: Final = 128 + 2

@@ -1,4 +1,4 @@
-"""`steno stats`: how much was said, how many tokens that took, and what it cost."""
+"""`steno stats`: count messages and tokens, and compute their cost."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,9 +31,9 @@ from stenolog.stores.jsonl.names import key_of
 from stenolog.stores.opening import address
 
 ESTIMATES_ITSELF: Final = "scripted"
-"""The model that has no provider which could count; as `providers.finding` calls it."""
+"""Name of the model without a provider, the same as in `providers.finding`."""
 _DAYS: Final = 30
-"""So many days are drawn."""
+"""Maximum number of days drawn."""
 _COLUMNS: Final = ("messages", "prompt", "answer", "cached", "estimated")
 
 
@@ -80,7 +80,7 @@ def stats_command(
                 try:
                     _count(store, one, totals, since, until)
                 except (NoSuchSession, ForeignLog):
-                    pass  # deleted meanwhile, or a file of another program
+                    pass  # deleted since it was listed, or a file of another program
                 except StenologError as error:
                     problems[one] = str(error)
                 step()
@@ -122,7 +122,7 @@ def _count(
 ) -> None:
     info = store.info(key)
     if since is not None and info.updated < since:
-        return  # nothing in it is newer
+        return  # no message in it is newer
     totals.add(info, store.get_history(key, full=True), since=since, until=until)
 
 
@@ -162,7 +162,7 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
 
 
 def _tables(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
-    """What every line of the report tells of, its name, and its sums."""
+    """Yield the kind, name and counts of each line of the report."""
     yield "total", "", totals.whole
     for day in sorted(totals.days):
         yield "day", day.isoformat(), totals.days[day]
@@ -209,7 +209,7 @@ def _sums(counts: Counts) -> dict[str, int]:
 
 
 def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
-    # Slow to import, and only a terminal needs it.
+    # Imported late: slow, and only needed in a terminal.
     from rich.bar import Bar
     from rich.text import Text
 

@@ -1,6 +1,7 @@
-"""The group of all commands.
+"""The command group `steno`.
 
-A command's module is imported when it is asked for: `steno --version` does not pay for the stores.
+The module of a command is imported when the command is used, so `steno --version` does not load the
+stores.
 """
 
 import logging
@@ -25,7 +26,7 @@ GROUPS: Final = {
     "Carry": ("export", "import", "copy"),
     "Set up": ("memory", "config", "completion"),
 }
-"""Every command once, as the help shows them."""
+"""All commands, grouped as in the help."""
 COMMANDS: Final = {
     "archive": "stenolog.cli.changing",
     "ask": "stenolog.cli.ask",
@@ -57,39 +58,40 @@ COMMANDS: Final = {
 }
 
 OF_COMMANDS: Final = ("-w", "--workspace", "--agent", "--namespace")
-"""Options that many put before the command."""
+"""Options that users often put before the command."""
 _WHOLE: Final = 1_000
-"""More characters than the first sentence of any help has."""
+"""More characters than the first sentence of any help text."""
 _COMPLETES: Final = "_STENO_COMPLETE"
-"""By this a shell asks what completes a line."""
+"""Environment variable with which a shell requests completions."""
 READER_GONE: Final = 128 + 13
-"""The exit code that a shell shows for a program ended by SIGPIPE."""
+"""Exit code that a shell shows for a program ended by SIGPIPE."""
 
 
 class Steno(click.Group):
-    """Finds commands by name, and turns our errors into one sentence and exit code 1."""
+    """Command group that imports commands on demand and reports store errors in one sentence."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run it as a program."""
-        # Where a shell has closed one (`>&-`), Python has none, and nobody expects that.
+        """Run as a program."""
+        # If the shell closed a stream (`>&-`), Python sets it to None, which libraries do not
+        # expect.
         if sys.stdout is None:
             sys.stdout = _nowhere()
         if sys.stderr is None:
             sys.stderr = _nowhere()
         if _COMPLETES in os.environ:
-            # Nobody else waits for it.
+            # Imported late: only needed for completion.
             from stenolog.cli.completion import register
 
             register()
         return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, for the help text."""
+        """Return the names of the commands."""
         del ctx
         return sorted(COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands by what they are for, each with the whole of its first sentence."""
+        """Write the commands in groups, each with its full first sentence."""
         longest = max(map(len, COMMANDS))
         for title, names in GROUPS.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
@@ -103,7 +105,7 @@ class Steno(click.Group):
                 )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name; None where there is none."""
+        """Return the command of this name, or None."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
@@ -113,7 +115,7 @@ class Steno(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant. Raises UsageError, with what may have been meant."""
+        """Return the command. Raises UsageError with a suggestion for a similar name."""
         name = args[0]
         near = get_close_matches(name, COMMANDS, 1)
         if name not in COMMANDS and near and not ctx.resilient_parsing:
@@ -121,7 +123,7 @@ class Steno(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What stands before the command. Raises UsageError."""
+        """Parse the options before the command. Raises UsageError."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -132,13 +134,13 @@ class Steno(click.Group):
             raise click.UsageError(words, ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it. Raises ClickException for what a store raised."""
+        """Run the command. Raises ClickException for errors of a store."""
         try:
             return super().invoke(ctx)
         except StenologError as error:
             raise click.ClickException(error_sentence(error)) from error
         except BrokenPipeError:
-            # Whoever reads has enough, as `head` does: that is no failure of ours to tell of.
+            # The reader has closed the pipe, as `head` does: not an error to report.
             _stop_writing()
             ctx.exit(READER_GONE)
         except OSError as error:
@@ -150,7 +152,7 @@ def _nowhere() -> TextIOWrapper:
 
 
 def _stop_writing() -> None:
-    """Have what is still to be flushed go nowhere."""
+    """Discard the output that is still buffered."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -167,9 +169,9 @@ def main(ctx: click.Context) -> None:
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
-    # A message may hold characters that the terminal's encoding lacks, or lone surrogates.
+    # Messages may contain lone surrogates, or characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # Each command tells in its own words what the store would only log.
+    # Commands report problems themselves; the stores' log lines are not printed.
     logging.getLogger("stenolog").addHandler(logging.NullHandler())

@@ -1,4 +1,4 @@
-"""Text that came from elsewhere, made safe to print: a message must not drive the terminal."""
+"""Safe and uniform output: text without control sequences, JSON, counts, times, tables."""
 
 import json
 import os
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 NOT_ALL: Final = 3
-"""The exit code where some of what was asked for could not be done."""
+"""Exit code if a part of the task could not be done."""
 
-# Whole sequences go, or their visible half would stay: "[31m".
+# Remove whole sequences, otherwise their visible part would remain: "[31m".
 _SEQUENCE: Final = re.compile(
     # colours, cursor, erase
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
@@ -26,37 +26,37 @@ _SEQUENCE: Final = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]"
 )
-# Besides the control characters, those that turn the direction of writing.
+# Control characters, and characters that change the writing direction.
 _UNPRINTABLE: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _CONTROL: Final = re.compile(f"[{_UNPRINTABLE}]")
-# Halves of characters, too, which cannot be written at all. Line ends are those between values.
+# Also lone surrogates, which cannot be encoded. In JSON, line ends occur only between values.
 _IN_JSON: Final = re.compile(f"[{_UNPRINTABLE}\ud800-\udfff]")
 _CONTROL_IN_LINE: Final = re.compile(f"[{_UNPRINTABLE}\t\n]")
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey; line ends and tabs stay."""
+    """Return the text without terminal control sequences; line ends and tabs are kept."""
     return _CONTROL.sub("", _SEQUENCE.sub("", text))
 
 
 def one_line(name: str) -> str:
-    """A key or path as it can stand in a line: control characters as escapes, none dropped."""
+    """Return a key or path in one line, with control characters escaped."""
     return _CONTROL_IN_LINE.sub(lambda found: ascii(found[0])[1:-1], name)
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON that a terminal can show too: what it would obey stands there as escapes."""
+    """Return a value as JSON that is safe to print: control characters are escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def say(words: str) -> None:
-    """To whoever looks on."""
+    """Print a message to stderr."""
     click.echo(printable(words), err=True)
 
 
 def emit(fields: Any, words: str, *, as_json: bool) -> None:
-    """What was done: as JSON to stdout for programs, or in words to whoever looks on."""
+    """Print a result: as JSON to stdout, or as a message to stderr."""
     if as_json:
         click.echo(json_text(fields))
     else:
@@ -64,28 +64,28 @@ def emit(fields: Any, words: str, *, as_json: bool) -> None:
 
 
 def count(number: int, what: str) -> str:
-    """So many of them, in words."""
+    """Return a count with its noun."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def sentence(words: str) -> str:
-    """The words of an error with their full stop."""
+    """Return an error text that ends with a full stop."""
     text = one_line(words)
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def error_sentence(error: Exception | str) -> str:
-    """What an error says, as a sentence of its own; a name at its beginning stays as it is."""
+    """Return an error as a sentence. The first letter is capitalized unless it starts a name."""
     text = sentence(str(error))
     first, _, rest = text.partition(" ")
-    # "x at http://…" begins with the name of a model.
+    # "x at http://…" starts with the name of a model.
     begins_with_word = first.isascii() and first.isalpha() and not rest.startswith("at http")
     return text[:1].upper() + text[1:] if begins_with_word else text
 
 
 def moment(at: datetime) -> str:
-    """A time (UTC), to the second."""
-    # The C library of some systems does not fill up the year 1 to 0001.
+    """Return a time in UTC, to the second."""
+    # The C library of some systems does not pad the year 1 to 0001.
     return f"{at.year:04}{at:-%m-%dT%H:%M:%SZ}"
 
 
@@ -94,7 +94,7 @@ _AGO: Final = re.compile(r"(\d{1,6})([smhdw])")
 
 
 def spoken_moment(words: str, now: datetime) -> datetime | None:
-    """Return the time that was meant, or None.
+    """Return the time that the words describe, or None.
 
     Forms: `2026-11-05`, `2026-11-05T14:30` (UTC), `3d` ago, `today`, `yesterday` (from 0:00 UTC).
     """
@@ -113,7 +113,7 @@ def spoken_moment(words: str, now: datetime) -> datetime | None:
 
 
 def age(at: datetime, now: datetime) -> str:
-    """How long ago, in one unit; from two months on, the day."""
+    """Return the age in one unit, or the date if it is nine weeks or more."""
     seconds = max(0, int((now - at).total_seconds()))
     if seconds >= 9 * _UNITS["w"]:
         return at.date().isoformat()
@@ -124,30 +124,30 @@ def age(at: datetime, now: datetime) -> str:
 
 
 # --- terminal -------------------------------------------------------------------------------------
-# The terminal: whether there is one, and what writes to it without taking the screen over.
+# The terminal: detection, and output below the other lines, without the alternate screen.
 
 
 _DUMB: Final = ("", "dumb", "unknown")
 
 
 def is_interactive() -> bool:
-    """Whether somebody types and looks, in a terminal that can move its cursor."""
+    """Return whether stdin and stdout are a terminal that can move its cursor."""
     term = os.environ.get("TERM", "").casefold()
-    # A program may be started with its stdin closed; then there is no stream for it.
+    # If a program is started with stdin closed, `sys.stdin` is None.
     typed = sys.stdin is not None and sys.stdin.isatty()
     return typed and sys.stdout.isatty() and term not in _DUMB
 
 
 def console() -> "Console":
-    """What turns colours into the codes of this terminal; none with NO_COLOR."""
-    # Slow to import, and only a terminal needs it.
+    """Return a console that renders colours for this terminal; none with NO_COLOR."""
+    # Imported late: slow, and only needed in a terminal.
     from rich.console import Console
 
     return Console(highlight=False, emoji=False, markup=False)
 
 
 def table_console(*, color: bool) -> "Console":
-    """Return what tables are printed to: stdout, as wide as the terminal."""
+    """Return the console for tables: stdout, as wide as the terminal."""
     from rich.console import Console
 
     return Console(color_system="auto" if color else None, highlight=False)
@@ -159,7 +159,7 @@ def print_table(
     rows: Iterable[Sequence[Any]],
     **options: Any,
 ) -> None:
-    """Print rows below the names of their columns. A cell is text, or text with its style."""
+    """Print rows with a header. A cell is text, or a tuple of text and style."""
     from rich.table import Table
     from rich.text import Text
 
@@ -173,7 +173,10 @@ def print_table(
 
 
 def progress_bar(*more: str) -> "Progress":
-    """Return a bar on stderr that goes away at its end; `more`: formats of further columns."""
+    """Return a progress bar on stderr that disappears at the end.
+
+    `more` are formats of further columns.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -183,7 +186,7 @@ def progress_bar(*more: str) -> "Progress":
 
 
 def inline_output() -> "Vt100_Output":
-    """The terminal, for what is drawn below the other output and goes away again."""
+    """Return the terminal for widgets that are drawn below the other output and then removed."""
     from prompt_toolkit.output.color_depth import ColorDepth
     from prompt_toolkit.output.vt100 import Vt100_Output
 
@@ -193,6 +196,6 @@ def inline_output() -> "Vt100_Output":
         default_color_depth=ColorDepth.from_env(),
         enable_bell=False,
     )
-    # Where the cursor is need not be known, and the answer would come in between what is typed.
+    # The cursor position is not needed, and the terminal's answer would mix with typed text.
     output.enable_cpr = False
     return output

@@ -1,4 +1,4 @@
-"""`steno delete` and `restore`: into the trash, and out of it."""
+"""`steno delete` and `steno restore`: move sessions to the trash and back."""
 
 import shlex
 import sys
@@ -29,7 +29,7 @@ from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Trashed
 
 _NAMED: Final = 20
-"""So many sessions are named before somebody is asked."""
+"""Maximum number of sessions listed before the question."""
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 json_option = click.option(
@@ -38,7 +38,7 @@ json_option = click.option(
 
 
 def check_somebody(yes: bool, what: str) -> None:
-    """Raise UsageError where somebody is to be asked and nobody can be."""
+    """Raise UsageError if a confirmation is needed and there is no terminal to ask in."""
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError(f"{what}; add --yes where nobody can be asked.")
 
@@ -109,7 +109,7 @@ def _deleted(key: str, uid: str, messages: int, gone: Trashed | None = None) -> 
 
 
 def list_lines(head: str, lines: Sequence[str]) -> None:
-    """Say what will be done with which sessions: the first of them, and how many more."""
+    """List the first sessions, and the number of further ones."""
     say(head)
     for line in lines[:_NAMED]:
         say(f"  {line}")
@@ -193,7 +193,7 @@ def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -
 def _print_table(found: Sequence[Trashed], *, color: bool) -> None:
     console = table_console(color=color)
     number = {"justify": "right", "no_wrap": True}
-    # Both are copied from here, so that they are folded and never cut.
+    # Users copy key and uid: both are wrapped, never shortened.
     columns = {
         "key": {"overflow": "fold", "max_width": max(10, console.width // 2)},
         "uid": {"overflow": "fold", "min_width": 16},

@@ -1,4 +1,4 @@
-"""Which workspace a command works on, and opening it to look at it only."""
+"""Options that select the workspace of a command, and opening it read-only."""
 
 import os
 from collections.abc import Callable
@@ -18,23 +18,23 @@ from stenolog.stores.opening import address, open_store
 
 DEFAULT: Final = "./workspace"
 OF_SETTINGS: Final = f"that of the settings, {DEFAULT} unless set"
-"""What the help says of it."""
+"""Default of `--workspace`, as the help shows it."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def shown(workspace: str) -> str:
-    """A workspace as it may be printed: without the password in the URL of a server."""
+    """Return a workspace in printable form, without the password of a URL."""
     if "://" not in workspace and "password" not in workspace:
         return workspace
-    # Nobody else waits for it.
+    # Imported late: only needed for databases.
     from stenolog.settings.secrets import without_password
 
     return without_password(workspace)  # guard: workspace-name-redacted
 
 
 class Where(Struct, frozen=True, kw_only=True):
-    """What the options of a command name: a workspace, and whose sessions in it."""
+    """The store that the options select: a workspace, and an agent or namespace in it."""
 
     workspace: str
     agent: str | None = None
@@ -42,12 +42,12 @@ class Where(Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The workspace as it may be printed."""
+        """Return the workspace in printable form."""
         return shown(self.workspace)
 
     @property
     def place(self) -> Place:
-        """Where that store is. Raises UsageError."""
+        """Return the place of the store. Raises UsageError."""
         found = find_place(self.workspace, self.agent)
         return found if self.namespace is None else replace(found, namespace=self.namespace)
 
@@ -55,12 +55,12 @@ class Where(Struct, frozen=True, kw_only=True):
 def workspace_option(
     command: _Command, *, wrong: type[click.ClickException] = click.ClickException
 ) -> _Command:
-    """Give a command `--workspace`. `wrong`: what is raised where the settings are wrong."""
+    """Add `--workspace` to a command. Wrong settings raise `wrong`."""
 
     def in_force(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
         if given is not None:
             return given
-        # Who names the workspace as DIR needs no settings, right or wrong.
+        # With DIR given, the settings are not needed, even if they are wrong.
         if ctx.params.get("directory") is not None or ctx.resilient_parsing:
             return DEFAULT
         try:
@@ -79,8 +79,8 @@ def workspace_option(
 
 
 def _of_settings(agent: str | None) -> str:
-    """Where the settings keep the sessions of an agent. Raises ClickException."""
-    # Slow to import; who names a workspace needs neither, and who has no config file not both.
+    """Return where the settings store the sessions of an agent. Raises ClickException."""
+    # Imported late: slow, and not needed with -w; the second import only if settings exist.
     from stenolog.settings.file import is_anything_set
 
     if not is_anything_set(os.environ):
@@ -92,7 +92,7 @@ def _of_settings(agent: str | None) -> str:
 
 
 def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--workspace`, `--agent` and `--namespace`, and call it with a Where."""
+    """Add `--workspace`, `--agent` and `--namespace` to a command, passed as Where."""
 
     @wraps(command)
     def bundled(
@@ -113,7 +113,7 @@ def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
-    """The workspace of a command that takes it as an argument too. Raises UsageError for two."""
+    """Return the workspace of a command that also accepts DIR. Raises UsageError for both."""
     if directory is None:
         return workspace
     if ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE:
@@ -122,7 +122,7 @@ def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
 
 
 def check_there(workspace: str) -> None:
-    """Raise UsageError where there is no such workspace, StoreUnavailable where it is shut."""
+    """Raise UsageError if there is no such workspace, StoreUnavailable if it is inaccessible."""
     found = address(workspace)
     if found.engine != "jsonl":
         return
@@ -132,13 +132,13 @@ def check_there(workspace: str) -> None:
 
 
 def open_to_read(where: Where | str) -> Store:
-    """The store, opened so that nothing is written. Raises UsageError, StoreUnavailable."""
+    """Open the store read-only. Raises UsageError, StoreUnavailable."""
     if isinstance(where, str):
         where = Where(workspace=where)
     check_there(where.workspace)
     place = where.place
     folder = Path(place.where, place.namespace)
     if address(place.where).engine == "jsonl" and not folder.exists():
-        # Where nothing was ever stored there is no folder, but an empty store says the same.
+        # Nothing was ever stored here: an empty store behaves the same.
         return InMemoryStore()
     return open_store(place.where, namespace=place.namespace, read_only=True)

@@ -1,1 +1,1 @@
-"""The web viewer: pages that the gateway makes itself, without a build step or anybody's server."""
+"""Web viewer: HTML pages that the gateway renders itself, without a build step or other servers."""

@@ -1,7 +1,7 @@
-"""The conversation: some of a session's messages at a time, with what is out of sight between.
+"""Conversation page: a part of a session's messages, with markers for hidden and damaged ones.
 
-Only what is shown is read where the store can do that: the end of a long session is there at once,
-and what is older comes when somebody wants it.
+If the store supports it, only the shown messages are read: the end of a long session appears at
+once, and older messages are loaded on request.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,62 +33,65 @@ from stenolog.stores.base import Store
 from stenolog.stores.snapshots import LifeMark, WholeStore
 
 SIZE: Final = 50
-"""So many messages are shown at first, and come at a time."""
+"""Number of messages on a new page, and of each further part."""
 _MOST: Final = 400
-"""So many come at once where somebody asks for all of a run."""
+"""Maximum number of messages in one part, when a whole range is requested."""
 _RESULTS: Final = 50
-"""So many more are read, so that no result stands without its call."""
+"""Number of additional messages read to find the results of the last calls."""
 _IN_VAIN: Final = 2_000
-"""So many messages are rather read for nothing than that the session is opened anew."""
+"""Maximum number of messages that are read and discarded.
+
+If more would be discarded, the session is opened separately, so that reading stops early.
+"""
 
 Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
 
 
 class TalkQuery(OfAgent, frozen=True, kw_only=True):
-    """Which part of the talk is shown."""
+    """Query of the conversation page."""
 
     at: Seq = 0
-    """Around this message; 0: the end."""
+    """Seq of the message to show in the middle. 0 shows the end."""
     full: bool = False
-    """What is out of sight, too."""
+    """Include hidden messages."""
 
 
 class PartQuery(OfAgent, frozen=True, kw_only=True):
-    """Which messages are wanted for the page that is open."""
+    """Query of a part for a page that is already open."""
 
     before: Seq = 0
     after: Seq | None = None
     first: Seq = 0
-    """With `last`: all from here, hidden ones too."""
+    """With `last`: return this whole range, including hidden messages."""
     last: Seq = 0
     full: bool = False
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """A message, or what is out of sight in its place."""
+    """One row of the page: a message, a gap of hidden messages, or a range of damaged ones."""
 
     message: Shown | None = None
     gap: Gap | None = None
     lost: Span | None = None
-    """Or the seqs of messages that are damaged."""
+    """First and last seq of damaged messages."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """Some of a conversation."""
+    """Consecutive rows of a conversation."""
 
     items: Sequence[Item]
     first: int
-    """The seq of the first message of it; 0 where there is none."""
+    """Seq of the first message, or 0 if the part has none."""
     last: int
     older: bool
-    """Whether there is more before it."""
+    """Whether there are messages before this part."""
     newer: bool
     sight: str
-    """Changes with what is in sight: then a page that is open is out of date."""
+    """Digest of the hidden and damaged messages. If it changes, an open page is out of date."""
 
 
 class Talk(Struct, frozen=True, kw_only=True):
-    """A session, and some of what was said in it."""
+    """A session and a part of its messages."""
 
     info: SessionInfo
     title: str
@@ -97,11 +100,11 @@ class Talk(Struct, frozen=True, kw_only=True):
     part: Part
     fork_key: str
     damage: str
-    """What is told of a session that is not whole; empty where it is."""
+    """Description of the damage; empty if the session is intact."""
 
 
 async def conversation(request: Request) -> Response:
-    """A session's page."""
+    """Serve the page of a session."""
     gateway = gateway_of(request)
     query = query_of(request, TalkQuery)
     agent = agent_of(gateway, query.agent)
@@ -112,12 +115,12 @@ async def conversation(request: Request) -> Response:
 
 
 async def fragment(request: Request) -> Response:
-    """Some more messages, for the page that is open."""
+    """Serve more messages for a page that is already open."""
     gateway = gateway_of(request)
     query = query_of(request, PartQuery)
     agent = agent_of(gateway, query.agent)
     key = key_of(request)
-    # Who looks at the end is told what has become of the session, too.
+    # A page that shows the end also displays the current state of the session.
     entry = await entry_of(gateway, agent, key) if query.after is not None else None
     info, part = await gateway.loop.run(_more, agent, key, query)
     return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
@@ -148,7 +151,7 @@ def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None)
 
 
 def as_met(store: Store, key: str, read: Callable[[SessionInfo], Part]) -> tuple[SessionInfo, Part]:
-    """What is read of a session. Damage is met only by reading: then it is looked at anew."""
+    """Read a session, and read it again if the first read discovered damage."""
     before = store.info(key)
     part = read(before)
     info = store.info(key)
@@ -184,7 +187,7 @@ def _wanted(store: Store, info: SessionInfo, query: PartQuery) -> Part:
 
 
 def newest(store: Store, info: SessionInfo, *, full: bool) -> Part:
-    """The end of a session."""
+    """Return the end of a session."""
     history = store.get_history(info.key, last=SIZE + _RESULTS, full=full)
     start = max(0, len(history) - SIZE)
     while start > 0 and results_of(history[start].to_dict()):
@@ -194,7 +197,7 @@ def newest(store: Store, info: SessionInfo, *, full: bool) -> Part:
 
 
 def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> Part:
-    """What stands around a message; where it is out of sight, all that is so, too."""
+    """Return the messages around `at`. If that one is hidden, include all hidden messages."""
     at = min(at, info.last_seq)
     full = full or not spans.contains(info.in_sight, at)
     sight = look(store, info)
@@ -219,13 +222,13 @@ def _between(
 def _read(
     store: Store, info: SessionInfo, runs: Sequence[Span], first: int, last: int
 ) -> list[Message]:
-    """The messages of these runs from one seq to another."""
+    """Return the messages of `runs` with seqs from `first` to `last`."""
     behind = spans.size(spans.clipped(runs, last + 1, info.last_seq))
     if isinstance(store, WholeStore) and behind > max(_IN_VAIN, last - first):
         try:
             history = _read_up_to(store, info, first, last)
         except StenologError:
-            # Damaged, or replaced all the time; then as everybody reads it.
+            # The session is damaged or was replaced again and again: use the ordinary read.
             history = store.get_history(info.key, after=first - 1, full=True)
     else:
         full = tuple(runs) != info.in_sight
@@ -234,7 +237,7 @@ def _read(
 
 
 def _read_up_to(store: WholeStore, info: SessionInfo, first: int, last: int) -> list[Message]:
-    """The same of all messages, and nothing behind them is read."""
+    """Return all messages from `first` to `last`, visible or hidden, without reading later ones."""
     mark = LifeMark(key=info.key, uid=info.uid, stamp="")
     made: list[Message] = []
     with store.read_life(mark, after=first - 1) as reading:
@@ -257,13 +260,13 @@ def _part(
 ) -> Part:
     runs = sight.gaps
     first = history[0].seq if history else 0
-    # A gap stands before the message that follows it; what is before the first of all, too.
+    # A gap is placed before the next message. Gaps before the first message of all count too.
     told = _seen_before(info.in_sight, first) if first else 0
     above = _seen_before(sight.present, first) if full and first else told
     items: list[Item] = []
     for message in shown(history, later):
         if full:
-            # All of it is here; only where the model begins to see is marked.
+            # All messages are shown; mark only the point from which the model sees them.
             here = [run for run in runs if run.told and told <= run.last < message.seq]
         else:
             here = [run for run in runs if told < run.first and run.last < message.seq]
@@ -292,23 +295,23 @@ def _lost_items(sight: Sight, after: int, before: int) -> list[Item]:
 
 
 def _mark(info: SessionInfo, sight: Sight) -> str:
-    """Of what is out of sight, and of what is told of it: what is appended does not change it."""
+    """Return a digest of summary, gaps and damage. Appending messages does not change it."""
     told = ascii((info.uid, info.summary, list(sight.gaps)))
     told += ascii((list(sight.lost), info.damaged))
     return blake2b(told.encode(), digest_size=8).hexdigest()
 
 
-# --- which seqs ------------------------------------------------------------------------------
+# --- seq arithmetic --------------------------------------------------------------------------
 
 
 def _seen_before(in_sight: Sequence[Span], seq: int) -> int:
-    """The last seq in sight before this one; 0 where there is none."""
+    """Return the last seq of these ranges before `seq`, or 0."""
     before = [min(end, seq - 1) for first, end in in_sight if first < seq]
     return before[-1] if before else 0
 
 
 def _back(runs: Sequence[Span], seq: int, count: int) -> int:
-    """The seq from which on so many messages of these stand before this one."""
+    """Return the seq at which the last `count` messages of `runs` before `seq` start."""
     left = count
     for first, end in reversed(runs):
         last = min(end, seq - 1)
@@ -322,7 +325,7 @@ def _back(runs: Sequence[Span], seq: int, count: int) -> int:
 
 
 def _forward(runs: Sequence[Span], seq: int, count: int) -> int:
-    """The seq up to which so many messages of these stand behind this one."""
+    """Return the seq at which the first `count` messages of `runs` after `seq` end."""
     left = count
     for first, end in runs:
         start = max(first, seq + 1)

@@ -1,4 +1,4 @@
-"""The context inspector: what the model will see at the next message, and what it takes."""
+"""Context inspector: page that shows the next request to the model and its size in tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,11 +23,11 @@ from stenolog.records import SessionInfo
 from stenolog.sessions.exporting.fences import ColourBudget
 
 WIDTH: Final = 1_000.0
-"""Of the bar, in the units of its drawing."""
+"""Width of the bar, in the units of its SVG drawing."""
 
 
 class Share(Struct, frozen=True, kw_only=True):
-    """One part of what the model's context has room for."""
+    """One segment of the bar that shows how the model's context is used."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
 
 class Sent(Struct, frozen=True, kw_only=True):
-    """One message as it is sent."""
+    """One message of the request to the model."""
 
     role: str
     line: str
@@ -46,7 +46,7 @@ class Sent(Struct, frozen=True, kw_only=True):
 
 
 class Inspected(Struct, frozen=True, kw_only=True):
-    """What goes to the model."""
+    """The data of the inspector page: the next request to the model, and its parts in tokens."""
 
     info: SessionInfo
     title: str
@@ -54,16 +54,16 @@ class Inspected(Struct, frozen=True, kw_only=True):
     entry: Entry | None
     model: str
     room: int
-    """Tokens that all that is sent may take."""
+    """Maximum number of tokens of the request."""
     total: int
-    """Tokens that the model takes, the answer included."""
+    """Maximum number of tokens of request and answer together."""
     tokens: int = 0
     left_out: int = 0
     elided: int = 0
     sent: Sequence[Share] = ()
-    """What is sent, side by side."""
+    """Segments of the request alone."""
     shares: Sequence[Share] = ()
-    """The same within all that the context has room for."""
+    """Segments of the whole context: request, free tokens, and tokens reserved for the answer."""
     messages: Sequence[Sent] = ()
     tools: Markup | None = None
     tools_tokens: int = 0
@@ -72,7 +72,7 @@ class Inspected(Struct, frozen=True, kw_only=True):
 
 
 async def context(request: Request) -> Response:
-    """The page of the inspector."""
+    """Serve the inspector page."""
     gateway = gateway_of(request)
     query = query_of(request, OfAgent)
     agent = agent_of(gateway, query.agent)
@@ -83,7 +83,7 @@ async def context(request: Request) -> Response:
 
 
 def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspected:
-    """What a session's model would be sent now. Raises NoSuchSession."""
+    """Return the request that the session's model would receive now. Raises NoSuchSession."""
     own = agent.own_key(key)
     info = agent.store.info(own)
     model = agent.model_of(own)
@@ -145,10 +145,10 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
 
 
 def divided(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
-    """The tokens of the system message by what stands in it; together they are exactly as many.
+    """Divide the tokens of the system message by source; the parts add up to `head`.
 
-    Texts that are joined take more or less than they do apart, and a long summary is cut: so what
-    the others leave is the summary's, or else the system prompt's.
+    Joined texts take more or fewer tokens than separate ones, and a long summary is cut. Therefore
+    the remainder counts as summary, or as system prompt if the session has no summary.
     """
     memory = min(memory, head)
     own = min(system, head - memory) if summary else head - memory
@@ -156,7 +156,7 @@ def divided(head: int, *, system: int, memory: int, summary: bool) -> dict[str, 
 
 
 def _exact(body: Mapping[str, Any], budget: ColourBudget) -> Markup:
-    """All of a message: its words as they are where it has nothing else, else as JSON."""
+    """Return the content of a message with only role and text, and any other message as JSON."""
     if set(body) == {"role", "content"} and isinstance(body["content"], str):
         return Markup("{}").format(body["content"])
     return pretty(body, budget)
@@ -174,7 +174,7 @@ _NAMES: Final = {
 
 
 def shares(parts: dict[str, int]) -> list[Share]:
-    """The parts of the bar, one behind the other; together they are as wide as it is."""
+    """Return the segments of the bar, side by side; together they have the width WIDTH."""
     whole = sum(parts.values()) or 1
     made: list[Share] = []
     x = 0.0

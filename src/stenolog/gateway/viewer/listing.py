@@ -1,4 +1,4 @@
-"""The list of sessions: a page of it, those that fit some words, and what was said with them."""
+"""Start page: the list of sessions, page by page, and search in titles, keys, tags and messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final
@@ -22,14 +22,14 @@ from stenolog.gateway.viewer.sight import HIDDEN, Sight, look
 from stenolog.stores.base import Store
 
 SIZE: Final = 50
-"""So many sessions are on one page."""
+"""Number of sessions on one page."""
 _HITS: Final = 20
 _LOOKED_AT: Final = 5_000
-"""So many sessions are read at once at the most, to find those that fit."""
+"""Maximum number of sessions that one query reads to find matching ones."""
 
 
 class HomeQuery(OfAgent, frozen=True, kw_only=True):
-    """Which sessions are listed."""
+    """Query of the session list: search words, filters and position."""
 
     q: Annotated[str, Meta(max_length=1_000)] = ""
     tag: Annotated[str, Meta(max_length=1_000)] = ""
@@ -37,11 +37,11 @@ class HomeQuery(OfAgent, frozen=True, kw_only=True):
     state: str = ""
     after: Annotated[str, Meta(max_length=2_000)] = ""
     part: bool = False
-    """Whether only the rows are wanted, for the page that is open."""
+    """Return only the rows, for a page that is already open."""
 
 
 class Listed(Struct, frozen=True, kw_only=True):
-    """A page of the list."""
+    """One page of the session list, and the messages that match the search."""
 
     entries: Sequence[Entry]
     after: str | None
@@ -49,11 +49,11 @@ class Listed(Struct, frozen=True, kw_only=True):
     count: int = 0
     exact: bool = True
     whys: Mapping[tuple[str, int], str] = {}
-    """By key and seq, what became of those hits that are out of sight."""
+    """Reason why a hit is hidden, by key and seq. Visible hits are not in it."""
 
 
 async def home(request: Request) -> Response:
-    """The list of sessions, or the next rows of it."""
+    """Serve the list of sessions, or only the next rows of it."""
     gateway = gateway_of(request)
     query = query_of(request, HomeQuery)
     agent = agent_of(gateway, query.agent)
@@ -71,7 +71,7 @@ async def home(request: Request) -> Response:
 
 
 def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
-    """The sessions that are asked for; with words also the messages that have them."""
+    """Return the requested sessions; a search also returns the matching messages."""
     catalog = agent.catalog
     if not query.q.strip():
         found = _chosen(catalog, query, SIZE, query.after or None)
@@ -91,7 +91,7 @@ def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
 
 
 def those_that_fit(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str | None]:
-    """A page of the sessions that have the words, and where the next one begins."""
+    """Return one page of the sessions that match the words, and the position of the next page."""
     fits: list[Entry] = []
     after: str | None = query.after or None
     size = SIZE
@@ -101,10 +101,10 @@ def those_that_fit(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str
         after = more.after
         if after is None:
             break
-        # Few at first: what is sought is often new, and what fits is often much.
+        # Start with few: the wanted session is often recent, and often many sessions match.
         size = min(2 * size, _LOOKED_AT)
     if len(fits) > SIZE:
-        # What was read beyond it is read again by who wants it.
+        # Sessions beyond this page are read again when the next page is requested.
         return fits[:SIZE], place_of(fits[SIZE - 1])
     return fits, after
 
@@ -129,14 +129,16 @@ def _whys(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], str]:
             try:
                 sights[hit.key] = look(store, store.info(hit.key))
             except StenologError:
-                sights[hit.key] = None  # deleted meanwhile, or damaged; the hit is still one
+                sights[hit.key] = (
+                    None  # deleted since the search, or damaged; the hit is still listed
+                )
         sight = sights[hit.key]
         made[hit.key, hit.seq] = HIDDEN if sight is None else sight.why(hit.seq)
     return made
 
 
 def fitting(entries: Iterable[Entry], words: str) -> list[Entry]:
-    """The sessions that have all these words in title, key or tags, as beginnings or inside."""
+    """Return the sessions that contain all these words in title, key or tags, ignoring case."""
     wanted = words.casefold().split()
     return [
         one
@@ -146,7 +148,7 @@ def fitting(entries: Iterable[Entry], words: str) -> list[Entry]:
 
 
 def marked(hit: Hit) -> Markup:
-    """The snippet of a hit, with the words that were found marked; all else is only text."""
+    """Return the snippet of a hit as HTML with the matches marked; all other text is escaped."""
     made = Markup()
     end = 0
     for first, last in hit.marks:

@@ -1,8 +1,8 @@
-"""What was said, as HTML that a page may hold: Markdown, coloured code, and nothing that acts.
+"""Convert Markdown from messages to safe HTML with coloured code.
 
-Three walls stand one behind the other. The Markdown parser takes no HTML, so that tags are text.
-What it makes is cleaned by a list of tags and attributes. And the pages' own policy lets no script
-run and no address be loaded that is not the gateway's.
+Three independent defences: the Markdown parser treats HTML as text; nh3 removes all tags and
+attributes that are not on a list; and the content security policy of the pages blocks foreign
+scripts and addresses.
 """
 
 import re
@@ -27,7 +27,7 @@ from stenolog.sessions.exporting.fences import (
 )
 
 LONGEST: Final = 100_000
-"""What is longer is shown as plain text, and cut here."""
+"""Maximum number of characters that are rendered. Longer text is shown as plain text and cut."""
 _LONGEST_KEPT: Final = 20_000
 MAX_COLOURED_ON_PAGE: Final = 50_000
 """Maximum number of characters of code that are coloured on one page."""
@@ -50,21 +50,21 @@ _CLASS: Final = re.compile(r"[A-Za-z0-9_+#. -]{1,60}")
 
 
 def is_picture(address: object) -> bool:
-    """Whether an address holds a picture itself; any other one is not loaded."""
+    """Return whether an address is a data URL of a picture. Other pictures are never loaded."""
     return isinstance(address, str) and _PICTURE.fullmatch(address) is not None
 
 
 def is_address(address: object) -> bool:
-    """Whether an address may be a link."""
+    """Return whether an address may be used as a link."""
     return isinstance(address, str) and _ADDRESS.fullmatch(address) is not None
 
 
 def to_html(text: str, page: ColourBudget | None = None) -> Markup:
-    """Markdown as HTML that can do nothing but be read.
+    """Return Markdown as safe HTML.
 
-    `page`: what may still be coloured on the page that the text is for.
+    `page` is the remaining colour budget of the page that shows the text.
     """
-    # Half a character cannot be sent.
+    # Lone surrogates cannot be encoded as UTF-8.
     text = text.encode(errors="replace").decode()
     if len(text) > LONGEST:
         return _plain(text)
@@ -88,7 +88,7 @@ def _kept(text: str, most: int) -> tuple[Markup, int]:
 
 
 def _made(text: str, most: int) -> tuple[Markup, int]:
-    """Return the HTML, and how many characters of code, at most `most`, are coloured in it."""
+    """Return the HTML and the number of coloured characters of code, at most `most`."""
     try:
         tokens = _PARSER.parse(text)
         budget = ColourBudget(most)
@@ -117,7 +117,7 @@ def _plain(text: str) -> Markup:
 
 
 def _checked(tag: str, attribute: str, value: str) -> str | None:
-    """The value of an attribute; None where it may not stand there."""
+    """Return the value of an attribute, or None if the attribute must be removed."""
     match tag, attribute:
         case "a", "href":
             return value if is_address(value) else None
@@ -140,7 +140,7 @@ def _coloured(code: str, language: str, attributes: str) -> str:
 def _image(
     self: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
 ) -> str:
-    """A picture that is in the text itself is shown; of any other only the address is told."""
+    """Render an embedded picture as an image, and any other picture only as a link."""
     token = tokens[index]
     source = str(token.attrGet("src") or "")
     words = self.renderInlineAsText(token.children, options, env)

@@ -1,4 +1,4 @@
-"""Messages as the viewer shows them: words, thoughts, pictures, calls with their results. Pure."""
+"""Convert messages to the values that templates show: text, thinking, pictures, tool calls."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -46,7 +46,7 @@ _LAYOUT: Final = JSONEncoder(indent=2, ensure_ascii=False)
 
 
 class Picture(Struct, frozen=True, kw_only=True):
-    """A picture: shown where it is in the message itself, else only linked."""
+    """A picture. Embedded pictures are shown, others only linked."""
 
     address: str
     shown: bool
@@ -54,11 +54,11 @@ class Picture(Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
-    """A call of a tool and, where it has come, its result."""
+    """A tool call, with its result if it has one."""
 
     name: str
     line: str
-    """The arguments in one short line."""
+    """The arguments in one line, shortened."""
     arguments: Markup
     result: Markup | None
     seconds: float | None
@@ -66,15 +66,15 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """One message on the page."""
+    """One message as the page shows it."""
 
     seq: int
     at: datetime
     hidden: bool
     role: str
-    """As it is stored; anything may stand there."""
+    """The role as stored, which may be any text."""
     kind: str
-    """One of the roles that have a look of their own, else `other`."""
+    """The role if the style sheet knows it, otherwise `other`."""
     words: Markup
     thoughts: tuple[Markup, ...] = ()
     pictures: tuple[Picture, ...] = ()
@@ -92,9 +92,9 @@ class _Answered(Struct, frozen=True):
 
 
 def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Shown]:
-    """What the page shows of these messages; a result stands with its call where that is here.
+    """Return the messages for the page; a result is shown at its call if the call is among them.
 
-    `later`: messages behind these, in which results of the last calls may stand.
+    `later` are messages after these, which may contain the results of the last calls.
     """
     bodies = {one.seq: one.to_dict() for one in messages}
     after = {one.seq: one.to_dict() for one in later}
@@ -102,7 +102,7 @@ def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Sh
     told = {found.message.seq for found in answers.values()}
     page = ColourBudget(MAX_COLOURED_ON_PAGE)
     made = []
-    # The newest are coloured first: a page opens at its end.
+    # Colour the newest messages first: a page opens at its end.
     for message in reversed(messages):
         body = bodies[message.seq]
         if message.seq in told and _only_results(body):
@@ -113,12 +113,12 @@ def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Sh
 
 
 def prompt_line(body: Mapping[str, Any]) -> str:
-    """What a user asked, in one line, without pictures."""
+    """Return the user's prompt in one line, without pictures."""
     return one_line(words_of({**body, "content": _without_pictures(body.get("content"))}))
 
 
 def one_line(text: str) -> str:
-    """The beginning of a text in one line."""
+    """Return the start of a text in one line."""
     line = " ".join(text[: 4 * _LINE].split())
     return line if len(line) <= _LINE else line[: _LINE - 1].rstrip() + "…"
 
@@ -187,7 +187,7 @@ def _words(body: Mapping[str, Any], role: str, page: ColourBudget) -> Markup:
         return Markup("<pre>{}</pre>").format(pretty(text_of(body.get("content")), page))
     content = _without_pictures(body.get("content"))
     if isinstance(content, str) and interruption(body):
-        # The page says so itself, and why.
+        # The page shows the interruption and its reason itself.
         content = content.removesuffix(INTERRUPTED).rstrip()
     if content is not None and not isinstance(content, str | list):
         return Markup("<pre>{}</pre>").format(pretty(content, page))
@@ -205,7 +205,7 @@ def _thoughts(body: Mapping[str, Any]) -> Iterator[str]:
     for part in content if isinstance(content, list) else ():
         if _kind(part) in THINKING_PARTS:
             yield _first_text(part)
-    # Providers tell the same twice, in two fields: the first one is enough.
+    # Providers send the same text in two fields: show only the first one.
     for field in REASONING:
         value = body.get(field)
         if isinstance(value, str) and value:
@@ -257,7 +257,7 @@ def _answers(
     later: Iterable[Message],
     after: Mapping[int, Mapping[str, Any]],
 ) -> dict[tuple[int, int], _Answered]:
-    """For each call, by message and place, what came of it."""
+    """Return the result of each call, by seq of the message and position of the call in it."""
     found: dict[tuple[int, int], _Answered] = {}
     waiting: dict[str | None, list[tuple[int, int]]] = {}
     for message, body in [

@@ -30,7 +30,7 @@ from stenolog.records import Message, SessionInfo
 from stenolog.sessions.exporting.writing import FOR_READERS, Form, pieces
 
 # --- notebook -------------------------------------------------------------------------------------
-# The notes: what is remembered of whom, where it came from, and how to change or forget it.
+# Page of the notes: who they are about, their sources, and actions to edit or forget them.
 
 
 _MOST: Final = 500
@@ -56,7 +56,7 @@ class NoteAct(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Notebook(Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The data of the notes page."""
 
     scopes: list[str]
     who: str
@@ -65,7 +65,7 @@ class Notebook(Struct, frozen=True, kw_only=True):
 
 
 async def notes(request: Request) -> Response:
-    """The page of the notes."""
+    """Serve the notes page."""
     gateway = gateway_of(request)
     query = query_of(request, NotesQuery)
     agent = agent_of(gateway, query.agent)
@@ -76,7 +76,7 @@ async def notes(request: Request) -> Response:
 
 
 async def change_notes(request: Request) -> Response:
-    """Change a note, forget one, or take the last forgetting back."""
+    """Edit a note, forget one, or undo the last forgetting."""
     gateway = gateway_of(request)
     query = query_of(request, OfAgent)
     agent = agent_of(gateway, query.agent)
@@ -112,7 +112,7 @@ def _change(memory: Memory, wanted: NoteAct) -> None:
                 raise UsageError("no note was forgotten that could come back") from None
         case "edit":
             before = memory.notes.get(scope, wanted.id)
-            # The note before stays in the log, and says what took its place.
+            # The old note stays in the log, marked as superseded.
             draft = Draft(
                 kind=before.kind,
                 text=redact(wanted.text).text.strip(),
@@ -127,7 +127,7 @@ def _change(memory: Memory, wanted: NoteAct) -> None:
 
 
 # --- exporting ------------------------------------------------------------------------------------
-# A session to take along: as it is stored, or as a document to share.
+# Download of a session: as stored, or as a document to share.
 
 
 FORMS: Final[dict[str, tuple[Form, str]]] = {
@@ -143,10 +143,10 @@ _CHUNK: Final = 256 * 1024
 
 
 class ExportQuery(OfAgent, frozen=True, kw_only=True):
-    """What is wanted of a session."""
+    """Query of an export."""
 
     full: bool = False
-    """What is out of sight, too."""
+    """Include hidden messages."""
 
 
 async def export(request: Request) -> Response:
@@ -185,10 +185,10 @@ def _gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 # --- warming --------------------------------------------------------------------------------------
-# What the first page would wait for, done before: templates, and the colours of code.
+# Preparation for the first page: compile templates, load lexers.
 #
-# Compiling the templates takes longer than reading and showing a session of any length; the
-# modules of the languages as long again, and those are fetched while nobody waits.
+# Compiling the templates takes longer than reading and rendering a session of any length. Loading
+# the lexers takes as long again, so it happens later, when no request waits.
 
 
 _LATER: Final = 5.0
@@ -217,7 +217,7 @@ def _learn() -> None:
 
 
 # --- rendering ------------------------------------------------------------------------------------
-# Words as a page shows them, for a page that is open: what a command answered is not stored.
+# Rendering of text that is not stored, such as the answers of commands, for an open page.
 
 
 class Words(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

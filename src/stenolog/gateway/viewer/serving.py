@@ -1,4 +1,4 @@
-"""What all pages share: templates, static files, headers, session titles, errors."""
+"""Shared parts of all pages: templates, static files, headers, session titles, error pages."""
 
 import asyncio
 import hashlib
@@ -32,7 +32,7 @@ POLICY: Final = (  # guard: content-security-policy
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""A page runs our script, and loads nothing from elsewhere, whatever stands in it."""
+"""Content security policy of the pages. Only our scripts run; nothing loads from other hosts."""
 
 _HERE: Final = Path(__file__).parent
 _TYPES: Final = {
@@ -44,7 +44,7 @@ _TYPES: Final = {
     "uPlot.min.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""What is served, and as what: nothing is looked up by a name that somebody sent."""
+"""Media types of the static files. No other file is served, whatever name a request contains."""
 
 _HEADLINES: Final = {
     401: "Sign in",
@@ -58,14 +58,14 @@ Answering = Callable[[Request], Awaitable[Response]]
 
 
 def rendered(template: str, **values: Any) -> bytes:
-    """What a template makes of these values. Every one is escaped where it is shown."""
+    """Render a template. Values are escaped where the template inserts them."""
     text = _environment().get_template(template).render(**values)
-    # Half a character cannot be sent.
+    # Lone surrogates cannot be encoded as UTF-8.
     return text.encode(errors="replace")
 
 
 def page(template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page, or a part of one."""
+    """Return a rendered template, a full page or a part of one, as a response."""
     return Response(
         rendered(template, **values),
         status_code=status,
@@ -75,14 +75,14 @@ def page(template: str, *, status: int = 200, **values: Any) -> Response:
 
 
 def compile_templates() -> None:
-    """Have every template ready."""
+    """Compile every template, so that the first request does not wait for it."""
     environment = _environment()
     for name in ("conversation.html", *environment.list_templates()):
         environment.get_template(name)
 
 
 def told_as_page(answer: Answering) -> Answering:
-    """The same, but that what goes wrong is told by a page."""
+    """Wrap a handler so that its errors are returned as HTML pages."""
 
     async def answered(request: Request) -> Response:
         try:
@@ -92,7 +92,7 @@ def told_as_page(answer: Answering) -> Answering:
         except StenologError as error:
             status = status_of(error)
             if status is None or status == 500:
-                raise  # the log has to tell of it, too
+                raise  # so that the error is logged
             return _failed(request, status, str(error))
 
     return answered
@@ -112,12 +112,12 @@ def _failed(request: Request, status: int, detail: str) -> Response:
 
 
 def headline(status: int) -> str:
-    """What a person is told first of a failure."""
+    """Return the headline of an error page."""
     return _HEADLINES.get(status, "That did not work" if status < 500 else "Something went wrong")
 
 
 def agent_of(gateway: Gateway, name: str) -> AgentInstance:
-    """The agent that is asked for. Raises HTTPException."""
+    """Return the agent with this name. Raises HTTPException 404 if it does not exist."""
     try:
         return gateway.agent(name)
     except UsageError as error:
@@ -125,7 +125,10 @@ def agent_of(gateway: Gateway, name: str) -> AgentInstance:
 
 
 async def static(request: Request) -> Response:
-    """One of our own files. Its address names its content, so that it may be kept."""
+    """Serve a static file.
+
+    Its address contains a hash of its content, so browsers may cache it forever.
+    """
     name = request.path_params["name"]
     if name not in _TYPES:  # guard: static-files-listed
         raise HTTPException(404, "there is no such file")
@@ -134,13 +137,13 @@ async def static(request: Request) -> Response:
 
 
 def address(name: str) -> str:
-    """Where a static file is; another content has another address."""
+    """Return the address of a static file. It changes with the content of the file."""
     return f"/static/{name}?v={hashlib.sha256(file(name)).hexdigest()[:12]}"
 
 
 @cache
 def file(name: str) -> bytes:
-    """What one of our own static files holds."""
+    """Return the content of a static file."""
     return (_HERE / "static" / name).read_bytes()
 
 
@@ -174,12 +177,14 @@ def _environment() -> Environment:
 
 
 # --- entries --------------------------------------------------------------------------------------
-# What the list says of one session, for the head of its pages.
+# The catalog entry of a session, for the header of its pages.
 
 
 PATIENCE: Final = 0.25
-"""So many seconds a page waits for an index that is being made: of a long session that takes
-many, and what was said can be read without it."""
+"""Seconds a page waits for a catalog that is being built.
+
+Indexing a long session takes longer, and the page is readable without the entry.
+"""
 
 
 async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
@@ -203,10 +208,10 @@ def _listed(agent: AgentInstance, key: str) -> Entry | None:
 
 
 # --- sign in --------------------------------------------------------------------------------------
-# What goes wrong, told to a person: the way in where there is no cookie, and pages for the rest.
+# Error pages for browsers: the sign-in page without a valid cookie, and pages for other errors.
 #
-# Whoever has no cookie is served nothing else of ours, no style sheet either: it stands in the
-# page, and the page's policy names it by its hash.
+# A browser without a valid cookie gets no other file, not even the style sheet. Therefore the page
+# contains the style sheet, and the page's policy allows it by its hash.
 
 
 _USED: Final = "A link works once, and for a minute."

@@ -1,8 +1,8 @@
-"""What of a session is out of sight, and what took it away.
+"""Hidden messages of a session, and the operations that hid them.
 
-A store tells what is in sight. What is not there may be hidden, or may never have been: a fork has
-the seqs of the session it was made from without all of its messages. The steps that `undo` could
-take back tell which operation hid what; of older ones only that it is hidden is known.
+A store reports which seqs are visible. A seq that is not visible is either hidden or has no
+message: a fork keeps the seqs of its origin without all of its messages. The undo steps name the
+operation that hid a message; for older operations only the fact that it is hidden is known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.snapshots import Life, LifeMark, WholeStore
 
 HIDDEN: Final = "hidden"
-"""What is out of sight, and nobody knows why."""
+"""Reason of a hidden message if the operation that hid it is unknown."""
 COMPACTED: Final = "compacted"
 _WORDS: Final = {
     "checkpoint": COMPACTED,
@@ -29,37 +29,37 @@ _WORDS: Final = {
 
 
 class Gap(Struct, frozen=True, kw_only=True):
-    """A run of messages that the model no longer sees."""
+    """A range of messages that are hidden from the model."""
 
     first: int
     last: int
     count: int
-    """How many messages; 0 where only their summary is in this session, as in a fork."""
+    """Number of messages. 0 if the session has only their summary, as in a fork."""
     why: str
-    """What became of them: compacted, cleared, replaced, truncated, or hidden."""
+    """Reason: compacted, cleared, replaced, truncated, or hidden."""
     told: bool = False
-    """Whether the summary stands for them."""
+    """Whether the summary is shown at this gap."""
     undo: bool = False
-    """Whether taking back the last operation brings any of them back."""
+    """Whether undoing the last operation makes any of them visible again."""
 
 
 class Sight(Struct, frozen=True, kw_only=True):
-    """Which messages a session has, and which of them are out of sight."""
+    """The messages that a session contains, and the hidden ones among them."""
 
     present: Sequence[Span]
-    """The seqs that have a message."""
+    """Seqs that have a message."""
     gaps: Sequence[Gap] = ()
     lost: Sequence[Span] = ()
-    """The seqs whose message is damaged."""
+    """Seqs of damaged messages."""
 
     def why(self, seq: int) -> str:
-        """What became of a message that is out of sight."""
+        """Return the reason why a message is hidden."""
         found = (one.why for one in self.gaps if one.first <= seq <= one.last)
         return next(found, HIDDEN)
 
 
 def look(store: Store, info: SessionInfo) -> Sight:
-    """What is out of sight in this session; only where something is, more is read than `info`."""
+    """Return the visibility of a session's messages. Reads only `info` if all are visible."""
     if info.visible == info.last_seq:
         return Sight(present=info.in_sight)
     life = _life(store, info)
@@ -73,7 +73,7 @@ def look(store: Store, info: SessionInfo) -> Sight:
 
 
 def _unread(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
-    """The seqs out of sight that should have a message and have none: a database does not tell."""
+    """Return the seqs of hidden messages that cannot be read. A database does not report them."""
     sought = spans.minus([(1, info.last_seq)], spans.union(info.in_sight, missing))
     if not sought:
         return []
@@ -82,7 +82,7 @@ def _unread(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Sp
 
 
 def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]) -> Sight:
-    """What is out of sight, given the seqs without a message, and what `undo` knows. Pure."""
+    """Compute the visibility from the seqs without a message and the undo steps, without I/O."""
     everything = [(1, info.last_seq)] if info.last_seq else []
     present = spans.minus(everything, spans.minus(missing, info.in_sight))
     hidden = spans.minus(present, info.in_sight)
@@ -107,14 +107,14 @@ def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo
 
 
 def _life(store: Store, info: SessionInfo) -> Life | None:
-    """All that the store knows of a session but for its messages; None where it does not tell."""
+    """Return everything the store knows of a session except messages; None if it cannot."""
     if not isinstance(store, WholeStore):
         return None
     try:
         with store.read_life(LifeMark(key=info.key, uid=info.uid, stamp="")) as reading:
             return reading.life
     except StenologError:
-        # The page is about what was said; it can do without why something is hidden.
+        # The page can do without the reason why a message is hidden.
         return None
 
 
@@ -129,7 +129,7 @@ def _above(hidden: Sequence[Span], floor: int) -> list[Span]:
 def _named(
     pieces: Iterable[tuple[Span, str]], newly: Sequence[Span], why: str
 ) -> list[tuple[Span, str]]:
-    """The pieces, of which those that this step hid have its name."""
+    """Return the pieces, with `why` as the reason of those that this step hid."""
     made: list[tuple[Span, str]] = []
     for span, before in pieces:
         others = spans.minus([span], newly)
@@ -141,13 +141,13 @@ def _named(
 def _runs(
     pieces: Iterable[tuple[Span, str]], present: Sequence[Span]
 ) -> list[tuple[str, list[Span]]]:
-    """Pieces of the same kind with no message between them are one."""
+    """Join pieces with the same reason and no message between them."""
     made: list[tuple[str, list[Span]]] = []
     for span, why in pieces:
         if made and made[-1][0] == why:
             before = made[-1][1][-1][1]
             between = [] if span[0] == before + 1 else [(before + 1, span[0] - 1)]
-            # What is between may be seqs that nobody has.
+            # The seqs between two pieces may have no message.
             if spans.minus(between, present) == between:
                 made[-1][1].append(span)
                 continue
@@ -156,13 +156,13 @@ def _runs(
 
 
 def _with_summary(gaps: Sequence[Gap], floor: int, *, undo: bool) -> list[Gap]:
-    """The same, of which one tells the summary: the last that it can stand for."""
+    """Mark the last gap that the summary can describe as the one that shows it."""
     below = [one for one in gaps if one.last <= floor]
     told = [one for one in below if one.why == COMPACTED] or below
     if told:
         last = told[-1]
         telling = replace(last, told=True, undo=last.undo or undo)
         return [telling if one is last else one for one in gaps]
-    # A fork has the summary, and not what it tells of.
+    # A fork has the summary, but not the messages it covers.
     only = Gap(first=floor, last=floor, count=0, why=COMPACTED, told=True, undo=undo)
     return [only, *gaps]

@@ -1,4 +1,4 @@
-"""A session by its turns: what was asked, and what each answer took and cost."""
+"""Page with the turns of a session: prompt, tokens, duration and cost of each turn."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -23,13 +23,13 @@ from stenolog.records import Message, SessionInfo
 from stenolog.sessions.counting import HOW_TO_GET, Counts, Price, cost_of, prices
 
 MOST: Final = 200
-"""So many of the last turns are drawn and listed."""
+"""Maximum number of turns that are drawn and listed, counted from the end."""
 _READ: Final = 4_000
-"""So many messages are read for them."""
+"""Maximum number of messages that are read for them."""
 
 
 class Turn(Struct, kw_only=True):
-    """A prompt and all that came of it."""
+    """A prompt and all messages up to the next prompt."""
 
     seq: int
     at: datetime
@@ -39,45 +39,45 @@ class Turn(Struct, kw_only=True):
     calls: int = 0
     seconds: float = 0.0
     models: dict[str, Counts] = {}
-    """What the providers counted, by the model that answered."""
+    """Token counts reported by the providers, by model."""
 
     @property
     def counted(self) -> bool:
-        """Whether any provider told what it counted."""
+        """Whether any provider reported token counts."""
         return bool(self.models)
 
     @property
     def sent(self) -> int:
-        """Tokens that were sent to the model, in all requests of the turn."""
+        """Return the number of tokens sent to the model in all requests of the turn."""
         return sum(one.prompt for one in self.models.values())
 
     @property
     def answered(self) -> int:
-        """Tokens of the answers."""
+        """Return the number of tokens of the answers."""
         return sum(one.answer for one in self.models.values())
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """What turns have cost, in US dollars."""
+    """Costs of turns, in US dollars."""
 
     turns: Sequence[float | None]
-    """For each turn; None where no model of it has a price."""
+    """Cost of each turn; None if none of its models has a known price."""
     unknown: Sequence[str]
-    """The models without one."""
+    """Models without a known price."""
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to show."""
+        """Whether any turn has a known cost."""
         return any(one is not None for one in self.turns)
 
     @property
     def total(self) -> float:
-        """Of all that have a price."""
+        """Return the sum of all known costs."""
         return sum(one for one in self.turns if one is not None)
 
 
 class ByTurns(Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The data of the turns page."""
 
     info: SessionInfo
     title: str
@@ -85,34 +85,34 @@ class ByTurns(Struct, frozen=True, kw_only=True):
     entry: Entry | None
     turns: Sequence[Turn]
     costs: Costs | None
-    """None where no prices are installed."""
+    """None if no price list is installed."""
     whole: bool
-    """Whether these are all turns."""
+    """Whether these are all turns of the session."""
 
     @property
     def sent(self) -> int:
-        """Tokens that were sent, in all of them."""
+        """Return the number of tokens sent in all these turns."""
         return sum(one.sent for one in self.turns)
 
     @property
     def answered(self) -> int:
-        """Tokens of the answers."""
+        """Return the number of tokens of all answers."""
         return sum(one.answered for one in self.turns)
 
     @property
     def counted(self) -> bool:
-        """Whether there is anything to draw."""
+        """Whether there are token counts to draw."""
         return any(one.sent or one.answered for one in self.turns)
 
     @property
     def rows(self) -> list[tuple[Turn, float | None]]:
-        """The turns with what they cost, the newest first."""
+        """Return the turns with their costs, newest first."""
         costs = [None] * len(self.turns) if self.costs is None else self.costs.turns
         return list(zip(self.turns, costs, strict=True))[::-1]
 
 
 async def turns(request: Request) -> Response:
-    """The page of the turns."""
+    """Serve the page of the turns."""
     gateway = gateway_of(request)
     query = query_of(request, OfAgent)
     agent = agent_of(gateway, query.agent)
@@ -148,7 +148,7 @@ def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
 
 
 def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Turn]:
-    """The turns in these messages; what stands before the first prompt is a part of none."""
+    """Return the turns in these messages. Messages before the first prompt belong to no turn."""
     made: list[Turn] = []
     for message in history:
         body = message.to_dict()
@@ -170,7 +170,7 @@ def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Tur
 
 
 def costs_of(turns: Iterable[Turn]) -> Costs:
-    """What each turn has cost."""
+    """Return the cost of each turn."""
     told: list[float | None] = []
     unknown: dict[str, None] = {}
     for turn in turns:
@@ -181,7 +181,7 @@ def costs_of(turns: Iterable[Turn]) -> Costs:
 
 
 def drawn(found: ByTurns, agent: str) -> list[dict[str, Any]]:
-    """The turns for the drawing, the oldest first: numbers, words to tell, and where they are."""
+    """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
     extra = "" if agent == "main" else f"&agent={segment(agent)}"
     made = []
     for turn, cost in reversed(found.rows):

@@ -1,4 +1,4 @@
-"""Numbers and times as people say them. Pure."""
+"""Format numbers, times and short phrases for the pages."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -9,7 +9,7 @@ _NO_LOSS: Final = "The log is damaged, but no message is lost as far as was read
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, in one unit; the date where it is longer than a week."""
+    """Return the age in one unit (`5 min`), or the date if it is more than a week."""
     if moment is None:
         return ""
     left = ((now or datetime.now(UTC)) - moment).total_seconds()
@@ -23,19 +23,19 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
 
 
 def moment_of(at: datetime) -> str:
-    """The time to the second, for who wants to know exactly."""
+    """Return the time in UTC with seconds."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def clock(at: datetime, now: datetime | None = None) -> str:
-    """The time of day, with the date where that is not today."""
+    """Return the time of day in UTC, with the date if it is not today."""
     told = at.astimezone(UTC)
     today = (now or datetime.now(UTC)).astimezone(UTC).date()
     return f"{told:%H:%M}" if told.date() == today else f"{told:%Y-%m-%d %H:%M}"
 
 
 def short(number: int) -> str:
-    """A number in at most four characters or so: 950, 1.2k, 34k, 5.6M."""
+    """Return a number in about four characters: 950, 1.2k, 34k, 5.6M."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if number >= size:
             shown = number / size
@@ -44,7 +44,7 @@ def short(number: int) -> str:
 
 
 def seconds(number: float) -> str:
-    """How long something took."""
+    """Return a duration: `250 ms`, `1.5 s`, `2 min 5 s`."""
     if round(number, 3) < 1:
         return f"{number * 1000:.0f} ms"
     if round(number, 1) < 60:
@@ -54,25 +54,25 @@ def seconds(number: float) -> str:
 
 
 def dollars(amount: float) -> str:
-    """What something cost; of a small amount as much as can be told from nothing."""
+    """Return an amount in US dollars, with four decimals if it is less than one dollar."""
     if 0 < amount < 0.000_1:
         return "<$0.0001"
     return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 message`, `2,000 messages`."""
+    """Return a count with its noun: `1 message`, `2,000 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def in_sight(visible: int, count: int) -> str:
-    """How many messages there are, and of how many the model sees, where that is another number."""
+    """Return the number of messages, and the number of visible ones if it differs."""
     shown = plural(count, "message")
     return shown if visible == count else f"{visible:,} of {shown}"
 
 
 def damage(lost: int, lines: int, workspace: str) -> str:
-    """What is told of a session that is not whole; nothing where it is."""
+    """Return a sentence about the damage of a session; empty if it is intact."""
     if not lost and not lines:
         return ""
     cost = "is damaged and" if lost == 1 else "are damaged and"
@@ -81,12 +81,12 @@ def damage(lost: int, lines: int, workspace: str) -> str:
 
 
 def unreadable(first: int, last: int) -> str:
-    """What stands in the place of messages that are damaged."""
+    """Return the text that is shown in place of damaged messages."""
     if first == last:
         return f"message {first} cannot be read"
     return f"messages {first} to {last} cannot be read"
 
 
 def segment(key: str) -> str:
-    """A key as one segment of a path."""
+    """Return a key as one segment of a URL path."""
     return quote(key, safe="")

@@ -1,5 +1,5 @@
-// The viewer's one script: rows that come when they are wanted, live messages, keys, the chat box.
-// It makes no HTML of what was said: that comes from the server, clean.
+// Script of the viewer: loads rows on demand, live messages, keyboard shortcuts, the chat box.
+// It never builds HTML from messages: the server renders and cleans them.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -18,7 +18,7 @@ async function ask(address, options) {
   }
 }
 
-// Whether what is shown is kept up to date.
+// Shows or hides the notice that the page is not kept up to date.
 function connected(is) {
   $("#gone").hidden = is;
 }
@@ -34,7 +34,7 @@ async function html(address) {
   return made;
 }
 
-// What was said and is not stored, as the server shows it.
+// Returns text that is not stored, rendered by the server.
 async function asWords(text) {
   const response = await ask("/rendered", {
     method: "POST",
@@ -53,7 +53,7 @@ async function api(method, address, body, tries = 4) {
   });
   const told = await response.json().catch(() => ({}));
   if (told.error?.code === "busy" && tries > 1) {
-    // An answer that has just come is still being put away.
+    // An answer that has just ended is still being stored.
     await new Promise((go) => { setTimeout(go, 300); });
     return api(method, address, body, tries - 1);
   }
@@ -71,7 +71,7 @@ function toast(words, bad = false) {
   toastEnds = setTimeout(() => { shown.hidden = true; }, 6000);
 }
 
-// The same, on the page that one goes to now.
+// Shows the notice on the next page instead.
 function tellThere(words) {
   try { sessionStorage.setItem("told", words); } catch { /* then it is not told */ }
 }
@@ -115,7 +115,7 @@ $("#log-out").addEventListener("click", async () => {
 
 // --- one question to the user -------------------------------------------------------------------
 
-// Enter sends; with Shift it is a new line, and while a character is being composed it is its end.
+// Enter sends. Shift+Enter starts a new line; during composition Enter ends the composition.
 const sendsOnEnter = (send) => (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -167,7 +167,7 @@ async function filter(input) {
   const address = `/?${fields}`;
   fields.set("part", "true");
   const made = await trying(() => html(`/?${fields}`));
-  // An answer that comes late is not what is asked for any more.
+  // A newer query has been sent: discard this late response.
   if (made === undefined || number !== asking) return;
   const link = $(".chosen a", found)?.getAttribute("href");
   found.replaceChildren(...made.body.childNodes);
@@ -178,7 +178,7 @@ async function filter(input) {
 
 const nameOf = (row) => $("a", row)?.getAttribute("href") ?? row.className;
 
-// The rows as they are now, in their order; what is the same is not touched.
+// Updates the list to these rows, in their order, and leaves unchanged rows untouched.
 function takeRows(list, rows) {
   const known = new Map([...list.children].map((row) => [nameOf(row), row]));
   const focused = list.contains(document.activeElement) && document.activeElement;
@@ -196,7 +196,7 @@ function takeRows(list, rows) {
     ?.focus({ preventScroll: true });
 }
 
-// What has become of the first rows, where they are all that is looked at. One asks at a time.
+// Updates the first rows if no others are shown. Only one request runs at a time.
 const RENEWED = 5000;
 let renewing = false;
 async function renew(input) {
@@ -232,7 +232,7 @@ if (found) {
     clearTimeout(pause);
     filter(input);
   });
-  // Who comes back after a while sees what has become of it.
+  // Update the list when the reader returns to the tab.
   let left = Infinity;
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { left = Date.now(); return; }
@@ -262,7 +262,7 @@ if (found) {
 
 // --- the conversation -------------------------------------------------------------------------
 
-// What can be taken back, in words.
+// Names of the operations that can be undone.
 const OPERATIONS = {
   checkpoint: "the compaction",
   clear: "the clearing",
@@ -317,7 +317,7 @@ function older() {
     const made = await trying(() => part({ before: top.dataset.first }));
     button.disabled = false;
     if (made === undefined) return;
-    // What is read stays where it is.
+    // Keep the scroll position.
     const height = document.documentElement.scrollHeight;
     const from = scrollY;
     button.remove();
@@ -355,7 +355,7 @@ function keepReaderState(known, one) {
   $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
 }
 
-// What changed since is taken in: new messages at the end, a new result in its call.
+// Merges changes into the page: new messages at the end, new results into their calls.
 function merge(made) {
   let count = 0;
   const last = $$(".part", talk).at(-1);
@@ -364,7 +364,7 @@ function merge(made) {
     if (known === null) {
       last.append(one);
       if (one.matches("article")) count += 1;
-      // What stood there while it was being said is this message now.
+      // The stored message replaces the streamed text.
       if (one.matches("article.assistant")) $("#writing").replaceChildren();
     } else {
       keepReaderState(known, one);
@@ -376,17 +376,17 @@ function merge(made) {
   return count;
 }
 
-// What has become of the session. That a turn is over is no news that comes: one has to look.
+// Shows the session's state. The end of a turn sends no event, so the page polls during a turn.
 let looking;
 function tellState({ state, tokens, title }) {
   clearTimeout(looking);
-  // Where the index is not ready nobody can tell yet; and what was just asked looks cut off for
-  // the moment until somebody has taken the turn.
+  // Until the catalog is ready the state is unknown. A new message looks interrupted until a
+  // process starts its turn.
   if (state === undefined || state === "running" || state !== $("#state")?.title) {
     looking = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
   }
   if (state === undefined) return;
-  // A page that was made before the index was ready has no place for them yet.
+  // A page rendered before the catalog was ready has no elements for them yet.
   if (!$("#state")) $(".titleline").prepend(named("i", "state"));
   if (!$("#tokens")) $("#sight").after(named("span", "tokens"));
   $("#state").className = `dot ${state}`;
@@ -428,11 +428,11 @@ async function takeIn() {
   const stay = !atEnd();
   const height = document.documentElement.scrollHeight;
   const sights = $$(".part", talk).map((one) => one.dataset.sight);
-  // From the last prompt on: of what is before it nothing can change but what is in sight.
+  // Load from the last prompt on: before it, only the visibility of messages can change.
   const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
   const last = Number($$(".part", talk).at(-1).dataset.last);
   const from = prompt ? prompt.dataset.seq - 1 : 0;
-  // Of a very long turn only what is new comes.
+  // In a very long turn, load only new messages.
   const made = await trying(() => {
     return part({ after: last - from > 300 ? last : from }).catch(endIfDeleted);
   });
@@ -450,7 +450,7 @@ async function takeIn() {
   if (!stay && document.documentElement.scrollHeight !== height) toEnd();
 }
 
-// The talk as the server shows it now; what is read stays where it is.
+// Loads the conversation again and keeps the scroll position.
 async function reload({ end = false } = {}) {
   const live = end || !isOld();
   const read = end || (live && atEnd()) ? undefined : beingRead();
@@ -459,7 +459,7 @@ async function reload({ end = false } = {}) {
   const made = await trying(() => html(`${path}${ofAgent(fields)}`));
   if (made === undefined) return;
   const parts = $$("#talk .part", made);
-  // Who had the end goes on with it.
+  // If the page showed the end, load up to the end.
   while (live && parts.at(-1).dataset.newer === "true") {
     const more = await trying(() => part({ after: parts.at(-1).dataset.last }));
     if (more === undefined) return;
@@ -484,7 +484,7 @@ async function reload({ end = false } = {}) {
   if (now) scrollBy(0, now.getBoundingClientRect().top - top);
 }
 
-// The first message in the window, below what sticks to its top.
+// Returns the first message in the window that the sticky header does not cover.
 function beingRead() {
   const under = getComputedStyle($(".top")).position === "sticky" ? $(".top").offsetHeight : 0;
   return articles().find((one) => one.getBoundingClientRect().bottom > under);
@@ -497,7 +497,7 @@ function follow() {
   if (source || document.hidden) return;
   const { last } = $$(".part", talk).at(-1).dataset;
   source = new EventSource(`${base}/events${ofAgent({ after: last, changes: "true" })}`);
-  // What happened since the page was made, or while the connection was lost, is told by nobody.
+  // No event reports changes made before the connection was open.
   source.addEventListener("open", () => refresh());
   source.addEventListener("open", () => connected(true));
   source.addEventListener("error", lost);
@@ -506,7 +506,7 @@ function follow() {
   source.addEventListener("deleted", endPage);
 }
 
-// What is shown stays, and nothing more can be done with it here.
+// Keeps the content of the page, but disables all actions.
 const deleted = () => !$("#deleted").hidden;
 function endPage() {
   $("#deleted").hidden = false;
@@ -522,7 +522,7 @@ function endIfDeleted(error) {
   endPage();
 }
 
-// A browser tries again by itself, but not after every kind of failure.
+// Browsers reconnect by themselves, but not after every kind of failure.
 function lost() {
   connected(false);
   if (source?.readyState !== EventSource.CLOSED) return;
@@ -535,7 +535,7 @@ function leave() {
   source = null;
 }
 
-// A browser has few connections for all its tabs: those that nobody sees give theirs back.
+// Browsers limit connections across all tabs, so hidden tabs close theirs.
 document.addEventListener("visibilitychange", async () => {
   if (!followed) return;
   if (document.hidden) { leave(); return; }
@@ -553,7 +553,7 @@ if (talk) {
   if (target) target.scrollIntoView({ block: "center" });
   else if (talk.dataset.at === "0") toEnd();
   if (!isOld()) follow();
-  // What the page says may be older than what it shows.
+  // The state in the page may be older than its messages.
   if ($("#state.running") || (!isOld() && !$("#state.idle"))) refresh();
   $("#new").addEventListener("click", () => { tellNew(0); toEnd(); });
   addEventListener("scroll", () => { if (unseen && atEnd()) tellNew(0); }, { passive: true });
@@ -579,7 +579,7 @@ if (talk) {
       const hidden = document.createElement("div");
       hidden.className = "revealed";
       hidden.append(...$$("article", made));
-      // Of very many the last ones come first, and then those before them.
+      // Long ranges are loaded in pieces, the last one first.
       (gap.revealed ?? gap).before(hidden);
       gap.revealed = hidden;
       gap.dataset.last = made.dataset.first - 1;
@@ -601,7 +601,7 @@ if (talk) {
 const menu = $("details.export");
 if (menu) {
   document.addEventListener("click", (event) => {
-    // What was chosen comes; the menu is done with, too.
+    // Choosing an entry closes the menu too.
     if (!event.target.closest("details.export summary")) menu.open = false;
   });
   document.addEventListener("keydown", (event) => {
@@ -610,7 +610,7 @@ if (menu) {
     menu.open = false;
     if (within) $("summary", menu).focus();
   });
-  // Who leaves it with the keyboard is somewhere else.
+  // Moving the focus out of the menu closes it.
   menu.addEventListener("focusout", (event) => {
     if (event.relatedTarget && !menu.contains(event.relatedTarget)) menu.open = false;
   });
@@ -679,7 +679,7 @@ async function said(words, session, model) {
   throw failure(told.error?.message, response);
 }
 
-// What is being said stands here as plain text, until the stored message takes its place.
+// Shows the answer as plain text while it is streamed, until the stored message replaces it.
 async function stream(words) {
   const writing = $("#writing");
   const response = await said(words, key, agent);
@@ -760,7 +760,7 @@ $("#begin")?.addEventListener("click", async ({ currentTarget: button }) => {
   const words = await asked(question, "", { long: true, does: "Begin", enter: true });
   if (!words?.trim()) return;
   const named = found.dataset.agent;
-  // Once it is begun, an answer is made to its end, whoever goes away meanwhile.
+  // Once started, the answer is completed even if this page is left.
   const begun = await trying(() => said(words, button.dataset.key, named));
   if (!begun) return;
   const suffix = named === "main" ? "" : `?agent=${encodeURIComponent(named)}`;
@@ -803,7 +803,7 @@ function step(rows, by) {
   const all = $$("[data-row]");
   const place = now ? all.indexOf(now) : -1;
   if (!now) {
-    // From what can be seen.
+    // Start at the first visible row.
     const top = rows.find((row) => row.getBoundingClientRect().bottom > 80);
     choose(by > 0 ? top : rows.at(-1));
     return;
