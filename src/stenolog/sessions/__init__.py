@@ -1,1 +1,1 @@
-"""Sessions as an agent loop holds them, and the care for them."""
+"""Sessions for agent loops, and their maintenance: import, export, copy, backup, repair."""

@@ -1,14 +1,14 @@
-"""Aliases: other names of imported sessions, such as those that another program used.
+"""Aliases: additional names of imported sessions, for example the names that another program used.
 
-Aliases are stored only in the meta of their session, in the field `aliases`, so they are correct
-after a restart and in other processes, and move with the session. An existing session with that key
-takes precedence. Writers resolve a key until this process knows its session, readers whenever they
-find nothing.
+Aliases are stored only in the meta of their session, in the field `aliases`. They are therefore
+correct after a restart and in other processes, and move with the session. An existing session with
+that key takes precedence. Writers resolve a key until this process knows its session; readers
+resolve it whenever they find nothing.
 
-Each store has a mark that changes whenever a session gets aliases. It is created before the first
-alias and changed after each one. If it says that there are none, resolving a key costs one look at
-the mark. Otherwise the first unknown key costs a look at all sessions, and after each change of the
-mark a look at the changed sessions.
+Each store has a change marker that changes whenever a session gets aliases. It is created before
+the first alias is stored and changed after each one. If the marker says that there are no aliases,
+resolving a key costs one read of the marker. Otherwise the first unknown key costs a read of all
+sessions, and each change of the marker a read of the changed sessions.
 """
 
 from array import array
@@ -21,33 +21,33 @@ from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.locks import ThreadLock
 
 REMEMBERED: Final = 10_000
-"""Maximum number of keys that are known to be no alias."""
+"""Maximum number of cached keys that are known not to be aliases."""
 _MARK: Final = "aliases"
 NO_ALIASES: Final = ""
-"""Mark of a store in which no session ever had an alias."""
+"""Marker of a store in which no session ever had an alias."""
 
 
 class Aliases:
-    """Which session a name opens."""
+    """Resolver from names to session keys, with caches."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = ThreadLock()
         self._plain: set[str] = set()
-        """Keys that opened themselves when they were read."""
+        """Keys that resolved to themselves when they were read."""
         self._sessions: set[str] = set()
-        """Keys of sessions that this process has seen or written to."""
+        """Keys of sessions that this process has read or written."""
         self._mark: object = None
         self._seen = array("q")
-        """A hash of each session and its stamp at the last look: eight bytes, and not both."""
+        """Hash of each key and stamp at the last scan: eight bytes instead of both strings."""
         self._claims: dict[str, tuple[str, ...]] = {}
         """The aliases of each session that has any."""
         self._owners: Mapping[str, str] = {}
         self._ever: set[str] = set()
-        """Every alias that was seen: its session may come back from the trash."""
+        """Every alias seen so far: its session may be restored from the trash."""
 
     def own_key(self, key: str) -> str:
-        """The key of the session that this name opens now; the name itself where it is no alias."""
+        """Return the key of the session that this name opens; the name itself if it is no alias."""
         check_key(key)
         mark = alias_mark(self._store)
         if mark == NO_ALIASES or self._was_never_given(key, mark):
@@ -56,27 +56,27 @@ class Aliases:
             return key
         owner = self.owners().get(key)
         if key in self._ever and (owner is None or key not in self._aliases_of(owner)):
-            # Deleted, restored under another key, or no longer its alias.
+            # The session was deleted or restored under another key, or lost this alias.
             owner = self.owners(anew=True).get(key)
         return key if owner is None else owner
 
     def key_to_write(self, key: str) -> str:
-        """Return the `own_key`, without a look at the store if `note_session` knows the key."""
+        """Return the `own_key`, without reading the store if `note_session` recorded the key."""
         known = key.__class__ is str and key in self._sessions
         return key if known else self.own_key(key)
 
     def note_session(self, key: str) -> None:
-        """Remember that there is a session of this very key."""
+        """Remember that a session with exactly this key exists."""
         _remember(self._sessions, key)
 
     def forget_session(self, key: str) -> None:
-        """Resolve this key again before the next write: its session is gone."""
+        """Resolve this key again before the next write, because its session was deleted."""
         self._sessions.discard(key)
 
     def key_to_read(self, key: str) -> str:
-        """The same without a look at the store, where the name opened itself before.
+        """Return the `own_key`, without reading the store if the name resolved to itself before.
 
-        Perhaps that session is gone since: who finds nothing in it must ask for the `own_key`.
+        That session may have been deleted since: a caller that finds nothing must use `own_key`.
         """
         if key.__class__ is str and key in self._plain:
             return key
@@ -86,11 +86,11 @@ class Aliases:
         return own
 
     def _was_never_given(self, key: str, mark: str | None) -> bool:
-        """Whether the last look, after which no aliases were given, found none of this name."""
+        """Return whether no alias has this name and no alias was added since the last scan."""
         return mark is not None and mark == self._mark and key not in self._ever
 
     def owners(self, *, anew: bool = False) -> Mapping[str, str]:
-        """Every alias, and the session that it opens unless there is one of that very key."""
+        """Return every alias and its session; an existing session of that key takes precedence."""
         with self._mutex:
             mark = alias_mark(self._store)
             if mark == NO_ALIASES:
@@ -101,12 +101,12 @@ class Aliases:
             return self._owners
 
     def claims(self) -> Mapping[str, tuple[str, ...]]:
-        """The aliases of each session that has any, also of two that claim the same."""
+        """Return the aliases of each session that has any; two sessions may claim the same one."""
         self.owners(anew=True)
         return self._claims
 
     def _look(self) -> None:
-        """Read the aliases of all sessions that changed since the last look."""
+        """Read the aliases of all sessions that changed since the last scan."""
         stamps = self._store.stamps()
         seen = set(self._seen)
         new = [key for key, stamp in stamps.items() if hash((key, stamp)) not in seen]
@@ -130,10 +130,10 @@ class Aliases:
         try:
             info = self._store.info(key)
         except (NoSuchSession, DamagedStore):
-            # It opens under no other name. What may pass is not caught: an alias that is not seen
-            # for a moment would begin a second session.
+            # A missing or damaged session has no aliases. Transient errors are not caught: a caller
+            # that misses an alias would start a second session.
             return ()
-        # A fork has a copy of the meta, but not the names.
+        # A fork has a copy of the meta, but not the aliases.
         return () if info.forked_from is not None else claimed(info.meta)
 
 
@@ -144,12 +144,15 @@ def _remember(keys: set[str], key: str) -> None:
 
 
 def _owners(claims: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Two may claim one alias, when they were taken in at the same time: the first key has it."""
+    """Return the owner of each alias.
+
+    Two sessions may claim one alias if they were imported at the same time: the smaller key wins.
+    """
     return {alias: key for key in sorted(claims, reverse=True) for alias in claims[key]}
 
 
 def claimed(meta: Mapping[str, object]) -> tuple[str, ...]:
-    """The aliases that stand in a session's meta."""
+    """Return the aliases in the meta of a session."""
     names = meta.get("aliases")
     if not isinstance(names, list):
         return ()
@@ -157,17 +160,17 @@ def claimed(meta: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def alias_mark(store: Store) -> str | None:
-    """Return the current mark; None if the store has no marks, so all sessions must be read."""
+    """Return the marker; None if the store has no markers and all sessions must be read."""
     return store.mark(_MARK) if isinstance(store, MarkedStore) else None
 
 
 def prepare_alias_mark(store: Store) -> None:
-    """Create the mark before the first alias is stored. Raises StoreUnavailable."""
+    """Create the marker before the first alias is stored. Raises StoreUnavailable."""
     if alias_mark(store) == NO_ALIASES:
         change_alias_mark(store)
 
 
 def change_alias_mark(store: Store) -> None:
-    """Change the mark. Raises StoreUnavailable."""
+    """Change the marker. Raises StoreUnavailable."""
     if isinstance(store, MarkedStore):
         store.change_mark(_MARK)

@@ -1,8 +1,8 @@
-"""Backups: a copy in plain text in a folder, with a manifest by which damage to it is told.
+"""Backups: a copy of all sessions as plain text in a folder, with a manifest that detects damage.
 
-The folder is a workspace like any other, whatever engine the sessions came from. The manifest says
-of each life its digest, and the stamp that it had in the store: what has not changed since is not
-read again. It is written before the first session and after the last one.
+The folder is an ordinary workspace, whatever engine the sessions came from. The manifest holds the
+digest of each session and its stamp in the source store, so that unchanged sessions are not read
+again. It is written before the first session and after the last one.
 """
 
 import os
@@ -40,42 +40,42 @@ from stenolog.stores.opening import address
 MANIFEST: Final = "backup.json"
 _LOCK: Final = ".backup.lock"
 _OURS: Final = (_LOCK, f".{MANIFEST}.new")
-"""What a first backup that was killed may leave before its manifest stands."""
+"""Files that a killed first backup may leave before it writes the manifest."""
 _FORMAT: Final = 1
 _PATIENCE: Final = 5.0
 
 
 class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One life in a backup."""
+    """One session in a backup."""
 
     key: str
     last_seq: int
     messages: int
     digest: str
     stamp: str = ""
-    """In the store that it was taken from."""
+    """Stamp in the source store."""
     deleted: str | None = None
     taken: str
-    """When it was."""
+    """Time at which this content was first backed up."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a backup should hold."""
+    """The expected content of a backup."""
 
     format: int = _FORMAT
     source: str
-    """A digest of the place that it was taken from: its name may hold a password."""
+    """A digest of the source's address, which may contain a password."""
     begun: str
     finished: str | None = None
-    """None: it was cut short, and some sessions may be newer than is said here."""
+    """None: the backup was interrupted, and some sessions may be newer than their entries."""
     namespaces: dict[str, dict[str, Entry]] = {}
-    """By namespace and uid."""
+    """Entries by namespace and uid."""
     digest: str = ""
-    """Of all of it."""
+    """Digest of the manifest itself."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What is wrong with a backup."""
+    """A session of a backup that is damaged or missing."""
 
     namespace: str
     key: str
@@ -84,33 +84,34 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Verified(Struct, frozen=True, kw_only=True):
-    """A backup that was read from its first byte to its last."""
+    """Result of a complete check of a backup."""
 
     sessions: int
     messages: int
     taken: str
-    """When it was finished; empty where it was not."""
+    """Time at which the backup finished; empty if it did not."""
     findings: tuple[Finding, ...]
 
 
 class BackedUp(Copied, frozen=True, kw_only=True):
-    """What became of a backup."""
+    """Result of a backup."""
 
     kept: int
-    """How many lives are in the backup that the store does not have any more."""
+    """Number of sessions in the backup that the store no longer has."""
 
 
 def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
-    """Take a backup of all that is in a place, or bring an earlier one up to date.
+    """Back up everything in a place, or update an earlier backup.
 
-    Raises UsageError where the folder holds anything else, or is one of the place's own, and as
-    copy_lives. A namespace that the folder does not take is a problem, unless it takes none.
+    Raises UsageError if the folder contains anything else or is inside the workspace; otherwise as
+    copy_lives. A namespace that cannot be opened in the folder is reported as a problem; if none
+    can be opened, that error is raised.
     """
     target, begun = _place(folder), time.monotonic()
     check_apart(where, target)
     _check_outside(where, Path(folder))
     if os.path.lexists(folder):
-        # Before anything is made in it.
+        # Check before creating anything in the folder.
         _manifest_to_extend(Path(folder), where)
     with _locked(Path(folder)):
         before = _manifest_to_extend(Path(folder), where)
@@ -138,7 +139,7 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
         )
     problems = [(name, problem) for name, one in found.items() for problem in one.problems]
     here_now = {one.uid for one in _carried(found)} | {problem.uid for _, problem in problems}
-    # Of a session that cannot be opened only the key is known.
+    # For a session that cannot be opened, only the key is known.
     unread = {(name, problem.key) for name, problem in problems if not problem.uid}
     kept = sum(
         uid not in here_now and (entry.deleted is not None or (name, entry.key) not in unread)
@@ -150,7 +151,7 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
 
 
 def verify(folder: str, *, watch: Watch | None = None) -> Verified:
-    """Read all of a backup and compare it with its manifest. Raises UsageError, DamagedStore."""
+    """Read a whole backup and compare it with its manifest. Raises UsageError, DamagedStore."""
     manifest = read_manifest(Path(folder))
     findings: list[Finding] = []
     sessions = messages = 0
@@ -180,9 +181,9 @@ def verify(folder: str, *, watch: Watch | None = None) -> Verified:
 
 
 def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Copied, Verified]:
-    """Bring the sessions of a backup back; what the store has, and has newer, stays as it is.
+    """Restore the sessions of a backup. Sessions that are newer in the store stay unchanged.
 
-    Sessions that are damaged in the backup are left out: the second value names them. Raises
+    Sessions that are damaged in the backup are skipped; the second value names them. Raises
     UsageError, DamagedStore, and as copy_lives.
     """
     source, begun = _place(folder), time.monotonic()
@@ -209,9 +210,10 @@ def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Cop
 def _digests(
     folder: str, name: str, progress: Progress | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the digest of each life by uid, empty where it cannot be read.
+    """Return the digest of each session by uid, empty if the session cannot be read.
 
-    The second value says why lives cannot be opened, by uid, or by key if the uid is not known.
+    The second value holds the reasons why sessions cannot be opened, by uid, or by key if the uid
+    is unknown.
     """
     if name not in namespaces_of(_place(folder)):
         return {}, {}
@@ -237,7 +239,7 @@ def _digests(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a backup should hold. Raises UsageError where it is none, DamagedStore."""
+    """Return the manifest. Raises UsageError if the folder has none, DamagedStore."""
     path = folder / MANIFEST
     try:
         text = path.read_bytes()
@@ -282,14 +284,17 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _manifest_to_extend(folder: Path, where: str) -> Manifest:
-    """The one that is there, or a new one. Raises UsageError where the folder is something else."""
+    """Return the existing manifest or a new one.
+
+    Raises UsageError if the folder contains anything but a backup.
+    """
     source = _name_of(where)
     if (folder / MANIFEST).exists():
         found = read_manifest(folder)
         # Earlier versions hashed the URL with its password.
         same = found.source in (source, _digest_of_text(where))
         found = replace(found, source=source)
-        # Stamps mean something in the store they come from alone.
+        # Stamps are only comparable within the store they come from.
         return found if same else _without_stamps(found)
     try:
         others = [entry.name for entry in folder.iterdir() if entry.name not in _OURS]
@@ -305,7 +310,7 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
 
 
 def _check_outside(where: str, folder: Path) -> None:
-    """Raise UsageError where a backup would become a part of the workspace it is taken of."""
+    """Raise UsageError if the backup folder is a part of the workspace."""
     found = address(where)
     if found.engine != "jsonl":
         return
@@ -337,7 +342,7 @@ def _name_of(where: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    """Return the URL of a database without what only proves who asks."""
+    """Return the URL of a database without the password in it."""
     base, _, query = url.partition("?")
     before, at, host = base.rpartition("@")
     scheme, slashes, user = before.partition("://")
@@ -401,7 +406,7 @@ def _for(watch: Watch | None, name: str) -> Progress | None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """While nobody else takes a backup into the same folder. Raises StoreBusy."""
+    """Hold the backup lock of a folder. Raises StoreBusy if another backup holds it."""
     try:
         make_private(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

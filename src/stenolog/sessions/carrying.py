@@ -1,7 +1,7 @@
-"""One old session and the session it goes to: the steps of taking it in, in their order.
+"""The import of one old session into a session of the store, in steps.
 
-Each step is one write, and each can be made again: whoever is killed between two of them is
-continued by the next run.
+Each step is one idempotent write: if the import is killed between two steps, the next run continues
+it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,14 +21,17 @@ from stenolog.stores.base import Store
 from stenolog.stores.json_file import KeptMessage
 
 CHUNK: Final = 500
-"""So many messages are added in one batch."""
+"""Maximum number of messages per batch."""
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 RECEIPTS: Final = 20
-"""How many receipts a session keeps."""
+"""Maximum number of import receipts that a session keeps."""
 
 
 class Carrying:
-    """`mark`, `add`, `settle`, `receipt`; `problems` says what could not be carried."""
+    """The import of one session: call `mark`, `add`, `settle`, `receipt` in this order.
+
+    `problems` lists the content that could not be imported.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Carrying:
         self.problems: list[str] = []
 
     def mark(self, names: Sequence[str]) -> None:
-        """Say what is being taken in, so that a later run can tell what it finds half done."""
+        """Record the import in the meta, so that a later run recognizes a partial import."""
         meta = {} if self.there is None else self.there.meta
         begun = {"sha256": self._digest, "carry": self.merge.carry}
         fields: dict[str, Any] = {"importing": begun}  # guard: import-mark
@@ -72,7 +75,7 @@ class Carrying:
             change_alias_mark(self._store)
 
     def _new_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that the session gets: never old over newer, and once."""
+        """Return the meta fields to set: never an old value over a newer one, and only once."""
         if self.there is not None and self.there.begun(self._digest) is not None:
             return {}
         last = None if self.there is None else self.there.updated
@@ -80,12 +83,12 @@ class Carrying:
         return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
 
     def _is_newest(self, meta: Mapping[str, Any]) -> bool:
-        """Whether the state there is not older than the one that is here."""
+        """Return whether the old session's state is at least as new as the stored one."""
         known = 0 if self.there is None else len(self.there.payloads)
         return self.old.layout not in meta or known <= len(self.old.messages)
 
     def add(self) -> Iterator[list[int]]:
-        """Add what is not there, a batch at a time; the seqs of each."""
+        """Add the missing messages in batches and yield the seqs of each batch."""
         for start, batch in _batches(self.old.messages, len(self._seqs)):
             token = batch[0].once
             try:
@@ -103,7 +106,7 @@ class Carrying:
         return self._store.add_messages(self._key, messages, once=once, at=times)
 
     def settle(self) -> None:
-        """Hide what was hidden and set the summary, unless that would be old over newer."""
+        """Hide hidden messages and set the summary, unless the session has newer ones."""
         floor = merging.hidden_start(self.old)
         if self.merge.carry and floor and not self._is_all_old(self._seqs[floor - 1]):
             self.merge = replace(self.merge, carry=False)
@@ -119,7 +122,7 @@ class Carrying:
         self._hide(self._hidden(floor))
 
     def _hidden(self, floor: int) -> Iterator[int]:
-        """The indexes of messages that were hidden one by one, and not up to a floor."""
+        """Yield the indexes of the messages that were hidden one by one, above the floor."""
         return (n for n, one in enumerate(self.old.messages) if one.hidden and n >= floor)
 
     def _hide(self, numbers: Iterable[int]) -> None:
@@ -127,13 +130,13 @@ class Carrying:
             self._store.hide(self._key, first, last)
 
     def _is_all_old(self, upto: int) -> bool:
-        """Whether a checkpoint up to this seq hides nothing but messages of the old session."""
+        """Return whether a checkpoint up to this seq hides only messages of the old session."""
         sight = {message.seq for message in self._store.get_history(self._key)}
         # guard: merge-hides-only-covered
         return all(seq > upto for seq in sight.difference(self._seqs))
 
     def not_carried(self) -> Iterator[str]:
-        """What is left out because the session has gone on since, each as a sentence."""
+        """Yield a sentence for each item that is skipped because the session has newer messages."""
         if self.merge.carry or len(self.merge.seqs) == len(self.old.messages):
             return
         if self.old.summary:
@@ -142,12 +145,12 @@ class Carrying:
             yield f"{hidden} messages that were hidden there are in sight here"
 
     def _hidden_here(self) -> int:
-        """Return how many hidden messages are hidden here too, whatever else was said here."""
+        """Return how many hidden messages are hidden here too, despite newer messages."""
         start = merging.hidden_start(self.old)
         return sum(self.old.messages[n].once is not None for n in self._hidden(start))
 
     def receipt(self, name: str) -> None:
-        """Say that it is done: the mark goes and the receipt comes in one step."""
+        """Finish the import: remove the import mark and add the receipt in one write."""
         info = self._store.info(self._key)
         said = [one.at for one in self.old.messages if one.at is not None]
         there = () if self.there is None else self.there.said
@@ -157,7 +160,7 @@ class Carrying:
             "sha256": self._digest,
             "messages": len(self.old.messages),
             "created": timestamp(min([self.old.created, *said])),
-            # The conversation's own time counts until somebody says something here.
+            # The times of the old conversation count until a new message is stored here.
             "updated": timestamp(max([self.old.updated, *said, *there])),
             "last_seq": info.last_seq,
             merging.TAKEN: timestamp(datetime.now(UTC)),
@@ -171,7 +174,7 @@ class Carrying:
 
 
 def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The seqs as runs without a gap, first and last of each: one step hides a run."""
+    """Yield first and last of each run of consecutive seqs: one write hides a run."""
     for start, seq in enumerate(seqs):
         if start == 0 or seqs[start - 1] != seq - 1:
             end = start
@@ -183,7 +186,7 @@ def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _batches(
     messages: Sequence[KeptMessage], start: int
 ) -> Iterator[tuple[int, Sequence[KeptMessage]]]:
-    """What is left to be added: messages of one token together, those without in batches."""
+    """Yield the messages to add: those of one token together, those without a token in batches."""
     while start < len(messages):
         end, size = start + 1, len(messages[start].payload)
         if messages[start].once is not None:

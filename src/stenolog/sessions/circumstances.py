@@ -1,7 +1,7 @@
-"""What the doctor tells beside the sessions: the disk, the index, versions, turns without an end.
+"""Checks of the doctor around the sessions: disk space, catalog, versions, unfinished turns.
 
-What will soon be wrong is a finding. The rest are notes: good to know, and no fault, for the exit
-code of the doctor is to tell of faults alone. Nothing is written.
+Problems that will cause failures are findings. The rest are notes, which do not change the doctor's
+exit code. Nothing is written.
 """
 
 import os
@@ -32,7 +32,7 @@ from stenolog.stores.opening import address, open_store
 
 _MOUNTS: Final = "/proc/self/mounts"
 _NAMED: Final = 5
-"""So many sessions are named."""
+"""Maximum number of sessions that a note names."""
 _FLEETING: Final = {
     "tmpfs": "in the memory of this machine: a restart or a power cut takes all of it",
     "ramfs": "in the memory of this machine: a restart or a power cut takes all of it",
@@ -41,7 +41,7 @@ _FLEETING: Final = {
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """Something that is good to know, and no fault."""
+    """Useful information that is not a fault."""
 
     kind: str
     """disk, index, version, interrupted turns, turns under way."""
@@ -49,18 +49,18 @@ class Note(Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
-# --- what will soon be wrong -----------------------------------------------------------------
+# --- findings --------------------------------------------------------------------------------
 
 
 def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
-    """A finding where there is hardly room left for what will be said."""
+    """Return a finding if fewer than `least` bytes are free on the disk."""
     folder = _folder(workspace)
     if folder is None:
         return []
     try:
         room = os.statvfs(folder)
     except OSError:
-        return []  # what cannot be looked at was told of
+        return []  # the examination reports a folder that cannot be read
     free = room.f_bavail * room.f_frsize
     if free >= least:
         return []
@@ -76,7 +76,7 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
 
 
 def _folder(workspace: str) -> Path | None:
-    """The folder that holds the sessions; None where they are in no folder that we know."""
+    """Return the folder that contains the sessions; None if they are not in files."""
     found = address(workspace)
     if found.engine == "jsonl":
         return Path(found.path)
@@ -86,16 +86,16 @@ def _folder(workspace: str) -> Path | None:
 def not_indexed(workspace: str) -> list[Finding]:
     """Return a finding for each session that the catalog cannot index."""
     findings: list[Finding] = []
-    with suppress(StenologError):  # the examination says why something cannot be read
+    with suppress(StenologError):  # the examination reports why a store cannot be read
         for agent in (None, *others_in(workspace).agents):
             findings += _not_indexed_of(workspace, agent)
     return findings
 
 
 def purged_text(workspace: str) -> list[Finding]:
-    """Return a finding for each session that was purged, and that the fallback still has."""
+    """Return a finding for each purged session that the fallback store still contains."""
     findings: list[Finding] = []
-    with suppress(StenologError):  # the examination says why something cannot be read
+    with suppress(StenologError):  # the examination reports why a store cannot be read
         for agent in (None, *others_in(workspace).agents):
             place = find_place(workspace, agent)
             if place.fallback is None or not place.fallback.is_dir():
@@ -139,19 +139,19 @@ def _path_of(workspace: str, place: Place, key: str) -> str:
     return str(log.relative_to(address(workspace).path))
 
 
-# --- what is good to know --------------------------------------------------------------------
+# --- notes -----------------------------------------------------------------------------------
 
 
 def notes_of(workspace: str, *, mounts: str = _MOUNTS) -> list[Note]:
-    """What is good to know of a workspace or a database.
+    """Return the notes on a workspace or a database.
 
-    `mounts`: the file in which the system tells of its file systems.
+    `mounts`: the file in which the system lists its file systems.
     """
     notes = list(_of_the_disk(workspace, mounts))
     try:
         agents = others_in(workspace).agents
     except StenologError:
-        return notes  # the examination says why it cannot be read
+        return notes  # the examination reports why it cannot be read
     for agent in (None, *agents):
         try:
             notes += _of_sessions(workspace, agent)
@@ -169,7 +169,7 @@ def _of_the_disk(workspace: str, mounts: str) -> Iterator[Note]:
         table = Path(mounts).read_text(encoding="utf-8", errors="replace")
         kind = kind_at(str(folder.resolve()), table)
     except OSError:
-        return  # only Linux tells
+        return  # only Linux has this file
     if network:
         yield Note(
             kind="disk",
@@ -230,7 +230,7 @@ def _of_the_catalog(path: Path) -> Iterator[Note]:
 
 
 def _in_state(store: Store, state: State) -> list[Entry]:
-    # In memory where the index is behind: the doctor writes nothing.
+    # If the catalog is out of date, it is updated in memory: the doctor writes nothing.
     with open_catalog(store, keep=False) as catalog:
         return list(catalog.list(state=state, limit=1 << 62).entries)
 
@@ -249,7 +249,7 @@ def _of_versions(workspace: str) -> Iterator[Note]:
     if engine == "jsonl":
         yield Note(kind="version", meaning=f"SQLite {sqlite3.sqlite_version}, for the index.")
     elif engine == "sqlite":
-        # The driver is an extra, and is there by now.
+        # The driver is optional, and installed if a store of this engine was opened.
         import apsw
 
         version = f"SQLite {apsw.sqlite_lib_version()}, with apsw {apsw.apsw_version()}."
@@ -271,7 +271,7 @@ def _of_versions(workspace: str) -> Iterator[Note]:
 def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
     """Yield the key of each session that cannot be indexed, and the reason.
 
-    Sessions that the catalog holds already, without a problem and unchanged, are not read again.
+    Sessions that the catalog already holds, unchanged and without a problem, are not read again.
     Sessions that the store itself cannot read are skipped.
     """
     indexed = _indexed(store)

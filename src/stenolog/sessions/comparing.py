@@ -1,7 +1,7 @@
-"""Comparing a session with its copy: by a digest of everything, and message by message. Pure.
+"""Comparison of a session with its copy, by digest and message by message. Pure.
 
 Equal digests mean equal messages with their seqs, times and tokens, equal state, equal undo steps,
-and the same place, under the same key or in the trash. They do not depend on the engine.
+and the same place: the same key, or the trash. Digests do not depend on the engine.
 """
 
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _FORM: Final = b"stenolog life 1\n"
-"""The form in which a life is digested: another one must not give equal digests."""
+"""Version of the digested form: a different form must never give equal digests."""
 _LEFT: Final = "The destination is left as it is"
 NEWER: Final = (
     f"the destination went on by itself and has more than the source. {_LEFT}: copy from there to "
@@ -41,7 +41,7 @@ DAMAGED_THERE: Final = (
 
 
 class NewlyLost(Exception):
-    """Messages are missing that the session should have: damage that was not known before."""
+    """Messages are missing through damage that was not known before."""
 
     def __init__(self, seqs: list[Span]) -> None:
         self.seqs = seqs
@@ -49,19 +49,19 @@ class NewlyLost(Exception):
 
 
 class MessagesDigest:
-    """Grows with each message, in the order of their seqs."""
+    """Incremental digest of the messages of a session, in the order of their seqs."""
 
     __slots__ = ("_hash", "bytes", "messages")
 
     def __init__(self) -> None:
         self._hash: _Hash = sha256(_FORM)
         self.messages = 0
-        """How many went in."""
+        """Number of messages added."""
         self.bytes = 0
-        """How long their bodies were."""
+        """Total length of their bodies, in bytes."""
 
     def add(self, message: Message) -> None:
-        """One more."""
+        """Add a message to the digest."""
         body = message.to_json()
         token = b""
         if message._once is not None and (found := token_of(message)) is not None:
@@ -72,13 +72,13 @@ class MessagesDigest:
         self.bytes += len(body)
 
     def with_life(self, life: Life) -> str:
-        """The digest of a life that has these messages."""
+        """Return the digest of a snapshot that has these messages."""
         whole = self._hash.copy()
         whole.update(canonical(life))
         return whole.hexdigest()
 
     def passing(self, life: Life, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield all messages of a life and add each to the digest. Raises NewlyLost."""
+        """Yield all messages of a snapshot and add each to the digest. Raises NewlyLost."""
         expected, gaps, add = 1, list[Span](), self.add
         for message in messages:
             if message.seq != expected:
@@ -93,28 +93,28 @@ class MessagesDigest:
 
 
 def missing(life: Life) -> list[Span]:
-    """The seqs of a life that have no message, and are known not to."""
+    """Return the seqs of a snapshot that are known to have no message."""
     return spans.union(life.lost, life.void, life.purged)
 
 
 def canonical(life: Life) -> bytes:
-    """A life as the bytes that are digested. What an engine may not keep is not among them."""
+    """Return the digested bytes of a snapshot, without fields that an engine may not keep."""
     fields: dict[str, Any] = msgspec.to_builtins(life)
     fields["tokens"] = [(token.token, token.first, token.count) for token in life.tokens]
-    # Escapes, because a text may hold lone surrogates.
+    # ASCII escapes, because a text may contain lone surrogates.
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def of_many(digests: Iterable[tuple[str, str, str]]) -> str:
-    """One digest for many lives, given as namespace, uid and digest."""
+    """Return one digest for many sessions, given as namespace, uid and digest."""
     lines = [json.dumps(one) for one in digests]
     return sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def digest_of(reading: Reading) -> str:
-    """The digest of a life that is looked at, from its first message on.
+    """Return the digest of a snapshot, read from its first message on.
 
-    What is found to be damaged on the way is lost, whatever the store knew of it.
+    Messages found to be damaged are digested as lost, even if the store did not know.
     """
     digest = MessagesDigest()
     lost: list[Span] = []
@@ -131,19 +131,19 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """Result of a comparison."""
 
     digest: MessagesDigest
-    """Of the source's messages, as far as the destination has seqs."""
+    """Digest of the source's messages up to the last seq of the destination."""
     equal: bool = False
     reason: str = ""
-    """Why it must not be written to; empty where it may be."""
+    """Why the destination must not be written to; empty if it may be."""
     newer: bool = False
-    """It has all that the source has."""
+    """The destination has everything that the source has."""
 
 
 def compare(here: Reading, there: Reading) -> Verdict:
-    """Compare a life in the source with the one of the same uid in the destination.
+    """Compare a session in the source with the one of the same uid in the destination.
 
-    An earlier copy that nobody wrote to since may be written to. Raises NewlyLost where the source
-    is found to be damaged.
+    An earlier copy that was not written to since may be written to. Raises NewlyLost if the source
+    turns out to be damaged.
     """
     source, target = here.life, there.life
     seen = _Seen(source, target.last_seq)
@@ -152,7 +152,7 @@ def compare(here: Reading, there: Reading) -> Verdict:
         for message in copied.passing(target, there.messages):
             seen.take(message, here.messages)
     except NewlyLost:
-        # Of the destination: what the source lacks is told by `finish`.
+        # The destination is damaged; `finish` reports damage of the source.
         return Verdict(digest=seen.digest, reason=DAMAGED_THERE)
     seen.finish(here.messages)
     ahead = target.last_seq > source.last_seq or target.number > source.number
@@ -164,7 +164,7 @@ def compare(here: Reading, there: Reading) -> Verdict:
     found = Verdict(digest=seen.digest, equal=equal)
     if equal:
         return found
-    # What is only there and was purged here went away for a reason.
+    # Messages that were purged in the source do not count as lost.
     if seen.other or (seen.only_there and not ahead and there.untouched):
         reason = DIVERGED if seen.other else LOST_HERE
         return Verdict(digest=seen.digest, reason=reason)
@@ -177,18 +177,18 @@ def compare(here: Reading, there: Reading) -> Verdict:
 
 
 class _Seen:
-    """Both lives side by side, message by message."""
+    """State of a comparison of two sessions, message by message."""
 
     def __init__(self, source: Life, upto: int) -> None:
         self.digest = MessagesDigest()
         self.other = False
-        """A message is another one there."""
+        """A message differs between the two."""
         self.only_here = False
-        """One is lacking there."""
+        """A message is missing in the destination."""
         self.only_there = False
-        """One is lacking here, and was not purged."""
+        """A message is missing in the source and was not purged."""
         self.purged = False
-        """One was purged here, and not there."""
+        """A message was purged in the source, but not in the destination."""
         self._source = source
         self._upto = upto
         self._expected = 1
@@ -200,7 +200,7 @@ class _Seen:
         return self.other or self.only_here or self.only_there or self.purged
 
     def take(self, there: Message, here: Iterator[Message]) -> None:
-        """A message of the destination."""
+        """Compare the next message of the destination."""
         while (mine := self._peek(here)) is not None and mine.seq < there.seq:
             self._pass(mine)
             self.only_here = True
@@ -215,7 +215,7 @@ class _Seen:
             self.other = True
 
     def finish(self, here: Iterator[Message]) -> None:
-        """The destination has no more. Raises NewlyLost for what the source lacks."""
+        """End the comparison. Raises NewlyLost for messages missing in the source."""
         while (mine := self._peek(here)) is not None and mine.seq <= self._upto:
             self._pass(mine)
             self.only_here = True

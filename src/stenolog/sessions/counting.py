@@ -1,10 +1,10 @@
 """Messages, tokens and costs by day, model and channel. Pure.
 
-The provider's token counts are used if a message has them. Otherwise the tokens of its text are
-estimated and counted apart, as the number of times that a model read it is unknown.
+If a message has token counts of its provider, they are used. Otherwise the tokens of its text are
+estimated and counted separately, because the number of times that a model read it is unknown.
 
-Prices are those of the installed package genai-prices; newer ones are not fetched. Each answer is
-priced on its own, because many models charge more per token for a long prompt.
+Prices come from the installed package genai-prices; newer ones are not fetched. Each answer is
+priced separately, because many models charge more per token for a long prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ from stenolog.stores.base import forked_at
 from stenolog.tokens import message_tokens
 
 Price = Callable[[str, Mapping[str, int]], float | None]
-"""What an answer of a model costs by what its provider counted, in US dollars; None: unknown."""
+"""Function that prices an answer in US dollars from its provider's token counts; None: unknown."""
 HOW_TO_GET: Final = "pip install 'stenolog[prices]'"
 
 
@@ -31,27 +31,27 @@ class Counts:
 
     messages: int = 0
     answers: int = 0
-    """How many of them a provider counted the tokens of."""
+    """Number of answers with token counts of their provider."""
     prompt: int = 0
-    """Tokens that models read, as their providers counted; `cached` is a part of it."""
+    """Tokens that models read, as counted by their providers. Includes `cached`."""
     answer: int = 0
-    """Tokens that models wrote, as their providers counted."""
+    """Tokens that models wrote, as counted by their providers."""
     cached: int = 0
     estimated: int = 0
-    """Tokens of texts that nobody counted, each once."""
+    """Estimated tokens of texts that no provider counted, each text once."""
 
     priced: int = 0
-    """How many answers have a price."""
+    """Number of answers that have a price."""
     dollars: float = 0.0
-    """What those cost."""
+    """Sum of these prices, in US dollars."""
 
     @property
     def tokens(self) -> int:
-        """All of them."""
+        """Counted and estimated tokens."""
         return self.prompt + self.answer + self.estimated
 
     def take(self, usage: Mapping[str, int], cost: float | None) -> None:
-        """Count an answer, as its provider did."""
+        """Count an answer by its provider's token counts."""
         self.answers += 1
         self.prompt += usage.get("prompt", 0)
         self.answer += usage.get("answer", 0)
@@ -63,18 +63,18 @@ class Counts:
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What was counted so far."""
+    """Running totals over all sessions added so far."""
 
     price: Price | None = None
     sessions: int = 0
-    """Those with at least one message in the time that was asked for."""
+    """Number of sessions with at least one message in the given time range."""
     whole: Counts = field(default_factory=Counts)
     days: dict[date, Counts] = field(default_factory=dict)
-    """By the day on which it was said, in UTC."""
+    """By the day on which the message was stored, in UTC."""
     models: dict[str, Counts] = field(default_factory=dict)
-    """By the model that answered; empty: it does not tell."""
+    """By the model that answered; empty: unknown."""
     channels: dict[str, Counts] = field(default_factory=dict)
-    """By the part of the key before the first colon; empty: there is none."""
+    """By the part of the key before the first colon; empty: the key has no colon."""
 
     def add(
         self,
@@ -84,9 +84,9 @@ class Totals:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> None:
-        """Take in a session: all its messages by seq, hidden ones too, for they took tokens.
+        """Add a session: all its messages by seq. Hidden ones count too, because they used tokens.
 
-        Counted are those from `since` on, and before `until`.
+        Counts messages stored at `since` or later and before `until`.
         """
         channel = self.channels.setdefault(channel_of(info.key) or "", Counts())
         before = self.whole.messages
@@ -94,7 +94,7 @@ class Totals:
         waiting: list[tuple[Message, int]] = []
         for message in messages:
             if message.seq <= copied:
-                continue  # said in the session that it was forked from, and counted there
+                continue  # copied from the session it was forked from, and counted there
             body = message.to_dict()
             wanted = (since is None or message.at >= since) and (
                 until is None or message.at < until
@@ -102,14 +102,14 @@ class Totals:
             of_model = body.get("role") == "assistant"
             usage = usage_of(body) if of_model else None
             name = model_of(body) or ""
-            # Only answers have a model; what was said to one stands by day and channel.
+            # Only answers have a model; other messages count by day and channel.
             sums = [self.whole, channel, self.days.setdefault(message.at.date(), Counts())]
             sums += [self.models.setdefault(name, Counts())] if of_model and wanted else []
             if wanted:
                 for counts in sums:
                     counts.messages += 1
             if usage is not None:
-                waiting.clear()  # that is in what its provider counted as read
+                waiting.clear()  # included in the provider's prompt tokens
                 if wanted:
                     cost = self.price(name, usage) if self.price is not None else None
                     for counts in sums:
@@ -127,7 +127,7 @@ class Totals:
         self._drop_empty()
 
     def _settle(self, waiting: list[tuple[Message, int]], channel: Counts) -> None:
-        """What was said and is in nobody's count."""
+        """Count the estimated tokens of messages that no provider counted."""
         for message, tokens in waiting:
             for counts in (self.whole, channel, self.days[message.at.date()]):
                 counts.estimated += tokens
@@ -155,7 +155,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 def prices() -> Price | None:
     """Return the function that prices an answer; None if genai-prices is not installed."""
     try:
-        # Optional, and only needed for costs.
+        # Optional dependency, only needed for costs.
         import genai_prices  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return None

@@ -1,4 +1,4 @@
-"""What is wrong with the bytes of one log, what it means, and what to do. Pure."""
+"""Damage in the bytes of one log: its kind, its meaning, and advice. Pure."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from stenolog.stores.findings import Finding as Finding
 from stenolog.stores.jsonl import names, scan
 
 ASIDE: Final = "aside"
-"""The folder, beside the logs, that takes what a repair moves away."""
+"""Folder next to the logs that receives the files which a repair moves away."""
 
 
 class Kind(StrEnum):
-    """Every kind of finding, by the name that the doctor calls it."""
+    """Every kind of finding, with the name that the doctor prints."""
 
     TORN_TAIL = "torn tail"
     DAMAGED_LINE = "damaged line"
@@ -44,23 +44,24 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What the bytes of one log say."""
+    """Result of judging the bytes of one log."""
 
     key: str | None = None
     state: State | None = None
-    """The newest intact state; None where there is none, or it is not for this version."""
+    """The newest intact state; None if there is none or a newer version wrote it."""
     findings: tuple[Finding, ...] = ()
     unsettled: bool = False
-    """Something at the end may be a write under way."""
+    """The end of the log may be a write in progress."""
 
 
 # --- one log ---------------------------------------------------------------------------------
 
 
 def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = False) -> Judged:
-    """What is wrong with the bytes of the log of this file name.
+    """Return the findings for the bytes of a log with this file name.
 
-    A deleted one lies in the trash, where its name does not tell its key and nobody writes on.
+    `deleted`: the log is in the trash, where the file name does not contain the key and no process
+    writes to the log.
     """
     path = f"{folder}/{name}"
     key = None if deleted else names.key_of(name)
@@ -78,7 +79,7 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
     state = states[-1] if states else None
     key = state.key if state is not None else key
     if state is not None and not deleted and names.file_name(state.key) != name:
-        # Nobody writes to it, and nothing is settled in it, before it has its own name again.
+        # No process writes to the log, and no repair changes it, until it has its correct name.
         return Judged(key=key, state=state, findings=(_wrong_name(state.key, path),))
     found: list[Finding] = []
     if unknown:
@@ -88,7 +89,8 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
     damage = _Damage(text, key, path, state, deleted=deleted)
     may_write = state is not None and not found and not deleted
     found += damage.in_the_middle()
-    # To restore a deleted one sets it aside; only what may have been acknowledged is worth a word.
+    # Restoring a deleted session moves its tail away; only messages that may have been acknowledged
+    # are worth a finding.
     found += [end for end in damage.at_the_end(may_write=may_write) if end.lost or not deleted]
     found += damage.without_a_trace()
     return Judged(
@@ -178,7 +180,7 @@ def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
 
 
 class _Damage:
-    """The damaged places of one log, each told with the messages it cost."""
+    """The damaged places of one log, each reported with the messages that it lost."""
 
     def __init__(
         self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
@@ -193,7 +195,7 @@ class _Damage:
         self._places = _places(text) if self.scan.bad or self.scan.tail is not None else {}
 
     def in_the_middle(self) -> Iterator[Finding]:
-        """Lines that are no record, and stand before the last one that is."""
+        """Yield a finding for each line before the last record that is not a record."""
         glued: list[_Place] = []
         for bad in self.scan.bad:
             if bad.offset >= self.scan.consumed:
@@ -212,7 +214,7 @@ class _Damage:
             yield self._glued(glued)
 
     def at_the_end(self, *, may_write: bool) -> Iterator[Finding]:
-        """What the next writer would set aside."""
+        """Yield findings for the tail that the next writer would move away."""
         tail = self.scan.tail
         if tail is None:
             return
@@ -231,7 +233,7 @@ class _Damage:
             yield from map(self._added_by_hand, added)
             return
         kind, meaning = _kind_of_tail(tail, self._text[start:])
-        # To set aside a batch that lacks only an edited line would take the choice away.
+        # Moving away a batch that lacks only an edited line would make `--accept` impossible.
         repairable = may_write and not edited
         now = "The next message sets it aside by itself; --repair does it now."
         before = self._first or "See to what else is said of this log. "
@@ -246,7 +248,7 @@ class _Damage:
         )
 
     def without_a_trace(self) -> Iterator[Finding]:
-        """Messages that are missing where nothing is damaged."""
+        """Yield a finding for messages that are missing although no line is damaged."""
         if self._lost:
             yield self._finding(
                 kind=Kind.MISSING_LINE,
@@ -302,7 +304,7 @@ class _Damage:
         )
 
     def _take(self, place: "_Place") -> list[Span]:
-        """The lost seqs that belong to this place: those between its neighbours."""
+        """Remove from the lost seqs those between the neighbours of this place, and return them."""
         found = spans.clipped(self._lost, place.low, min(place.high, self.scan.next_seq))
         self._lost = spans.minus(self._lost, found)
         return found
@@ -316,21 +318,21 @@ class _Place:
     offset: int
     length: int
     edited: bool
-    """It is a whole record but for its checksum."""
+    """The line is a complete record except for its checksum."""
     own: list[Span]
     """The seq of the message in an edited line."""
     batched: bool
-    """An edited line that counts only together with others."""
+    """The line is an edited record of a batch, which counts only when complete."""
     low: int
     high: int
-    """The seqs that may stand between its neighbours."""
+    """`low` and `high` limit the seqs that may be missing between the neighbours."""
 
     def words(self) -> str:
         return f"line {self.line:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
 
 
 def _places(text: bytes) -> dict[int, _Place]:
-    """Each line that is not a record, by its offset."""
+    """Return each line that is not a record, by its offset."""
     found: dict[int, _Place] = {}
     waiting: list[_Place] = []
     offset, low = 0, 1
@@ -380,7 +382,7 @@ def _kind_of_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
 
 
 def lost_in_words(lost: Sequence[Span]) -> str:
-    """Which messages cannot be read, as a sentence."""
+    """Return a sentence that names the messages which cannot be read."""
     if not lost:
         return "No message is missing."
     seqs = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in lost)

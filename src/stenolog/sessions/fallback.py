@@ -1,14 +1,14 @@
-"""The fallback: a JSONL folder that keeps the sessions while their store cannot be used.
+"""The fallback store: a JSONL folder that keeps the sessions while their store is unusable.
 
-It is opened through the ordinary engine, so every call works there. Legacy sessions are copied into
-it first. The next good start merges it into the store, session by session, as any old session is
-merged: messages that came from legacy files are known by their content, messages that were added
-here by their token, or else by the uid of the session and their seq. Then the folder is renamed. A
-deletion is repeated in the store at the merge, and so is a purge, which is noted beside the folder.
+It uses the ordinary JSONL engine, so every call works. Legacy sessions are copied into it first.
+The next successful start merges it into the store, session by session, like other old sessions:
+messages from legacy files are recognized by their content, messages added here by their token, or
+else by the uid of the session and their seq. Then the folder is renamed. The merge also repeats
+deletions and purges in the store; purges are noted next to the folder.
 
-Each process that uses the fallback holds a shared lock. While there is one, a merge takes what is
-there, and the folder keeps its name. A record of each merged session, also beside the folder, keeps
-later merges from adding messages to the store that were purged there since.
+Each process that uses the fallback store holds a shared lock. While any process holds it, a merge
+copies the current content and the folder keeps its name. A record of each merged session, also next
+to the folder, prevents later merges from adding messages that were purged in the store.
 """
 
 import errno
@@ -44,7 +44,7 @@ from stenolog.stores.names import escaped
 from stenolog.stores.snapshots import Life, LifeMark, WholeStore, token_of
 
 PATIENCE: Final = 60.0
-"""Seconds to wait for a process that merges the fallback."""
+"""Seconds to wait for a process that merges the fallback store."""
 LOCK: Final = "fallback.lock"
 PURGES: Final = "purges"
 MERGED: Final = "merged"
@@ -54,13 +54,13 @@ _POLL: Final = 0.05
 _NOT_MERGED: Final = NOT_FORKED | {
     *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn.META)
 }
-"""Fields of the meta that mean messages of the fallback by their seq, or belong to its import."""
+"""Meta fields that refer to seqs of the fallback store, or belong to its import."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class FallbackStore(JSONLStore):
-    """The fallback, open. Its health is never ok, and says why it is in use."""
+    """The open fallback store. Its health is never ok and gives the reason for its use."""
 
     def __init__(self, workspace: Path, lock: disk.Descriptor, *, because: str) -> None:
         super().__init__(workspace, namespace=NAMESPACE)
@@ -69,7 +69,7 @@ class FallbackStore(JSONLStore):
         self._noted_purges = workspace / PURGES
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete for good here, and at the merge in the store."""
+        """Purge here, and in the store at the merge."""
         uids = [one.uid for one in self.list_trash() if one.key == key] if before is None else []
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
@@ -77,7 +77,7 @@ class FallbackStore(JSONLStore):
             return super().purge(key, before=before)
 
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
-        """Delete these sessions for good here; at the merge, what the store read from their files.
+        """Purge these deleted sessions here, and at the merge messages imported from their files.
 
         The store's session of this key has other messages too, and was not deleted here.
         """
@@ -85,7 +85,7 @@ class FallbackStore(JSONLStore):
             return super().purge_trash(key, lives)
 
     def health(self) -> Health:
-        """The health of the folder, which is not where the sessions should be."""
+        """Return the health of the folder: never ok, because the sessions belong in the store."""
         found = super().health()
         words = (
             f"sessions are kept in {self.folder} for this run, and merged when the store can be "
@@ -94,7 +94,7 @@ class FallbackStore(JSONLStore):
         return Health(ok=False, free_bytes=found.free_bytes, problems=(words, *found.problems))
 
     def close(self) -> None:
-        """Close the store and give up the lock."""
+        """Close the store and release the lock."""
         super().close()
         self._fallback_lock.release()
 
@@ -119,9 +119,9 @@ class FallbackStore(JSONLStore):
 
     @contextmanager
     def _noted(self, purge: "_Purge") -> Iterator[None]:
-        """Note the purge before it is made, and that it was made after.
+        """Note the purge before it runs, and after it that it completed.
 
-        The note of a purge that failed stays: the merge finds out whether it was made.
+        The note of a failed purge stays: the merge finds out whether the purge took effect.
         """
         name = f"{timestamp(purge.at).replace(':', '')}-{os.urandom(4).hex()}.json"
         self._note(name, purge)
@@ -141,7 +141,7 @@ class FallbackStore(JSONLStore):
 
 
 def open_fallback(place: Place, *, because: str) -> FallbackStore:
-    """Open the fallback of a store, with the legacy sessions in it.
+    """Open the fallback store of a store, with the legacy sessions in it.
 
     Raises StenologError or OSError if it cannot be written.
     """
@@ -160,7 +160,7 @@ def open_fallback(place: Place, *, because: str) -> FallbackStore:
 
 
 def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
-    """Take the shared lock once no process merges the fallback. Raises StoreBusy."""
+    """Take the shared lock once no process merges the fallback store. Raises StoreBusy."""
     deadline = time.monotonic() + PATIENCE
     while not _locked(lock, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
@@ -169,7 +169,7 @@ def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
 
 
 def _read_in(place: Place, workspace: Path) -> None:
-    """Copy the legacy sessions; their files stay as they are."""
+    """Copy the legacy sessions; their files stay unchanged."""
     purged = {purge.key for _, purge in _purges(workspace)}
     with JSONLStore(workspace, namespace=NAMESPACE) as store:
         for folder, fallbacks in place.legacy_folders():
@@ -189,7 +189,7 @@ def _read_in(place: Place, workspace: Path) -> None:
 
 
 def merge_fallback(place: Place, store: Store) -> None:
-    """Merge what the fallback holds, and rename its folder. Raises what the store raises."""
+    """Merge the fallback store and rename its folder. Raises what the store raises."""
     workspace = place.fallback
     if workspace is None:
         return
@@ -202,7 +202,7 @@ def merge_fallback(place: Place, store: Store) -> None:
         return
     try:
         is_alone = False
-        with suppress(OSError):  # without locks, nobody could use the fallback
+        with suppress(OSError):  # without locks, no process can use the fallback store
             is_alone = _locked(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
             _repeat_purges(workspace, None, store, is_alone=False)
@@ -225,7 +225,7 @@ def merge_fallback(place: Place, store: Store) -> None:
 
 
 def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
-    """Delete what was deleted in the fallback, unless it was used since, here or there."""
+    """Repeat deletions of the fallback store, unless the session was used since in either store."""
     used = set(fallback.list_sessions())
     for one in fallback.list_trash():
         try:
@@ -256,9 +256,9 @@ def _move_away(workspace: Path, merged: Migrated) -> None:
 
 
 def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
-    """Yield namespace and key of each session in the fallback, merged or not.
+    """Yield namespace and key of each session in the fallback store, merged or not.
 
-    Sessions that cannot be read are left out. Nothing is written.
+    Sessions that cannot be read are skipped. Nothing is written.
     """
     workspace = place.fallback
     if workspace is None or workspace.is_symlink() or not workspace.is_dir():
@@ -273,7 +273,7 @@ def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
 
 
 def purged_since(place: Place, store: Store) -> list[str]:
-    """Return the keys of the fallback that were merged, and then purged in the store."""
+    """Return the keys of the fallback store that were merged, and then purged in the store."""
     workspace = place.fallback
     if workspace is None or workspace.is_symlink() or not isinstance(store, WholeStore):
         return []
@@ -290,7 +290,7 @@ def purged_since(place: Place, store: Store) -> list[str]:
 
 
 class _Lives:
-    """The sessions of the fallback, as old sessions that can be merged."""
+    """The sessions of the fallback store as sources of an import."""
 
     def __init__(self, fallback: JSONLStore, store: Store, workspace: Path) -> None:
         self._fallback = fallback
@@ -303,20 +303,20 @@ class _Lives:
         self.name = str(self.path)
 
     def sources(self, *, thorough: bool) -> list[Source]:
-        """Every session that is not in the trash."""
+        """Return every session that is not in the trash."""
         del thorough
         self._keys = {escaped(key) + SUFFIX: key for key in self._fallback.list_sessions()}
         return [Source(name=name, body=None) for name in self._keys]
 
     def read(self, source: Source) -> Found:
-        """Return what is not yet merged of a session. Raises NotASession if it cannot be read."""
+        """Return the unmerged part of a session. Raises NotASession if it cannot be read."""
         try:
             info = self._fallback.info(self._keys[source.name])
         except StenologError as error:
             raise NotASession(str(error)) from error
         record = _record_of(self._workspace, info.uid)
         is_same = bool(record.stored) and record.stored[-1] == _uid(self._store, record.key)
-        # What was merged once is never merged into another session: it was purged or deleted.
+        # Merged messages are never merged into another session: they were purged or deleted.
         after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
         try:
             mark = LifeMark(key=info.key, uid=info.uid, stamp="")
@@ -335,7 +335,7 @@ class _Lives:
         return found
 
     def record(self, source: Source, taken: Taken) -> None:
-        """Record that a session is merged, and with which session of the store."""
+        """Record that a session was merged, and into which session of the store."""
         record, uid = self._records[source.name], _uid(self._store, taken.key)
         stored = (*(one for one in record.stored if one != uid), *([uid] if uid else []))
         record = replace(record, key=taken.key, stored=stored)
@@ -371,7 +371,7 @@ def _found(life: Life, messages: Sequence[Message], *, after: int) -> Found:
         updated=updated,
         problems=(f"{lost} messages of the fallback cannot be read",) if lost else (),
     )
-    # A legacy session that nobody continued here is as old as its file.
+    # A legacy session without new messages here is as old as its file.
     said = [moment for one in receipts if (moment := time_of(one.get("updated"))) is not None]
     changed = updated if has_new or not said else max(said)
     return Found(session, _digest(life, session), changed, ())
@@ -402,7 +402,7 @@ def _tokens(life: Life, messages: Sequence[Message]) -> dict[int, str]:
 
 
 def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """For each imported file, by its digest, the last seq when it was imported."""
+    """Return for each imported file, by its digest, the last seq after its import."""
     return {
         one["sha256"]: one["last_seq"]
         for one in receipts
@@ -411,7 +411,7 @@ def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _digest(life: Life, session: OldSession) -> str:
-    """Tell one state of a session from every other."""
+    """Return a digest that differs for each state of a session."""
     *_, last = ["", *merging.digests(session.messages)]
     shown = [message.hidden for message in session.messages]
     state = [life.uid, life.last_seq, last, shown, session.summary, session.meta]
@@ -422,21 +422,21 @@ def _digest(life: Life, session: OldSession) -> str:
 
 
 class _Merged(Struct, frozen=True, kw_only=True):
-    """What a merge did with a session of the fallback."""
+    """Record of the merges of one session of the fallback store."""
 
     uid: str
     after: int = 0
     """Messages up to this seq were merged into a session that the store no longer has."""
     last_seq: int = 0
-    """The last message that was merged."""
+    """Seq of the last merged message."""
     digest: str = ""
-    """Digest of what was merged."""
+    """Digest of the merged content."""
     key: str = ""
-    """The store's session that it was merged into."""
+    """Key of the store's session that it was merged into."""
     stored: tuple[str, ...] = ()
-    """The uid of that session, after those of earlier ones."""
+    """Uids of earlier sessions with that key, then the uid of the current one."""
     deleted: datetime | None = None
-    """The deletion in the fallback that was repeated."""
+    """Time of the deletion in the fallback store that was repeated."""
 
 
 def _record_of(workspace: Path, uid: str) -> _Merged:
@@ -480,24 +480,24 @@ def _uid(store: Store, key: str) -> str:
 
 
 class _Purge(Struct, frozen=True, kw_only=True):
-    """A purge in the fallback."""
+    """Note of a purge in the fallback store."""
 
     key: str
     at: datetime
-    """When it began: messages that are newer stay."""
+    """Start of the purge: newer messages stay."""
     made: datetime | None = None
-    """When it was finished; None if nobody knows whether it was made."""
+    """End of the purge; None if it is unknown whether the purge took effect."""
     before: int | None = None
     uids: tuple[str, ...] = ()
-    """The sessions of the fallback that it deletes; with `before`, the session it shortens."""
+    """Uids of the sessions that the purge deletes; with `before`, of the session it shortens."""
     is_trash: bool = False
-    """Whether it is a purge of some sessions in the trash, and not of the key."""
+    """Whether only some sessions in the trash are purged, not the whole key."""
     read_in: tuple[tuple[str, int], ...] = ()
-    """Digest and last seq of each legacy file that the sessions were read from."""
+    """Digest and last seq of each legacy file that the sessions were imported from."""
 
 
 def _purges(workspace: Path) -> list[tuple[Path, _Purge]]:
-    """The purges that are not yet repeated, the oldest first."""
+    """Return the purges that are not yet repeated, oldest first."""
     found = []
     for path in sorted((workspace / PURGES).glob("[!.]*.json")):
         try:
@@ -510,7 +510,10 @@ def _purges(workspace: Path) -> list[tuple[Path, _Purge]]:
 def _repeat_purges(
     workspace: Path, fallback: JSONLStore | None, store: Store, *, is_alone: bool
 ) -> None:
-    """Make the noted purges in the store. A note that cannot be followed stays, with a warning."""
+    """Repeat the noted purges in the store.
+
+    A note that cannot be followed stays, with a warning.
+    """
     for path, purge in _purges(workspace):
         try:
             if not _was_made(purge, fallback):  # guard: fallback-refused-purge-not-repeated
@@ -534,7 +537,7 @@ def _repeat_purges(
 
 
 def _was_made(purge: _Purge, fallback: JSONLStore | None) -> bool:
-    """Tell whether the fallback really has no more what was to be purged."""
+    """Return whether the fallback store no longer has the messages to purge."""
     if purge.made is not None:
         return True
     if fallback is None or not purge.uids:
@@ -550,9 +553,9 @@ def _was_made(purge: _Purge, fallback: JSONLStore | None) -> bool:
 
 
 def _repeat(purge: _Purge, store: Store) -> tuple[str, str] | None:
-    """Make a purge of the fallback in the store; return the key, and why something is left.
+    """Repeat a purge in the store; return the key and a reason if messages are left.
 
-    Only messages that are older than the purge are deleted. Raises StenologError.
+    Deletes only messages that are older than the purge. Raises StenologError.
     """
     if purge.before is None and not purge.is_trash:
         return _purge_all(purge, store)
@@ -561,21 +564,24 @@ def _repeat(purge: _Purge, store: Store) -> tuple[str, str] | None:
     except NoSuchSession:
         return None
     ends = _ends(merging.receipts(info.meta))
-    # Up to there the seqs are the same in both: they come from the same file.
+    # Up to this seq both stores agree: the messages come from the same file.
     same = max((end for digest, end in purge.read_in if ends.get(digest) == end), default=0)
     if purge.before is not None:
         if same:
             store.purge(purge.key, before=min(purge.before, same + 1))
         return None
     if not same:
-        return None  # nothing in the store comes from these sessions
+        return None  # the store has no message of these sessions
     if info.last_seq > same:  # guard: fallback-purge-trash-is-narrow
         return purge.key, "the session has been used in the store, too"
     return _purge_all(purge, store)
 
 
 def _purge_all(purge: _Purge, store: Store) -> tuple[str, str] | None:
-    """Delete the sessions of a key that are older than the purge, and what is older in one."""
+    """Purge the sessions of a key that are older than the purge.
+
+    If a session has newer messages, only its older messages are purged.
+    """
     key = purge.key
     trashed = [one for one in store.list_trash() if one.key == key]
     old = [
@@ -604,14 +610,15 @@ def _purge_all(purge: _Purge, store: Store) -> tuple[str, str] | None:
 
 
 def _is_older(purge: _Purge, info: SessionInfo) -> bool:
-    """Tell whether a session of the store began before the purge, or comes from the same file."""
+    """Return whether a session of the store is older than the purge or comes from the same file."""
     if info.lost and info.updated > purge.at:
         raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
     made = purge.made or purge.at
     own = {digest for digest, _ in purge.read_in}
     receipts = merging.receipts(info.meta)
     for one in receipts:
-        # Messages of a fallback have the time when they were added, those of other files any time.
+        # Messages of a fallback store carry the time of their addition, those of other files any
+        # time.
         taken = time_of(one.get(merging.TAKEN))
         is_foreign = one.get("sha256") not in own and one.get("from") != "stenolog-json"
         if is_foreign and (taken is None or taken > made):
@@ -620,7 +627,7 @@ def _is_older(purge: _Purge, info: SessionInfo) -> bool:
 
 
 def _deleted(info: SessionInfo, store: Store) -> Deleted:
-    """Put a session into the trash, unless it was changed since. Raises StoreBusy."""
+    """Move a session into the trash, unless it was changed since. Raises StoreBusy."""
     gone = store.delete(info.key)
     if (gone.uid, gone.count) != (info.uid, info.count):
         store.restore(info.key, uid=gone.uid)
@@ -638,7 +645,7 @@ def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
 
 
 def _locked(lock: disk.Descriptor, how: int) -> bool:
-    """Take the lock if nobody is in the way. Raises OSError if the file system has no locks."""
+    """Try to take the lock without waiting. Raises OSError if the file system has no locks."""
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""What a workspace holds: its sessions, those of each agent that has a name, other namespaces.
+"""The layout of a workspace: its sessions, those of each named agent, and other namespaces.
 
-In a folder of files they are `sessions`, `agents/NAME/sessions` and any other folder with logs in
-it; in a database all of them are namespaces.
+In a folder of files they are `sessions`, `agents/NAME/sessions` and any other folder that contains
+logs. In a database all of them are namespaces.
 """
 
 import os
@@ -23,34 +23,34 @@ from stenolog.stores.snapshots import NamespacedStore
 NAMESPACE: Final = "sessions"
 NOTES: Final = "notes"
 AGENTS: Final = "agents"
-"""The folder that holds a workspace for each agent that has a name."""
+"""Folder that contains a workspace for each named agent."""
 
 FALLBACK: Final = ".fallback"
-"""What follows the name of a folder or a database in that of its fallback."""
+"""Suffix that the fallback store adds to the name of a folder or a database."""
 
 _OURS: Final = b'{"kind":"'
-"""How every line of a log begins."""
+"""Start of every line of a log."""
 CHANNELS: Final = "channels"
-"""What gateways keep of chat apps: who is at what, and no conversations."""
+"""State of chat apps that gateways keep. It contains no conversations."""
 
 _NOT_OTHERS: Final = (NAMESPACE, NOTES, CHANNELS)
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """Where the sessions of an agent are."""
+    """The location of the sessions of an agent."""
 
     where: str | os.PathLike[str]
-    """What `open_store` takes."""
+    """Argument for `open_store`."""
     namespace: str
     old: Path | None
-    """The folder in which old sessions are looked for."""
+    """Folder that is searched for old sessions."""
     fallback: Path | None
-    """The workspace of the fallback: this store's alone."""
+    """Workspace of the fallback store, used by this store only."""
     json_fallback: Path | None
-    """The folder of JSON files that replaces the fallback where that cannot be written."""
+    """Folder of JSON files that is used if the fallback store cannot be written."""
 
     def legacy_folders(self) -> list[tuple[Path, bool]]:
-        """Folders with old sessions, and whether JSON files of a fallback in them are ours."""
+        """Return folders with old sessions, and whether JSON files of a fallback there are ours."""
         if self.old is None or self.json_fallback is None:
             return []
         if self.old == self.json_fallback:
@@ -59,20 +59,20 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class Others(Struct, frozen=True, kw_only=True):
-    """Who has sessions in a workspace besides those that `steno list` shows."""
+    """Agents and namespaces with sessions besides those that `steno list` shows."""
 
     agents: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
-    """But for the notes: those are no conversations."""
+    """Without the notes: they are not conversations."""
 
 
 def agents_namespace(agent: str) -> str:
-    """The namespace of an agent's sessions in a database."""
+    """Return the namespace of an agent's sessions in a database."""
     return f"{AGENTS}.{escaped(agent)}"
 
 
 def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
-    """Which store it is, and which folder. Raises UsageError."""
+    """Return the store and the folders of an agent. Raises UsageError."""
     if agent is not None and (not isinstance(agent, str) or not agent):
         raise UsageError(f"agent {agent!r}: a name is wanted, or none")
     found = address(where)
@@ -86,13 +86,13 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
                 where=workspace,
                 namespace=NAMESPACE,
                 old=folder,
-                # Inside of the workspace, which may be all that outlives a container.
+                # Inside the workspace, which may be the only volume that outlives a container.
                 fallback=workspace / f"{NAMESPACE}{FALLBACK}",
                 json_fallback=folder,
             )
         case "sqlite":
             old: Path | None = _beside_database(path.parent, agent)
-            # Other databases, and logs, may have the folder of the old sessions in common.
+            # Other databases and logs may share the folder of the old sessions.
             apart = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escaped(agent)}"
             json_fallback: Path | None = Path(f"{path}{apart}")
             beside = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
@@ -108,13 +108,13 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
 def _beside_database(folder: Path, agent: str | None) -> Path:
     if agent is not None:
         return folder / AGENTS / escaped(agent) / NAMESPACE
-    # A database may stand among the old sessions themselves, but a folder of all sorts is not
-    # looked through: what looks like a session there may be anything.
+    # A database may be in the folder of the old sessions itself. A folder of any other name is not
+    # searched, because its files may belong to any program.
     return folder if folder.name == NAMESPACE else folder / NAMESPACE
 
 
 def check_workspace(place: Path) -> None:
-    """Raise UsageError where this is no workspace, StoreUnavailable where it cannot be entered."""
+    """Raise UsageError if this is not a workspace, StoreUnavailable if it cannot be read."""
     try:
         if not place.is_dir():
             check_no_file(place)
@@ -133,7 +133,7 @@ def check_workspace(place: Path) -> None:
 
 
 def check_is_ours(place: Path) -> None:
-    """Raise UsageError where a folder holds much, and nothing of stenolog; an empty one is new."""
+    """Raise UsageError if a folder is not empty and contains nothing of stenolog."""
     try:
         folders = _folders(place, follow=True)
         ours = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
@@ -147,7 +147,7 @@ def check_is_ours(place: Path) -> None:
 
 
 def log_folders(workspace: Path) -> list[str]:
-    """Every folder of logs, as its path below the workspace. Raises StoreUnavailable."""
+    """Return every folder of logs as a path below the workspace. Raises StoreUnavailable."""
     try:
         found = list(_namespaces(workspace))
         agents = workspace / AGENTS
@@ -161,7 +161,7 @@ def log_folders(workspace: Path) -> list[str]:
 
 
 def others_in(where: str | os.PathLike[str]) -> Others:
-    """The agents and the namespaces that have sessions of their own. Raises as open_store."""
+    """Return the agents and namespaces that have sessions. Raises as open_store."""
     found = address(where)
     match found.engine:
         case "jsonl":
@@ -200,8 +200,8 @@ def _others_in_database(store: Store) -> Others:
 
 
 def _namespaces(place: Path) -> Iterator[str]:
-    """The folders of logs here; one that is not ours by its name is told by what is in it."""
-    if os.path.lexists(place / NAMESPACE):  # what is no folder, too: whoever looks at it says so
+    """Yield the folders of logs here. Folders with other names are recognized by their files."""
+    if os.path.lexists(place / NAMESPACE):  # also if it is not a folder: its reader reports that
         yield NAMESPACE
     for name in _folders(place, follow=False):
         if name != NAMESPACE and _holds_logs(place / name, by_name=name == NOTES):

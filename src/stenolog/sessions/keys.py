@@ -1,8 +1,8 @@
-"""Which session a message belongs to: from its channel, sender, thread and chat to a key, and back.
+"""Session keys: from a message's channel, sender, thread and chat to a key, and back. Pure.
 
-A key has two or three parts with `:` between: `channel:sender`, `channel:thread:sender`, or for a
+A key has two or three parts separated by `:`: `channel:sender`, `channel:thread:sender`, or for a
 group that shares one session `channel:chat`. Inside a part `:` and `%` are written %3A and %25, so
-that no two senders ever get the same key. All of it is pure.
+that two senders never get the same key.
 """
 
 import re
@@ -15,38 +15,38 @@ from stenolog.codec import check_key
 from stenolog.errors import InvalidKey, UsageError
 
 Scope = Literal["sender", "thread", "group"]
-"""Who shares a session: nobody; nobody, each thread apart; everybody in a group."""
+"""Scope of a session: one sender, one sender in one thread, or all members of a group."""
 
 CLI_DEFAULT: Final = "cli:default"
-"""The session of a terminal, where none is named."""
+"""Default session of a terminal."""
 
 _ESCAPES: Final = {"%": "%25", ":": "%3A"}
 _NUMBER: Final = re.compile(r"-?[0-9]+")
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """Where a message came from, as its channel names things."""
+    """The origin of a message, in the terms of its channel."""
 
     channel: str
     sender: str | int
-    """A number, as many chat apps have, is taken as its digits."""
+    """Many chat apps use numbers; a number counts as its digits."""
     chat: str | int | None = None
-    """The group it was said in; None where two talk alone."""
+    """The group of the message; None for a direct message."""
     thread: str | int | None = None
-    """The thread or topic in that group; None outside of any."""
+    """The thread or topic in that group; None outside of threads."""
 
 
 class Parts(Struct, frozen=True):
-    """A key taken apart."""
+    """The parts of a key."""
 
     channel: str
     who: str
-    """The sender, or the chat of a group that shares a session: a key does not tell which."""
+    """The sender, or the chat of a group that shares a session: the key does not say which."""
     thread: str | None = None
 
 
 def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
-    """The key of the session that a message belongs to. Raises InvalidKey, UsageError."""
+    """Return the key of the session that a message belongs to. Raises InvalidKey, UsageError."""
     channel, sender = _text("channel", origin.channel), _text("sender", origin.sender)
     chat = None if origin.chat is None else _text("chat", origin.chat)
     thread = None if origin.thread is None else _text("thread", origin.thread)
@@ -107,7 +107,7 @@ def check_sender(sender: str) -> None:
 
 
 def join(parts: Parts) -> str:
-    """The key of these parts. Raises InvalidKey."""
+    """Return the key of these parts. Raises InvalidKey."""
     given = [parts.channel, *([] if parts.thread is None else [parts.thread]), parts.who]
     if not all(given):
         raise InvalidKey(f"{':'.join(given)!r}: channel, thread and sender must not be empty")
@@ -117,7 +117,7 @@ def join(parts: Parts) -> str:
 
 
 def split(key: str) -> Parts | None:
-    """The parts of a key; None for a key that was not made here."""
+    """Return the parts of a key; None for a key that `join` did not make."""
     parts = key.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         return None
@@ -128,11 +128,11 @@ def split(key: str) -> Parts | None:
 
 
 def from_reference_name(name: str) -> str | None:
-    """The key that zeroclaw's `channel_sender` or `channel_thread_sender` stands for.
+    """Return the key for zeroclaw's `channel_sender` or `channel_thread_sender`; None if ambiguous.
 
-    Its names do not tell a `_` of theirs from one of the sender's: `telegram_alice_b` may be all
-    that alice_b said alone, which b must not read. So what stands in the middle must be a number,
-    as threads and chats have; else nobody can say, and the answer is None.
+    Its names do not distinguish a separating `_` from one in the sender's name: `telegram_alice_b`
+    may be the private session of alice_b, which b must not read. Therefore the middle part must be
+    a number, like the ids of threads and chats.
     """
     parts = name.split("_")
     if len(parts) not in (2, 3) or not all(parts):

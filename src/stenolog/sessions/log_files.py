@@ -1,4 +1,4 @@
-"""Logs and archives for the doctor: read while nothing writes to them, and checked."""
+"""Reading and checking of logs and archives for the doctor, locked against writers."""
 
 import fcntl
 import os

@@ -1,10 +1,12 @@
-"""What an old session adds to one that is there: pure, and never old over newer.
+"""Decides what an old session adds to an existing one, never old data over newer. Pure.
 
-Messages with a token (those of a fallback have one each) are merged by it, wherever they belong. A
-session forgets tokens in time, so the receipt of a fallback says how far it was merged.
-The others are compared: what is there must be a beginning of the old session, or the old session a
-beginning of what is there (or, where its program cuts its files down, begin with the end of it);
-anything else is another conversation and gets a session of its own.
+Messages with a token (each message of a fallback has one) are merged by it, wherever they belong. A
+session forgets tokens in time, so the receipt of a fallback records how far it was merged.
+
+Other messages are compared. Either the existing messages are a prefix of the old session, or the
+old session is a prefix of the existing messages. If its program truncates its files, the old
+session may also start with the end of the existing messages. Anything else is another conversation
+and gets a separate session.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,37 +22,37 @@ from stenolog.sessions.importers.old import OF_THE_REFERENCE, OldSession
 from stenolog.stores.json_file import KeptMessage
 
 SAID: Final = "said_sha256"
-"""In the receipt of a fallback: the messages and tokens that were merged, as `digests` has them."""
+"""Receipt field of a fallback: digest of the merged messages and tokens, as in `digests`."""
 SUMMARY: Final = "summary_sha256"
-"""In a receipt: the summary that was carried."""
+"""Receipt field: digest of the imported summary."""
 TAKEN: Final = "taken"
-"""In a receipt: when it was made. Retention counts from then on."""
+"""Receipt field: time of the import. Retention counts from then on."""
 TOKENS_KEPT: Final = 1_000
-"""For so many of its newest messages a session surely knows the tokens."""
+"""Number of the newest messages whose tokens a session is certain to know."""
 APART: Final = " (legacy "
-"""What follows the key in the name of a session that is kept apart."""
+"""Follows the key in the name of a session that is kept separately."""
 CUT_DOWN: Final = ("nanobot",)
-"""Who rewrites a session with its newest messages alone; each has its time, so none is like it."""
+"""Programs that keep only the newest messages. Each message has its time and is thus unique."""
 OTHER_PROGRAMS: Final = OF_THE_REFERENCE - {"stenolog-json"}
-"""Programs that do not say which summary they began with."""
+"""Programs that do not record which summary they started with."""
 MAX_NAMES: Final = 100
-"""How many sessions of one key, and one day, are kept apart before it is called a fault."""
+"""Maximum number of separate sessions per key and day; more are an error."""
 
 
 class There(Struct, frozen=True, kw_only=True):
-    """A session of the store, as far as merging must know it."""
+    """The data of an existing session that a merge needs."""
 
     payloads: Sequence[bytes] = ()
     seqs: Sequence[int] = ()
     said: Sequence[datetime] = ()
-    """When each message was."""
+    """Time of each message."""
     summary: str = ""
     floor: int = 0
     meta: Mapping[str, Any] = {}
     updated: datetime | None = None
 
     def begun(self, digest: str) -> "Begun | None":
-        """What was decided when somebody began to take exactly this in, and did not finish."""
+        """Return the decision of an unfinished import of exactly this content, else None."""
         mark = self.meta.get("importing")
         if not isinstance(mark, dict) or mark.get("sha256") != digest:
             return None
@@ -58,29 +60,29 @@ class There(Struct, frozen=True, kw_only=True):
 
 
 class Begun(Struct, frozen=True):
-    """A merge that was begun: it goes on as it was decided then, whatever it finds by now."""
+    """An unfinished merge. It continues with its first decision, whatever the session has now."""
 
     carry: bool
 
 
 class Merge(Struct, frozen=True, kw_only=True):
-    """What is to be done."""
+    """The decision how to merge."""
 
     seqs: tuple[int, ...] = ()
-    """Where the first old messages stand that are there already.
+    """Seqs of the first old messages, as far as the session has them already.
 
-    0 for one that was taken in earlier and stands elsewhere by now, or was purged.
+    0 for a message that was imported earlier and has since been moved or purged.
     """
     carry: bool = True
-    """Whether the old summary and hidden part are taken over, too."""
+    """Whether the old summary and the hidden messages are imported too."""
 
 
 def decide(old: OldSession, digest: str, there: There) -> Merge | None:
-    """How the old session merges with what is there; None: it is another conversation."""
+    """Decide how the old session merges with the existing one; None: it is another conversation."""
     given = [message.payload for message in old.messages]
     merged = merged_before(old, there.meta)
     tokened = (n for n, m in enumerate(old.messages) if m.once is not None)
-    # What was merged once is no other conversation, whatever became of it here.
+    # A session that was merged once is not another conversation, whatever changed here since.
     plain = 0 if merged else next(tokened, len(given))
     common = _common(given, there.payloads)
     has_all = common == len(there.payloads)
@@ -106,18 +108,18 @@ def decide(old: OldSession, digest: str, there: There) -> Merge | None:
 
 
 def receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was taken in into a session so far."""
+    """Return the receipts of all imports into a session."""
     found = meta.get("imported")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def is_taken_in(meta: Mapping[str, Any], digest: str) -> bool:
-    """Whether exactly these bytes were taken in into a session, to the end."""
+    """Return whether exactly these bytes were completely imported into a session."""
     return any(one.get("sha256") == digest for one in receipts(meta))
 
 
 def merged_before(old: OldSession, meta: Mapping[str, Any]) -> int:
-    """Return how many of its first messages a fallback has given to this session already."""
+    """Return how many of its first messages a fallback has already added to this session."""
     if old.layout != "stenolog-json":
         return 0
     receipted = {one[SAID] for one in receipts(meta) if isinstance(one.get(SAID), str)}
@@ -128,7 +130,7 @@ def merged_before(old: OldSession, meta: Mapping[str, Any]) -> int:
 
 
 def digests(messages: Sequence[KeptMessage]) -> Iterator[str]:
-    """For each message: that of all from the first one to it, with their tokens."""
+    """Yield for each message the digest of all messages up to it, with their tokens."""
     so_far = sha256()
     for message in messages:
         token = (message.once or "").encode("utf-8", "surrogatepass")
@@ -137,18 +139,18 @@ def digests(messages: Sequence[KeptMessage]) -> Iterator[str]:
 
 
 def hidden_start(old: OldSession) -> int:
-    """How many messages are hidden from the first one on."""
+    """Return how many messages are hidden from the first one on."""
     visible = (n for n, message in enumerate(old.messages) if not message.hidden)
     return next(visible, len(old.messages))
 
 
 def begins_apart(key: str) -> str:
-    """How the names begin that sessions of this key get beside another conversation."""
+    """Return the prefix of the keys for sessions kept separately from this key."""
     return f"{key}{APART}"
 
 
 def names_apart(key: str, day: datetime) -> Iterator[str]:
-    """Keys for an old session whose own key belongs to another conversation."""
+    """Yield keys for an old session whose own key belongs to another conversation."""
     for number in range(1, MAX_NAMES + 1):
         ending = f"{APART}{day:%Y-%m-%d}{'' if number == 1 else f' {number}'})"
         room = MAX_KEY_BYTES - len(ending.encode())
@@ -156,7 +158,7 @@ def names_apart(key: str, day: datetime) -> Iterator[str]:
 
 
 def _common(given: Sequence[bytes], there: Sequence[bytes]) -> int:
-    """How many messages are the same from the first one on."""
+    """Return how many messages are the same from the first one on."""
     same = 0
     for old, stored in zip(given, there, strict=False):
         if old != stored and not _same_but_for_time(old, stored):
@@ -166,7 +168,7 @@ def _common(given: Sequence[bytes], there: Sequence[bytes]) -> int:
 
 
 def _same_but_for_time(old: bytes, stored: bytes) -> bool:
-    """A message that picoclaw dated when it took it over from its older store."""
+    """Return whether only `created_at` differs, which picoclaw adds to its older messages."""
     if b'"created_at"' not in stored or b'"created_at"' in old:
         return False
     fields = decode_object(stored)
@@ -175,10 +177,10 @@ def _same_but_for_time(old: bytes, stored: bytes) -> bool:
 
 
 def _kept_end(old: OldSession, given: Sequence[bytes], there: There) -> Sequence[int]:
-    """Where the first old messages stand, if that program cut its file down to the newest ones."""
+    """Return the seqs of the first old messages, if the program truncated its file."""
     if old.layout not in CUT_DOWN:
         return ()
-    # The longest: what is there ends with what the file begins with.
+    # Longest match first: the existing messages end with the start of the file.
     for length in range(min(len(given), len(there.payloads)), 0, -1):
         same = there.payloads[-length] == given[0]
         if same and list(there.payloads[-length:]) == list(given[:length]):
@@ -187,24 +189,24 @@ def _kept_end(old: OldSession, given: Sequence[bytes], there: There) -> Sequence
 
 
 def _hid_more(old: OldSession, there: There) -> bool:
-    """Whether a program that goes on has hidden more since, and nothing was said anywhere."""
+    """Return whether a program still in use has hidden more messages without adding any."""
     return old.layout not in OF_THE_REFERENCE and hidden_start(old) > there.floor
 
 
 def _was_carried(there: There) -> bool:
-    """Whether the summary that is here came with an earlier import."""
+    """Return whether the current summary came from an earlier import."""
     return any(one.get(SUMMARY) == summary_digest(there.summary) for one in receipts(there.meta))
 
 
 def summary_digest(text: str) -> str:
-    """Tells a summary that was carried from one that was written here."""
+    """Return a digest that identifies an imported summary."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _settled(given: Sequence[bytes], there: There) -> Sequence[int]:
-    """Where those old messages stand that were merged so long ago that tokens may be forgotten.
+    """Return the seqs of old messages that were merged so long ago that tokens may be forgotten.
 
-    An interrupted merge left them at the end of what is there, in their order.
+    An interrupted merge left them at the end of the existing messages, in their order.
     """
     for length in range(min(len(given), len(there.payloads)), TOKENS_KEPT, -1):
         same = there.payloads[-length] == given[0]

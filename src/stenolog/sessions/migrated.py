@@ -1,4 +1,4 @@
-"""What became of old sessions that were to be taken in, and telling it in the log."""
+"""Results of an import of old sessions, and how they are logged."""
 
 import hashlib
 import logging
@@ -12,22 +12,22 @@ _logger = logging.getLogger("stenolog")
 
 
 class Taken(Struct, frozen=True, kw_only=True):
-    """An old session that is in the store now."""
+    """An old session that is now in the store."""
 
     file: str
     layout: str
     key: str
-    """The session that has it."""
+    """Key of the session that contains it."""
     messages: int
-    """How many there are in the file."""
+    """Number of messages in the file."""
     added: int
-    """How many of them were not in the store before."""
+    """Number of messages that were not in the store before."""
     known: bool
-    """Whether this very file had been taken in before."""
+    """Whether exactly this file was imported before."""
     dropped: int
-    """How many lines or messages of the file could not be carried."""
+    """Number of lines or messages of the file that could not be imported."""
     problems: tuple[str, ...]
-    """What could not be carried, and why, each as a sentence."""
+    """Content that could not be imported and the reason, each as a sentence."""
     aliases: tuple[str, ...] = ()
     """Other keys that open the session from now on."""
     aliases_left: tuple[str, ...] = ()
@@ -35,22 +35,22 @@ class Taken(Struct, frozen=True, kw_only=True):
 
 
 class Left(Struct, frozen=True):
-    """A file that was left alone."""
+    """A file that was not imported."""
 
     file: str
     reason: str
 
 
 class Migrated(Struct, frozen=True, kw_only=True):
-    """What became of the old sessions."""
+    """Result of an import."""
 
     taken: tuple[Taken, ...] = ()
     left: tuple[Left, ...] = ()
     migrated: int = 0
-    """How many files there have the ending of those that were taken in, now or before."""
+    """Number of files with the ending of imported files, from this or an earlier import."""
 
     def and_then(self, more: "Migrated") -> "Migrated":
-        """Both together."""
+        """Return the sum of both results."""
         return Migrated(
             taken=self.taken + more.taken,
             left=self.left + more.left,
@@ -59,22 +59,22 @@ class Migrated(Struct, frozen=True, kw_only=True):
 
     @property
     def sessions(self) -> int:
-        """How many old sessions were taken in now, and not before."""
+        """Number of old sessions that were imported now and not before."""
         return sum(not one.known for one in self.taken)
 
     @property
     def messages(self) -> int:
-        """How many messages were added to the store."""
+        """Number of messages that were added to the store."""
         return sum(one.added for one in self.taken)
 
     @property
     def dropped(self) -> int:
-        """How many lines or messages could not be carried."""
+        """Number of lines or messages that could not be imported."""
         return sum(one.dropped for one in self.taken)
 
 
 def report(migrated: Migrated, store: Store) -> None:
-    """Log what became of old sessions. A file that cannot be imported is a warning only once."""
+    """Log the result of an import. A file that cannot be imported is a warning only once."""
     if migrated.sessions:
         _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
     for one in migrated.taken:
@@ -86,7 +86,7 @@ def report(migrated: Migrated, store: Store) -> None:
 
 
 def _is_new(file: Left, store: Store) -> bool:
-    """Whether the store was not told before that this file cannot be imported for this reason."""
+    """Return whether the store has not yet recorded that this file fails for this reason."""
     if not isinstance(store, MarkedStore):
         return True
     digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()

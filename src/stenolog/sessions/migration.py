@@ -1,10 +1,9 @@
-"""Taking the old sessions of a folder in: their files are renamed after, or only copied.
+"""Import of the old sessions of a folder; afterwards their files are renamed, or left in place.
 
-All sessions are taken in first, and only then the files are renamed: a failure leaves every
-original in place, and whoever is killed between two steps is continued by the next run. Of each
-session, in this order: its meta is marked with the digest of the file, the messages are added, what
-was hidden there is hidden and the summary set, and the mark becomes a receipt. What is decided
-from all that is in sessions/merging.py.
+All sessions are imported before any file is renamed: a failure leaves every original in place, and
+the next run continues an import that was killed. The steps for each session: its meta is marked
+with the digest of the file, the messages are added, hidden messages are hidden and the summary is
+set, and the mark becomes a receipt. `merging` decides what an old session adds to an existing one.
 """
 
 import logging
@@ -53,18 +52,18 @@ from stenolog.stores.names import escaped
 __all__ = ["Left", "Migrated", "Progress", "Taken", "migrate_from_json", "report", "take_in"]
 
 PATIENCE: Final = 60.0
-"""How long another process is waited for that takes the same files in.
+"""Seconds to wait for another process that imports the same files.
 
-Longer than a call of a store waits for a lock: that process is at work as long as it holds the
-folder, and whoever goes on without the old sessions begins second ones of the same keys.
+Longer than a store call waits for a lock: the other process works as long as it holds the folder,
+and a process that starts without the old sessions would create second ones of the same keys.
 """
 MAX_ALIAS_BYTES: Final = 16 * 1024
-"""All aliases of a session together: meta has room for more than them."""
+"""Maximum size of all aliases of a session together, in bytes. The meta has room for more."""
 
 Progress = Callable[[float], None]
-"""Called with the number of bytes of old files that are done, again and again."""
+"""Called repeatedly with the number of bytes of old files that were just imported."""
 Renamed = Callable[[str], str]
-"""The key here, for the key there."""
+"""Function that maps an old key to the key in the store."""
 
 Done = Callable[[Source, Taken], None]
 """Called with each session once all of it is in the store."""
@@ -73,15 +72,15 @@ _logger = logging.getLogger("stenolog")
 
 
 def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrated:
-    """Take the old sessions of a folder into the store, and rename their files to `.migrated`.
+    """Import the old sessions of a folder into the store and rename their files to `.migrated`.
 
-    Legacy `.json` files, picoclaw's `.jsonl` with `.meta.json`, zeroclaw's `.jsonl`, and what our
-    SessionManager wrote. What cannot be read is left alone and named. It can be called again at
-    any time, and a folder that is not there has none. Raises what the store raised where that
-    cannot be written; then every file is where it was.
+    Reads legacy `.json` files, picoclaw's `.jsonl` with `.meta.json`, zeroclaw's `.jsonl`, and
+    files of our SessionManager. Files that cannot be read are left unchanged and reported. It can
+    be called again at any time; a missing folder counts as empty. If the store cannot be written,
+    raises its error, and every file keeps its name.
 
     The folder must be the agent's own: turns that our SessionManager left there are resumed, and
-    aliases are accepted. `steno import` takes in the files of others.
+    aliases are accepted. Use `steno import` for files of others.
     """
     check_store(store, "migrate_from_json")
     return take_in(Path(directory), store, own=True)
@@ -103,17 +102,22 @@ def take_in(
     renamed: Renamed | None = None,
     progress: Progress | None = None,
 ) -> Migrated:
-    """Take in the old sessions of a folder, or `only` those of one file in it.
+    """Import the old sessions of a folder, or of `only` one file in it.
 
-    Without `thorough`, files that by their names are most likely our own logs are not looked at.
-    Without `renaming` sessions are copied: nothing in the folder changes, and what was deleted here
-    is taken in again, unless the folder is our `own`. Without `fallbacks`, JSON files that a
-    fallback wrote are left to the store that it replaced. `own`: the folder is that of this agent,
-    so that what its fallback wrote is stored as it is, and aliases are accepted. Everything else is
-    data of others: reserved fields and idempotency keys are dropped, and aliases are accepted only
-    with `aliases`; the report has those that were left out. A `dry_run` only looks. Of the
-    `layouts`, those in databases and trees are copied only. `without`: keys to leave out. `renamed`
-    says under which key a session is taken in. Raises what the store raised.
+    - `thorough`: also read files whose names suggest that they are our own logs.
+    - `renaming`: rename imported files. Otherwise nothing in the folder changes, and sessions
+      deleted here are imported again unless the folder is our `own`.
+    - `fallbacks`: import JSON files of a fallback; otherwise they are left to their store.
+    - `own`: the folder belongs to this agent, so messages of its fallback are stored unchanged and
+      aliases are accepted. Other content is foreign data: reserved fields and idempotency keys are
+      dropped.
+    - `aliases`: accept aliases of foreign data; otherwise the report lists them.
+    - `dry_run`: write nothing.
+    - `without`: keys to skip.
+    - `layouts`: layouts to import. Those in databases and trees are only copied.
+    - `renamed`: maps the old key of a session to its new one.
+
+    Raises what the store raised.
     """
     how = _How(
         renaming=renaming,
@@ -139,13 +143,13 @@ def take_in(
             if renaming and not dry_run:
                 folder.lock(PATIENCE)
         except StoreBusy as error:
-            # Whoever holds it takes in the same files, and is not yet done.
+            # The process that holds it imports the same files and has not finished.
             return Migrated(left=(Left(str(path), str(error)),))
         return run.all(folder.sources(thorough=thorough))
 
 
 def merge_from(shelf: Shelf, store: Store, done: Done) -> Migrated:
-    """Merge sessions of our own that are kept elsewhere. Raises what the store raised."""
+    """Merge sessions of our own from another place. Raises what the store raised."""
     how = _How(renaming=False, own=True, aliases=True, done=done)
     return _Run(store, shelf, None, how).everything()
 
@@ -153,8 +157,8 @@ def merge_from(shelf: Shelf, store: Store, done: Done) -> Migrated:
 def _copy(
     path: Path, store: Store, only: str | None, layouts: frozenset[Layout], how: "_How"
 ) -> Migrated:
-    """Copy the sessions of every shelf that stands there."""
-    # Brings SQLite, which no start of an agent needs.
+    """Copy the sessions of all sources at this path."""
+    # Imports SQLite, which no start of an agent needs.
     from stenolog.sessions.importers.places import shelves
 
     total = Migrated()
@@ -188,7 +192,7 @@ class _How(Struct, frozen=True, kw_only=True):
 
 
 class _Job(Struct):
-    """One source on its way."""
+    """The import of one source."""
 
     source: Source
     file: str
@@ -223,7 +227,7 @@ class _Run:
         return self._in_place
 
     def everything(self) -> Migrated:
-        """All sessions of a shelf whose files stay as they are."""
+        """Import all sessions of a source whose files stay unchanged."""
         try:
             sources = self._shelf.sources(thorough=True)
         except NotASession as error:
@@ -234,7 +238,7 @@ class _Run:
         return self.all(sources)
 
     def all(self, sources: Sequence[Source]) -> Migrated:
-        """All sessions first, then all names."""
+        """Import all sessions, then rename all files."""
         jobs = [_Job(source, str(self._shelf.path / source.name)) for source in sources]
         try:
             done = self._take_all(jobs)
@@ -249,13 +253,14 @@ class _Run:
         return Migrated(taken=taken, left=tuple(self._left), migrated=renamed)
 
     def _take_all(self, jobs: list[_Job]) -> list[_Job]:
-        # An alias that two of them claim is given to neither.
+        # An alias that two sessions claim is given to neither.
         if isinstance(self._shelf, Folder):
             for job in jobs:
                 self._wanted.update(self._shelf.aliases(job.source))
         blocked = self._blocked(jobs)
         if self._renaming:
-            # The logs themselves stand in the way, each in that of its own key or of another.
+            # The logs themselves occupy names that the store needs, for their own key or another
+            # one.
             waiting = [job for job, _ in blocked if self._set_aside(job)]
             blocked = self._blocked(_in_order(waiting))
         self._left += [Left(job.file, reason) for job, reason in blocked]
@@ -271,18 +276,18 @@ class _Run:
         return True
 
     def _blocked(self, jobs: Sequence[_Job]) -> list[tuple[_Job, str]]:
-        """Take these in; those for which a foreign log is in the way, and what the store said."""
+        """Import these sessions. Return those blocked by a foreign log, with the store's error."""
         return [(job, reason) for job in jobs if (reason := self._take(job)) is not None]
 
     def _take(self, job: _Job) -> str | None:
-        """Take one session in, or note why it is left. Raises StoreUnavailable.
+        """Import one session, or note why it is skipped. Raises StoreUnavailable.
 
-        The answer is what the store says of a foreign log in the way.
+        Returns the store's error if a foreign log blocks the import.
         """
         try:
             self._read_and_merge(job)
         except ForeignLog as error:
-            # As text: the error itself would hold on to the log that was looked at.
+            # As text: the error object would keep a reference to the log.
             return str(error)
         except NotASession as error:
             if not (error.something_else and self._renaming):
@@ -330,14 +335,14 @@ class _Run:
             problems=old.problems,
         )
         if not old.messages and not old.summary:
-            return taken  # somebody cleared it: there is nothing to carry
+            return taken  # the session was cleared: there is nothing to import
         for target in self._targets(key, old):
             there = self._look(target, found)
             if there is None and target == key and self._was_deleted(key, found):
                 reason = f"{key!r} was deleted after this file was last written: it stays deleted"
                 return replace(taken, problems=(*old.problems, reason))
             if there is not None and merging.is_taken_in(there.meta, found.digest):
-                # A start-up has told what was wrong with it; whoever copies it is told each time.
+                # At start-up problems are reported only once; a copy reports them each time.
                 told = replace(taken, dropped=0, problems=()) if self._at_start else taken
                 names, refused, left = self._names(old, target) if target == key else ([], [], [])
                 new = [name for name in names if name not in claimed(there.meta)]
@@ -372,7 +377,7 @@ class _Run:
         raise UsageError(f"there are {merging.MAX_NAMES} other conversations named {old.key!r}")
 
     def _targets(self, key: str, old: OldSession) -> Iterator[str]:
-        """Where it may belong: its own key, where it was put apart before, a name that is free."""
+        """Yield the possible keys: its own, keys it was kept under before, and free names."""
         yield key
         apart = self._store.list_sessions(prefix=merging.begins_apart(old.key))
         yield from apart
@@ -403,11 +408,11 @@ class _Run:
         return added, problems
 
     def _own_key(self, key: str) -> str:
-        """The session of this name, or the one that has it as an alias."""
+        """Return the key itself if the session exists, else the session with this alias."""
         return key if self._info(key) is not None else self._aliases().get(key, key)
 
     def _aliases(self) -> dict[str, str]:
-        # Looked up once: whoever else takes sessions in waits for the lock of the folder.
+        # Looked up once: other imports wait for the lock of the folder.
         if self._owners is None:
             self._owners = dict(Aliases(self._store).owners())
         return self._owners
@@ -430,7 +435,7 @@ class _Run:
         messages = [] if is_known else self._store.get_history(key, full=True)
         payloads = [message.to_json() for message in messages]
         if not self._how.own:
-            # Versions before this stored the reserved field of an imported message as well.
+            # Earlier versions stored the reserved field of imported messages too.
             payloads = [without_reserved(payload) for payload in payloads]
         return There(
             payloads=payloads,
@@ -443,18 +448,18 @@ class _Run:
         )
 
     def _was_deleted(self, key: str, found: Found) -> bool:
-        """Whether somebody deleted the session since: an old file must not bring it back."""
+        """Return whether the session was deleted since: an old file must not restore it."""
         if not self._at_start:
             return False
         if self._deleted is None:
-            # The last deleted stands first; the first of each key is to stay.
+            # The trash lists the last deletion first; keep it for each key.
             trash = self._store.list_trash()
             self._deleted = {one.key: one.deleted for one in reversed(trash)}
         deleted = self._deleted.get(key)
         return deleted is not None and deleted > found.changed
 
     def _names(self, old: OldSession, key: str) -> tuple[list[str], list[str], list[str]]:
-        """Return the aliases that the session gets, why not others, and those to be confirmed."""
+        """Return the aliases that the session gets, problems with others, and unconfirmed ones."""
         if old.aliases and not self._how.aliases:  # guard: import-asks-for-aliases
             return [], [], [name for name in old.aliases if self._aliases().get(name) != key]
         given: list[str] = []
@@ -478,7 +483,7 @@ class _Run:
 
     def _put_back(self, jobs: Sequence[_Job]) -> None:
         if self._renaming:
-            # Of two with one name the newest comes last, and is to have it.
+            # Of two files with one original name the newest comes last and gets the name.
             for job in reversed(jobs):
                 try:
                     self._folder.put_back(job.source)
@@ -502,9 +507,9 @@ class _Run:
 
 
 def _in_order(jobs: Sequence[_Job]) -> list[_Job]:
-    """Those last whose files are called what our logs are called: they could not be put back.
+    """Sort the jobs so that files with names of our logs come last: they cannot be put back.
 
-    Of one key, the log comes before the whole file.
+    Of one key, the log comes before the JSON file.
     """
     last = {job.key for job in jobs if job.source.name == escaped(job.key) + LOG_SUFFIX}
     return sorted(jobs, key=lambda job: (job.key in last, job.source.name.endswith(SUFFIX)))

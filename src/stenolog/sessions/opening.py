@@ -1,8 +1,8 @@
-"""`open_sessions`: the store for an agent loop, with old sessions imported, or its fallback.
+"""`open_sessions`: the store for an agent loop, with old sessions imported, or its fallback store.
 
 A loop must be able to start. If the store cannot be opened, or old sessions cannot be imported, the
-store is closed again and the run uses the fallback, which is logged as an error. The next good
-start merges what was stored there.
+store is closed again and the run uses the fallback store; this is logged as an error. The next
+successful start merges the fallback store into the store.
 """
 
 import logging
@@ -22,23 +22,26 @@ _logger = logging.getLogger("stenolog")
 
 
 def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) -> SessionStore:
-    """The sessions at a place, for an agent loop: what `open_store` takes is taken here.
+    """Open the sessions of an agent for an agent loop. `where` is the same as for `open_store`.
 
-    With a name, those of that agent: they share nothing with those of any other. Old sessions in
-    the folder `sessions` there (picoclaw's and zeroclaw's) are taken in first, and their files
-    renamed to `.migrated`; what a fallback keeps is merged. If the store cannot be opened, or old
-    sessions cannot be taken in, the sessions of this run are in the fallback: a JSONL store in
-    `sessions.fallback` or FILE.fallback that starts with the old sessions, and whose `health()`
-    says why. If that folder cannot be written either, the result is a SessionManager. A place that
-    can only be read is opened: `health()` says so, and each write returns that it failed. Raises
-    UsageError where no engine takes the place, ForeignLog where it is another program's database,
-    and the error of the store where there is no folder for a fallback.
+    Named agents share no sessions. Old sessions of picoclaw and zeroclaw in the folder `sessions`
+    are imported first and their files renamed to `.migrated`; the content of a fallback store is
+    merged.
+
+    If the store cannot be opened, or old sessions cannot be imported, the run uses the fallback
+    store: a JSONL store in `sessions.fallback` or FILE.fallback that starts with the old sessions,
+    and whose `health()` gives the reason. If that folder cannot be written either, the result is a
+    SessionManager. A read-only place is opened: `health()` reports it, and each write returns a
+    failure.
+
+    Raises UsageError if no engine supports the place, ForeignLog for a database of another program,
+    and the store's error if there is no place for a fallback store.
     """
     place = find_place(where, agent)
     try:
         store = open_store(place.where, namespace=place.namespace)
     except (UsageError, ForeignLog):
-        raise  # no later start would find it otherwise
+        raise  # a later start would fail the same way
     except StenologError as error:
         return _fall_back(place, error)
     try:

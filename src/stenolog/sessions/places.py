@@ -1,7 +1,7 @@
-"""All sessions of a place, namespace by namespace: what is copied when a place is copied.
+"""Copying of all sessions of a place to another place, namespace by namespace.
 
-The sessions of an agent that has a name are `agents/NAME/sessions` in a folder and the namespace
-`agents.NAME` in a database; here both are called by the latter.
+The sessions of a named agent are `agents/NAME/sessions` in a folder and the namespace `agents.NAME`
+in a database; this module uses the latter for both.
 """
 
 import time
@@ -39,13 +39,13 @@ from stenolog.stores.opening import Address, address, open_store
 from stenolog.stores.snapshots import NamespacedStore, NothingYet, SharedPlace, WholeStore
 
 Watch = Callable[[str, Step], None]
-"""Is told of each step, and in which namespace it is."""
+"""Progress callback: called with the namespace and each step."""
 
 _EMPTY: Final = "memory:"
 
 
 class Copied(Struct, frozen=True, kw_only=True):
-    """What became of a copy of a whole place."""
+    """Result of copying a whole place."""
 
     namespaces: dict[str, Transferred]
     seconds: float
@@ -53,32 +53,32 @@ class Copied(Struct, frozen=True, kw_only=True):
 
     @property
     def sessions(self) -> int:
-        """How many living sessions stand in the destination as in the source."""
+        """Number of sessions, not deleted, that are equal in the source and the destination."""
         return sum(one.deleted is None for one in self._carried())
 
     @property
     def deleted(self) -> int:
-        """How many deleted ones do, in the trash."""
+        """Number of deleted sessions in the trash that are equal in both."""
         return sum(one.deleted is not None for one in self._carried())
 
     @property
     def not_compared(self) -> int:
-        """How many have not changed since an earlier copy, and were not read again."""
+        """Number of sessions that are unchanged since an earlier copy and were not read again."""
         return sum(not one.compared for one in self._carried())
 
     @property
     def written(self) -> int:
-        """For how many anything was written."""
+        """Number of sessions for which data was written."""
         return sum(one.written for one in self._carried())
 
     @property
     def messages(self) -> int:
-        """How many messages were written."""
+        """Number of messages that were written."""
         return sum(found.messages for found in self.namespaces.values())
 
     @property
     def digest(self) -> str:
-        """One digest of all that stands there."""
+        """One digest of all copied sessions."""
         return of_many(
             (namespace, one.uid, one.digest)
             for namespace, found in self.namespaces.items()
@@ -87,12 +87,12 @@ class Copied(Struct, frozen=True, kw_only=True):
 
     @property
     def unlocked(self) -> bool:
-        """Whether the source would not be locked."""
+        """Whether the source could not be locked."""
         return any(found.unlocked for found in self.namespaces.values())
 
     @property
     def problems(self) -> int:
-        """How many sessions could not be copied."""
+        """Number of sessions that could not be copied."""
         return sum(len(found.problems) for found in self.namespaces.values())
 
     def _carried(self) -> Iterator[Carried]:
@@ -105,7 +105,8 @@ def copy_place(
 ) -> Copied:
     """Copy all namespaces of one place to another. Raises as copy_lives, and UsageError.
 
-    A namespace that the destination does not take is a problem, unless it takes none.
+    A namespace that cannot be opened in the destination is reported as a problem; if none can be
+    opened, that error is raised.
     """
     check_apart(source, target)
     begun = time.monotonic()
@@ -126,7 +127,7 @@ def copy_place(
 
 
 class Openings:
-    """The namespaces that a destination does not take, while the others are copied."""
+    """The namespaces that cannot be opened in a destination while others are copied."""
 
     def __init__(self) -> None:
         self._errors: dict[str, UsageError | StoreUnavailable] = {}
@@ -135,7 +136,7 @@ class Openings:
     def tried(
         self, name: str, opening: AbstractContextManager[WholeStore]
     ) -> Iterator[WholeStore | None]:
-        """The store, or None where it cannot be opened."""
+        """Yield the store; None if it cannot be opened."""
         with ExitStack() as stack:
             store = None
             try:
@@ -145,7 +146,7 @@ class Openings:
             yield store
 
     def refused(self, *, any_taken: bool) -> dict[str, Transferred]:
-        """Each as a problem. Raises what opening the first raised where none was taken."""
+        """Return each failure as a problem. If no namespace was opened, raise the first error."""
         if self._errors and not any_taken:
             raise next(iter(self._errors.values()))
         return {
@@ -157,7 +158,7 @@ class Openings:
 def copy_namespace(
     here: WholeStore, there: WholeStore, name: str, watch: Watch | None = None
 ) -> Transferred:
-    """Copy one namespace, and have who looks for aliases in the destination look anew."""
+    """Copy one namespace, and make processes that use the destination reload its aliases."""
     with alias_looks(here, there):
         return copy_lives(
             here, there, progress=None if watch is None else lambda step: watch(name, step)
@@ -166,7 +167,7 @@ def copy_namespace(
 
 @contextmanager
 def alias_looks(here: WholeStore, there: WholeStore) -> Iterator[None]:
-    """While sessions with aliases may be written: processes that know of none look again."""
+    """Change the alias marker of the destination, because copied sessions may have aliases."""
     given = isinstance(here, Store) and alias_mark(here) != NO_ALIASES
     if not given or not isinstance(there, Store):
         yield
@@ -178,11 +179,11 @@ def alias_looks(here: WholeStore, there: WholeStore) -> Iterator[None]:
         change_alias_mark(there)
 
 
-# --- which there are -------------------------------------------------------------------------
+# --- namespaces ------------------------------------------------------------------------------
 
 
 def namespaces_of(where: str) -> list[str]:
-    """The namespaces of a place that have sessions. Raises UsageError, StoreUnavailable."""
+    """Return the namespaces of a place that have sessions. Raises UsageError, StoreUnavailable."""
     found = address(where)
     if found.engine == "jsonl":
         check_workspace(Path(found.path))
@@ -204,19 +205,19 @@ def _name_of(where: str, folder: str) -> str:
 
 
 def check_apart(source: str, target: str) -> None:
-    """Raise UsageError where both are the same place, or one that is gone with this process."""
+    """Raise UsageError if both are the same place, or one of them is a temporary store."""
     if _EMPTY in (source, target):
         raise UsageError("memory: is empty at first and forgotten at the end; name another place")
     here, there = address(source), address(target)
     if here.engine != there.engine:
         return
     if source == target or _is_same(here, there):
-        # Not by name: that may hold a password.
+        # The message does not name the place: its URL may contain a password.
         raise UsageError("both are the same place; name another one")
 
 
 def _is_same(here: Address, there: Address) -> bool:
-    """Return whether two addresses of one engine lead to the same place."""
+    """Return whether two addresses of one engine refer to the same place."""
     if here.engine == "postgresql":
         return _is_same_database(str(here.path), str(there.path))
     try:
@@ -232,14 +233,14 @@ def _is_same_database(source: str, target: str) -> bool:
             open_store(source, read_only=True) as here,
             open_store(target, read_only=True) as there,
         ):
-            # No URL can tell: host names, sockets and poolers may lead to one server.
+            # URLs cannot show it: host names, sockets and poolers may lead to one server.
             return (
                 isinstance(here, SharedPlace)
                 and isinstance(there, SharedPlace)
                 and here.is_same_place(there)
             )
     except StoreUnavailable:
-        return False  # there is nothing yet, or opening it for the copy says why it failed
+        return False  # not created yet; otherwise opening it for the copy reports the reason
 
 
 # --- opening ---------------------------------------------------------------------------------
@@ -247,9 +248,9 @@ def _is_same_database(source: str, target: str) -> bool:
 
 @contextmanager
 def opened(where: str, namespace: str, *, source: bool = False) -> Iterator[WholeStore]:
-    """The store of one namespace, to be copied to, or, as a source, from.
+    """Open the store of one namespace as the destination or the source of a copy.
 
-    A source that can only be read is read, without its locks. Raises as open_store.
+    A read-only source is read without its locks. Raises as open_store.
     """
     try:
         store = _open(where, namespace, read_only=source and _is_shut(where))
@@ -263,14 +264,14 @@ def opened(where: str, namespace: str, *, source: bool = False) -> Iterator[Whol
 
 @contextmanager
 def opened_to_read(where: str, namespace: str) -> Iterator[WholeStore]:
-    """The same, so that nothing is written."""
+    """Open the store of one namespace read-only."""
     with _open(where, namespace, read_only=True) as store:
         yield _whole(store, where)
 
 
 @contextmanager
 def _opened_to_look(where: str, namespace: str) -> Iterator[WholeStore]:
-    """A destination as it is, or an empty one where there is none."""
+    """Open a destination read-only; an empty store if it does not exist."""
     try:
         store = _open(where, namespace, read_only=True)
     except NothingYet:
@@ -292,7 +293,7 @@ def _stands(where: str, namespace: str) -> bool:
             try:
                 return Path(place.where, _folder(namespace)).exists()
             except OSError:
-                return True  # nobody can tell, or it cannot be made
+                return True  # unknown, or it cannot be created
         case "sqlite":
             return path.exists()
         case _:
@@ -316,7 +317,7 @@ def _folder(namespace: str) -> str:
 
 
 def _is_shut(where: str) -> bool:
-    """Whether a folder can only be read."""
+    """Return whether a folder is read-only."""
     found = address(where)
     if found.engine != "jsonl":
         return False

@@ -1,7 +1,7 @@
-"""What the doctor can settle. Nothing is deleted: bytes are marked void, or moved aside.
+"""Repairs of the doctor. Nothing is deleted: bytes are marked void, or files are moved.
 
-Every step looks again, with the lock of the log held, before it acts: what was found may have been
-settled meanwhile, or may have been a write under way.
+Every step checks again under the lock of the log before it acts: another process may have repaired
+the finding, or the finding may have been a write in progress.
 """
 
 import os
@@ -40,7 +40,7 @@ _GONE = "it was settled meanwhile"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Examine a workspace or database and repair what can be. Raises as examine."""
+    """Examine a workspace or database and repair the repairable findings. Raises as examine."""
     found = address(workspace)
     if found.engine == "sqlite":
         file = Path(found.path)
@@ -56,7 +56,7 @@ def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
     if not any(finding.repairable for finding in examine(where).findings):
         return []
     with open_store(where) as store:
-        # The driver is an extra; it is there by now.
+        # The driver is optional, and installed if a store of this engine was opened.
         from stenolog.stores.postgres import PostgresStore, verify
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
@@ -68,9 +68,9 @@ def _at(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
 
 
 def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Take hand edits in as they stand now; each log as it was is kept aside. Raises as examine.
+    """Accept the current hand edits; the previous log is kept in `aside`. Raises as examine.
 
-    All edits of a log are taken in together, and told once.
+    All edits of a log are accepted together, with one result.
     """
     return _each(workspace, _edits, _accept)
 
@@ -81,10 +81,10 @@ def _edits(found: Iterable[Finding]) -> list[Finding]:
 
 
 class _Folder(msgspec.Struct, frozen=True):
-    """A folder of logs that is being settled."""
+    """A folder of logs that is being repaired."""
 
     path: str
-    """Its path below the workspace, as findings name it."""
+    """Path below the workspace, as in findings."""
     directory: Directory
 
 
@@ -95,7 +95,7 @@ def _each(
 ) -> list[RepairResult]:
     found = address(workspace)
     if found.engine != "jsonl":
-        return []  # nothing in a database is settled here
+        return []  # databases are repaired elsewhere
     place = Path(found.path)
     check_workspace(place)
     settled: list[RepairResult] = []
@@ -149,7 +149,7 @@ def _repair(folder: _Folder, finding: Finding) -> str:
 
 
 def _move_trashed(folder: _Folder, name: str) -> str:
-    """What lies in the trash and is no session."""
+    """Move a file in the trash that is not a session."""
     leftover = LEFTOVER.fullmatch(name)
     with trash_of(folder.directory) as deleted:
         if deleted is None:
@@ -165,7 +165,7 @@ def _move_trashed(folder: _Folder, name: str) -> str:
 
 
 def _mark_void(directory: Directory, key: str) -> str:
-    """Let the store's own writer set the bad tail aside, as it would before the next message."""
+    """Let the store's writer mark the bad tail void, as it would before the next message."""
     with _locked(directory, key) as log:
         if log is None:
             return _GONE
@@ -197,7 +197,7 @@ def _move_archive(folder: _Folder, uid: str, name: str, key: str | None) -> str:
 
 
 def _move(folder: _Folder, source: int, name: str, *, prefix: str = "") -> str:
-    """Give a file a new name in the folder aside, durably."""
+    """Move a file into the folder `aside`, durably."""
     with _aside(folder.directory) as aside:
         target = f"{prefix}{name.lstrip('.')}.{_stamp()}"
         try:
@@ -221,7 +221,7 @@ def _aside(directory: Directory) -> Iterator[int]:
 
 
 def _stamp() -> str:
-    """The present moment, so fine that no two files aside get the same name."""
+    """Return the current time in microseconds, so that file names in `aside` are unique."""
     return writer.now().replace(":", "")
 
 
@@ -256,7 +256,7 @@ def _accept(folder: _Folder, finding: Finding) -> str:
 
 
 def _copy(directory: Directory, name: str, text: bytes) -> str:
-    """Put these bytes into the folder aside, durably; the name they have there."""
+    """Write these bytes into the folder `aside`, durably, and return the file name."""
     target = f"{name}.{_stamp()}"
     with _aside(directory) as aside:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -273,7 +273,7 @@ def _copy(directory: Directory, name: str, text: bytes) -> str:
 def accepted(text: bytes, *, last: int = 0) -> bytes | None:
     """Return the log with each hand edit signed, and each plain message as a record.
 
-    No record is left that calls one of them lost. None if there is no hand edit. `last`: the seq
+    Records that call one of them lost are changed. None if there is no hand edit. `last`: the seq
     before the first message of the log.
     """
     lines = text.split(b"\n")
@@ -325,7 +325,7 @@ def _time_of(record: Record) -> str:
 
 
 def _brought_back(record: Record | None) -> list[Span]:
-    """The seqs that count again with this record: its own, and those of its batch."""
+    """Return the seqs that this record makes readable again: its own and those of its batch."""
     if not isinstance(record, Message):
         return []
     index, count = scan.part_of(record) or (1, 1)
@@ -333,7 +333,7 @@ def _brought_back(record: Record | None) -> list[Span]:
 
 
 def _without(record: StateRecord | VoidRecord, back: list[Span]) -> bytes | None:
-    """The line of this record without these seqs among the lost; None where that is the same."""
+    """Return the line of this record with these seqs no longer lost; None if nothing changes."""
     body: msgspec.Struct
     if isinstance(record, StateRecord):
         lost = spans.minus(record.body.lost, back)

@@ -1,11 +1,10 @@
-"""Which sessions are archived, deleted or purged, by rules that somebody switched on. Pure.
+"""Retention rules: which sessions are archived, deleted or purged. Pure.
 
-Age is counted from what the sessions themselves say of their last change, never from the times of
-files. A session in which somebody has the turn is left alone. What a rule deleted and somebody
-brought back counts as changed when it was deleted: or it would be gone again within the hour.
-For the same reason what was taken in from another program is no older than that. Nothing that is
-in use is deleted for good: purging takes what is in the trash, and nothing else. What was to be
-spared is spared there, too. A purge that was interrupted is ended by the next one.
+Age is counted from the sessions' own time of the last change, never from file times. A session with
+a running turn is left alone. A session that a rule deleted and a user restored counts as changed
+when it was deleted; otherwise the rule would soon delete it again. For the same reason an imported
+session is no older than its import. Sessions in use are never purged: a purge only takes sessions
+from the trash, and spares tagged ones there too. The next purge completes an interrupted one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,21 +21,21 @@ from stenolog.sessions.merging import TAKEN, receipts
 Action = Literal["archive", "delete", "purge"]
 
 MARK: Final = "retention"
-"""The field of meta with when a rule deleted the session."""
+"""Meta field with the time at which a rule deleted the session."""
 _STRENGTH: Final[Mapping[Action, int]] = {"archive": 0, "delete": 1, "purge": 2}
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """What is done with which sessions: with those of which everything that it says is true."""
+    """An action, and conditions that a session must all meet."""
 
     name: str
     action: Action = "archive"
     older_than: timedelta | None = None
-    """Nobody changed it for so long."""
+    """Minimum time since the last change."""
     keep_newest: int = 0
-    """There are so many that were changed later, of those with this prefix and tag; 0: any."""
+    """Number of the newest sessions with this prefix and tag to keep; 0: no condition."""
     larger_than: int = 0
-    """Its live storage has more bytes; 0: any."""
+    """Minimum size of the live storage in bytes, exclusive; 0: any size."""
     tag: str = ""
     prefix: str = ""
     spare: str = ""
@@ -44,19 +43,19 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     @property
     def says_something(self) -> bool:
-        """Whether it says at all which sessions; one that does not takes none."""
+        """Whether the rule has a condition; a rule without one applies to no session."""
         if self.action == "purge":
             return self.older_than is not None and not self.asks_what_nobody_knows
         return bool(self.older_than or self.keep_newest or self.larger_than or self.tag)
 
     @property
     def asks_what_nobody_knows(self) -> bool:
-        """Whether it is about the trash, and asks for more than how old that is, and its keys."""
+        """Whether a purge rule has conditions that are unknown for deleted sessions."""
         return self.action == "purge" and bool(self.keep_newest or self.larger_than or self.tag)
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """What is to be done with one session."""
+    """An action on one session."""
 
     action: Action
     rule: str
@@ -64,12 +63,12 @@ class Step(Struct, frozen=True, kw_only=True):
     uid: str
     messages: int
     updated: datetime
-    """When it was last changed, or deleted where it is in the trash."""
+    """Time of the last change, or of the deletion if the session is in the trash."""
     in_trash: bool = False
     lives: tuple[tuple[str, datetime], ...] = ()
-    """Of the trash: every session of this key in it, by its uid and when it was deleted."""
+    """For the trash: uid and time of deletion of every session of this key in it."""
     unfinished: bool = False
-    """Whether it was purged before, and that was interrupted."""
+    """Whether it completes an interrupted purge."""
 
 
 def plan(
@@ -82,11 +81,11 @@ def plan(
     tags_of: Callable[[Trashed], Collection[str] | None] = lambda _: (),
     unfinished: Sequence[Trashed] = (),
 ) -> list[Step]:
-    """What the rules ask for, archiving first and purging last; for each session one step.
+    """Return the steps that the rules ask for: archive first, purge last, one step per session.
 
-    Where rules ask for different things, the strongest is done. `look` tells more of a session,
-    and `tags_of` of a deleted one, None where it cannot be read; they are asked only where a rule
-    needs it. `unfinished`: what interrupted purges left.
+    If rules ask for different actions, the strongest one wins. `look` returns details of a session,
+    and `tags_of` the tags of a deleted one, None if unreadable; they are called only if a rule
+    needs it. `unfinished`: remains of interrupted purges.
     """
     steps: dict[str, Step] = {}
     for rule in rules:
@@ -122,7 +121,7 @@ def _asked_by(
         if info is None or info.uid != entry.uid or not _fits(rule, info, now):
             continue
         if rule.action == "delete" and (entry.lost or entry.damaged):
-            continue  # as in _fits: an index may know more than was read now
+            continue  # as in _fits: the catalog may know of more damage than this read found
         yield Step(
             action=rule.action,
             rule=rule.name,
@@ -141,7 +140,7 @@ def _is_meant(rule: Rule, entry: Entry) -> bool:
 
 
 def _beyond(rule: Rule, meant: Iterable[Entry]) -> list[Entry]:
-    """All but the newest that are to stay."""
+    """Return all but the newest sessions, which are kept."""
     newest_first = sorted(
         meant, key=lambda entry: (entry.updated or datetime.max.replace(tzinfo=UTC), entry.key)
     )[::-1]
@@ -153,7 +152,7 @@ def _is_old(rule: Rule, at: datetime, now: datetime) -> bool:
 
 
 def _fits(rule: Rule, info: SessionInfo, now: datetime) -> bool:
-    """Whether the rule is right in what only the session itself tells."""
+    """Return whether the rule applies, by data that only the session itself has."""
     if rule.larger_than and info.bytes <= rule.larger_than:
         return False
     taken_in = _taken_in(info)
@@ -162,7 +161,7 @@ def _fits(rule: Rule, info: SessionInfo, now: datetime) -> bool:
     if rule.action == "archive":
         return info.floor > info.archived
     if info.lost or info.damaged:
-        return False  # somebody may still repair it, and the doctor does not look into the trash
+        return False  # it may still be repaired, and the doctor does not examine the trash
     brought_back = _mark_of(info)
     if brought_back is None:
         return True
@@ -174,9 +173,9 @@ def _mark_of(info: SessionInfo) -> datetime | None:
 
 
 def _taken_in(info: SessionInfo) -> datetime | None:
-    """When it was last taken in from another program; None where it was not.
+    """Return the time of the last import into the session; None if there was none.
 
-    What does not tell when counts as just taken in, unless somebody went on with it here.
+    An import without a time counts as just made, unless the session has new messages since.
     """
     times = []
     for receipt in receipts(info.meta):
@@ -189,7 +188,7 @@ def _taken_in(info: SessionInfo) -> datetime | None:
 
 
 def _moment(told: object) -> datetime | None:
-    """A time in a meta, which is anybody's to write; None where it is none."""
+    """Return a time from the meta, which any program may write; None if it is invalid."""
     try:
         at = datetime.fromisoformat(told) if isinstance(told, str) else None
     except ValueError:
@@ -205,8 +204,8 @@ def _of_trash(
     now: datetime,
     tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[Step]:
-    """Deleted sessions, by how long ago that was."""
-    # A purge takes every life of a key, so all of them must be old, and none be in use or spared.
+    """Yield purges of deleted sessions, by the time of their deletion."""
+    # A purge takes all deleted sessions of a key: all must be old, and none in use or spared.
     kept = {entry.key for entry in entries}
     kept |= {one.key for one in trash if not _is_old(rule, one.deleted, now)}
     if rule.spare:
@@ -218,12 +217,12 @@ def _of_trash(
 
 
 def _is_spared(rule: Rule, tags: Collection[str] | None) -> bool:
-    """What cannot be read may be what somebody wants to keep."""
+    """Return whether a deleted session is spared. An unreadable one may be worth keeping."""
     return tags is None or rule.spare in tags
 
 
 def _of_unfinished(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[Step]:
-    """What interrupted purges left, at any age: somebody has decided on it already."""
+    """Yield steps that complete interrupted purges, at any age: they were already decided."""
     if rule.action != "purge" or not rule.says_something:
         return
     for one in unfinished:
@@ -244,5 +243,5 @@ def _purge_of(rule: Rule, one: Trashed) -> Step:
 
 
 def lives_of(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:
-    """Every session of this key in the trash, by its uid and when it was deleted."""
+    """Return uid and time of deletion of every session of this key in the trash."""
     return tuple(sorted((one.uid, one.deleted) for one in trash if one.key == key))

@@ -1,4 +1,4 @@
-"""Doing what rules of retention say, and telling of it in a log; what they say: retention.py."""
+"""Execution of retention rules (retention.py), recorded in a log."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,33 +25,36 @@ from stenolog.stores.opening import address, open_store
 from stenolog.stores.snapshots import LifeMark, WholeStore
 
 LOG: Final = "retention.log"
-"""The file in a workspace that tells what was done: a line each, with tabs between."""
+"""Log file in a workspace: one line per action, with tab-separated columns."""
 _PAGE: Final = 1_000
 _TTL: Final = 60.0
 
 Outcome = Literal["planned", "begins", "done", "skipped", "failed"]
-"""`begins` stands in the log alone: without a line of the same session behind it, somebody was
-interrupted there."""
+"""Result of a step.
+
+`begins` only occurs in the log: without a later line for the same session, the run was interrupted
+there.
+"""
 
 
 class Done(Struct, frozen=True, kw_only=True):
-    """What became of a step."""
+    """Result of a step."""
 
     step: Step
     agent: str | None
-    """Whose session it is; None: of the one that has no name."""
+    """Agent of the session; None: the unnamed agent."""
     namespace: str
     outcome: Outcome
     words: str = ""
-    """Why not, or how much."""
+    """The reason for a failure, or the amount of data."""
 
 
 def carry_out(
     store: Store, step: Step, begins: Callable[[], None] = lambda: None
 ) -> tuple[Outcome, str]:
-    """Do what a step says, if the session still is as it was planned for; and what became of it.
+    """Execute a step if the session is unchanged since it was planned, and return the result.
 
-    `begins` is called right before something is deleted.
+    `begins` is called immediately before something is deleted.
     """
     try:
         if step.action == "purge":
@@ -68,11 +71,11 @@ def carry_out(
             if info.lost or info.damaged:
                 return "skipped", "it is damaged; `steno doctor` tells more"
             begins()
-            # Not together with deleting: whoever is cut short here has deleted nothing.
+            # A separate write: an interruption here has deleted nothing.
             store.set_meta(step.key, **{MARK: timestamp(datetime.now(UTC))})
             gone = store.delete(step.key)
             if gone.count != info.count:
-                # Somebody wrote in this very moment: it is as it was, with what he wrote.
+                # Another process wrote at this moment: restore the session with the new messages.
                 store.restore(step.key, uid=gone.uid)
                 return "skipped", "it was changed meanwhile"
     except StoreBusy:
@@ -85,7 +88,7 @@ def carry_out(
 
 
 def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tuple[Outcome, str]:
-    """Delete for good what has this key, all of which is in the trash, and was when planned."""
+    """Purge the sessions of this key, if all are in the trash and the trash is as planned."""
     if step.unfinished and isinstance(store, PurgingStore):
         begins()
         store.finish_purge(step.uid)
@@ -94,7 +97,7 @@ def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tupl
     own = (step.uid, step.updated)
     if own not in lives:
         return "skipped", "it is not in the trash"
-    # Fewer there may be: others of this key have been purged just now.
+    # Fewer are acceptable: others of this key may have just been purged.
     if not step.in_trash or not set(lives) <= set(step.lives):
         return "skipped", "what the trash has of this key was changed meanwhile"
     try:
@@ -102,7 +105,7 @@ def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tupl
     except NoSuchSession:
         begins()
         if isinstance(store, PurgingStore):
-            # Only what was looked at: somebody may begin a session of this key right now.
+            # Only the checked session: another process may create a session of this key right now.
             gone = store.purge_trash(step.key, [own])
         else:
             gone = store.purge(step.key)
@@ -121,17 +124,17 @@ def keep_to(
     progress: Callable[[], None] = lambda: None,
     until: Callable[[], bool] = lambda: False,
 ) -> list[Done]:
-    """Do what the rules say in a workspace: in the sessions of every agent, or of the one named.
+    """Execute the rules in a workspace: on the sessions of every agent, or of the given one.
 
-    With `dry_run` nothing is done, and the steps are given as planned; else `confirm` is asked
-    first. What is done is written to retention.log in the workspace, or to the program's log where
-    that is no folder. `until` is asked before each step, and ends it. Raises UsageError,
-    StoreUnavailable.
+    With `dry_run` nothing is done and the steps are returned as planned; otherwise `confirm` is
+    called first. Actions are logged in retention.log in the workspace, or in the program's log if
+    the workspace is not a folder. `until` is called before each step; True stops the run. Raises
+    UsageError, StoreUnavailable.
     """
     planned: list[Done] = []
     if any(rule.says_something for rule in rules):
         for who, name in _whose(workspace, agent, namespace):
-            # An interrupted purge of which nobody knows whose it was is found in each namespace.
+            # An interrupted purge of an unknown session is found in every namespace.
             ended_once = any(one.step.unfinished and not one.step.uid for one in planned)
             planned += (
                 one
@@ -149,7 +152,7 @@ def keep_to(
             tell(replace(one, outcome="begins"))
 
         for one in _carried_out(workspace, planned, until, begins):
-            # What is left alone is so again in an hour, and would fill the log.
+            # A skipped step would be skipped again in an hour and fill the log.
             if one.outcome != "skipped" or begun:
                 tell(one)
             begun.clear()
@@ -161,9 +164,9 @@ def keep_to(
 def keep_all_to(
     places: Iterable[str], rules: Sequence[Rule], *, until: Callable[[], bool] = lambda: False
 ) -> list[Done]:
-    """Do what the rules say in each of these places, for a daemon: nobody is asked.
+    """Execute the rules in each of these places without confirmation, for a daemon.
 
-    What cannot be done in one of them is logged, and keeps no other from being looked at.
+    A failure in one place is logged and does not affect the others.
     """
     ended: list[Done] = []
     for place in dict.fromkeys(places):
@@ -186,7 +189,7 @@ def keep_all_to(
 
 
 def _one_by_one(place: str) -> Iterator[tuple[str | None, str | None]]:
-    """Whose sessions there are, each as an agent and a namespace that are looked at alone."""
+    """Yield each agent and namespace of a place, to be processed separately."""
     if address(place).engine == "memory":
         return
     yield None, find_place(place, None).namespace
@@ -211,7 +214,7 @@ def _planned(
     if engine == "jsonl" and not Path(place.where, name).exists():
         return []  # nothing was ever stored there
     with open_store(place.where, namespace=name, read_only=True) as store:
-        # The catalog of a PostgreSQL store is in the database, which is only read here.
+        # The catalog of a PostgreSQL store is in the database, and this only reads.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
             entries = list(_every(catalog))
         now = datetime.now(UTC)
@@ -265,7 +268,7 @@ def _looking(store: Store) -> Callable[[str], SessionInfo | None]:
         try:
             return store.info(key)
         except StenologError:
-            return None  # the doctor tells of it
+            return None  # the doctor reports it
 
     return look
 
@@ -285,7 +288,7 @@ def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
             with store.read_life(mark) as reading:
                 return tags_from(reading.life.meta)
         except StenologError:
-            return None  # the doctor tells of it
+            return None  # the doctor reports it
 
     return tags_of
 
@@ -295,7 +298,10 @@ def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
 
 @contextmanager
 def _log_of(workspace: str) -> Iterator[Callable[[Done], None]]:
-    """Where each is told of. Raises StoreUnavailable: what cannot be told is not done."""
+    """Yield the function that logs a result.
+
+    Raises StoreUnavailable: an action that cannot be logged is not executed.
+    """
     found = address(workspace)
     if found.engine != "jsonl":
         yield lambda one: reports.info("retention: %s", _line(one))
@@ -321,10 +327,10 @@ def _log_of(workspace: str) -> Iterator[Callable[[Done], None]]:
 
 
 def forget_in_log(workspace: str, is_meant: Callable[[str, str], bool]) -> int:
-    """Make the log name no more what was purged elsewhere; in how many lines that was.
+    """Mask the keys of purged sessions in the log and return the number of changed lines.
 
-    `is_meant` is told where a session was and its key, as the log has them. The lines stay: what
-    was done, when and by which rule is no secret. Raises StoreUnavailable, DamagedStore.
+    `is_meant` gets the place and the key of a session, as they appear in the log. The lines stay,
+    because action, time and rule are no secret. Raises StoreUnavailable, DamagedStore.
     """
     path = Path(address(workspace).path, LOG)
 
@@ -335,7 +341,7 @@ def forget_in_log(workspace: str, is_meant: Callable[[str, str], bool]) -> int:
         place, key = (part.decode("utf-8", "replace") for part in parts[_PLACE : _KEY + 1])
         if not is_meant(place, key):
             return line
-        # What went wrong is told with the key in it.
+        # Error messages may contain the key.
         gone = (_KEY, _PARTS - 1) if parts[1] != b"done" else (_KEY,)
         masked = [b"-" * len(part) if at in gone else part for at, part in enumerate(parts)]
         return b"\t".join(masked)
@@ -349,19 +355,19 @@ def forget_in_log(workspace: str, is_meant: Callable[[str, str], bool]) -> int:
 
 
 def in_log(name: str) -> str:
-    """A key or another name as the log has it: it may hold anything, a line end too."""
+    """Return a key or another name as it appears in the log; it may contain any character."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def place_in_log(agent: str | None, namespace: str) -> str:
-    """Where a session is, as the log has it."""
+    """Return the place of a session as it appears in the log."""
     return namespace if agent is None else f"agent {agent}"
 
 
 _PLACE: Final = 4
 _KEY: Final = 5
 _PARTS: Final = 9
-"""How many parts a line of the log has, and which of them are the place and the key."""
+"""Number of columns in a line of the log; `_PLACE` and `_KEY` are indexes of columns."""
 
 
 def _line(one: Done) -> str:

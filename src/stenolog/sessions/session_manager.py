@@ -1,9 +1,8 @@
 """SessionManager: the legacy store, which keeps each session as one JSON file.
 
-The reference keeps sessions in memory until `save`. Here every write rewrites the file before it
-returns, so that an acknowledged message survives the process (P1). A write costs a rewrite of the
-session. Processes take turns through a lock on the folder, and read what another process wrote
-before they add to it.
+The reference keeps sessions in memory until `save`. Here every write rewrites the session's file
+before it returns, so that an acknowledged message survives the process (P1). Processes take turns
+through a lock on the folder, and read the changes of other processes before they write.
 """
 
 import copy
@@ -53,25 +52,25 @@ from stenolog.stores.snapshots import Life, token_of
 
 BUSY_TIMEOUT: Final = 5.0
 _POLL: Final = 0.2
-"""Seconds between two looks for messages that another process stored."""
+"""Seconds between two checks for messages of other processes."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FileMark = tuple[int, int, int]
-"""Tells one version of a file from another: inode, size, time of change."""
+"""Identifies a version of a file: inode, size, modification time."""
 
 Held = tuple[str, bool]
 """The key of the session in a file, and whether stenolog wrote it."""
 
 
 class SessionManager(JSONLBackend):
-    """The SessionStore over whole JSON files.
+    """The SessionStore on JSON files, one per session.
 
     Its `store` has no undo, fork, delete, restore and purge (UsageError), and keeps meta and leases
-    for this process only. `because`: why it replaces another store; `health()` then says so, and is
-    not ok. `old`: a folder of legacy sessions to continue; nothing is written there.
+    for this process only. `because`: why it replaces another store; `health()` then reports it and
+    is not ok. `old`: a folder of legacy sessions to continue; nothing is written there.
     """
 
     def __init__(
@@ -93,9 +92,9 @@ class SessionManager(JSONLBackend):
         return f"SessionManager({str(self.directory)!r})"
 
     def save(self, key: str) -> None:
-        """Write the file again if it is gone; every write was on disk when it returned.
+        """Write the file again if it was removed; every write was on disk when it returned.
 
-        A failure is raised.
+        Raises an error if that fails.
         """
         self._files.save(key)
 
@@ -103,7 +102,7 @@ class SessionManager(JSONLBackend):
 def _changing(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
-    """Return the method that makes this call in memory, and writes the file."""
+    """Return a method that makes this call in memory and writes the file."""
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,7 +114,7 @@ def _changing(
 def _reading(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
-    """Return the method that makes this call on what the file holds."""
+    """Return a method that makes this call on the content of the file."""
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -131,9 +130,9 @@ def _key(key: Any, *_: object, **__: object) -> str:
 
 
 class JSONFileStore:
-    """The Store calls that whole JSON files can serve; the others raise UsageError.
+    """The Store calls that JSON files can support; the others raise UsageError.
 
-    Each call is made in memory, on what the file holds at that moment.
+    Each call is made in memory, on the current content of the file.
     """
 
     def __init__(self, directory: Path, *, because: str | None, old: Path | None) -> None:
@@ -144,16 +143,16 @@ class JSONFileStore:
         self._closed = Event()
         self._lease: InMemoryLease | None = None
         self._local = InMemoryStore()
-        """Meta, marks and leases of this process, by the key of the session."""
+        """Meta, markers and leases of this process, by the key of the session."""
         self._sessions: dict[str, Kept] = {}
         self._versions: dict[str, int] = {}
-        """Number of changes of each session that were seen."""
+        """Number of changes of each session that this process has seen."""
         self._rewrites: dict[str, int] = {}
         """The same without changes that only appended messages."""
         self._marks: dict[str, _FileMark] = {}
-        """Which version of each file is known, by name."""
+        """The known version of each file, by name."""
         self._held: dict[str, Held] = {}
-        """What that version holds."""
+        """The content of that version."""
         self._unreadable: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -169,7 +168,7 @@ class JSONFileStore:
         once: str | None = None,
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
-        """Append a batch, whole or not at all; its seqs."""
+        """Append a batch atomically and return its seqs."""
         check_once(once)
         given = [Message(seq=1, _at="", _body=Raw(payload)) for payload in encoded(messages)]
         if at is not None:
@@ -190,13 +189,13 @@ class JSONFileStore:
         return self._change(key, add)
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
-        """Append `{"role": role, "content": content}`; its seq."""
+        """Append `{"role": role, "content": content}` and return its seq."""
         return self.add_messages(key, [{"role": role, "content": content}], once=once)[0]
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
-        """Append one message; its seq."""
+        """Append one message and return its seq."""
         return self.add_messages(key, [message], once=once)[0]
 
     set_summary = _changing(InMemoryStore.set_summary)
@@ -213,12 +212,12 @@ class JSONFileStore:
         self._local.set_meta(key, **fields)
 
     def compact(self, key: str) -> Compacted:
-        """Change nothing: a file has no archive."""
+        """Do nothing: a file has no archive."""
         check_key(key)
         return Compacted(archived=0, bytes_before=0, bytes_after=0)
 
     def save(self, key: str) -> None:
-        """Write the file of a session again if it is gone."""
+        """Write the file of a session again if it was removed."""
         check_key(key)
         with self._alone() as folder:
             session = self._current(folder, key)
@@ -226,7 +225,7 @@ class JSONFileStore:
                 self._write(folder, session)
 
     def _change(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
-        """Make a call on what the file holds now, and write the result before anybody sees it."""
+        """Make a call on the file's current content, and write the result before it is visible."""
         check_key(key)
         self._check_writable()
         with self._alone() as folder:
@@ -262,7 +261,7 @@ class JSONFileStore:
             self._make_room(folder, name, key)
             disk.replace_file(folder, name, json_file.compose(session))
         except OSError as error:
-            # Perhaps it was renamed and only the last sync failed: then the file is read anew.
+            # If the rename succeeded and only the last sync failed, the file is read again.
             self._marks.pop(name, None)
             raise StoreUnavailable(f"writing {self.directory / name}: {error.strerror}") from error
         self._know(key, session)
@@ -270,17 +269,17 @@ class JSONFileStore:
         self._held[name] = (key, True)
 
     def _make_room(self, folder: int, name: str, key: str) -> None:
-        """A file of the reference under the very name of ours stays, under another one.
+        """Keep the reference's file under another name if it has the name of our file.
 
-        What it holds is in ours, where it is the same session. Where it is another one, whose key
-        the reference writes so, the copy is still a session's file.
+        If it is the same session, our file has its content. If it is another one, whose key the
+        reference writes the same way, the copy is still a session file.
         """
         if _file_mark(folder, name) is None or self._held.get(name) == (key, True):
             return
         is_same = self._held.get(name, (key,))[0] == key
         _copy_apart(folder, name, ".original" if is_same else json_file.SUFFIX)
 
-    # --- what whole files do not have --------------------------------------------------------
+    # --- unsupported calls -------------------------------------------------------------------
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Raise UsageError: there are no undo steps."""
@@ -366,7 +365,7 @@ class JSONFileStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Keys in order, a page at a time."""
+        """Return a page of keys in order."""
         check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: a number of sessions is not negative")
@@ -375,7 +374,7 @@ class JSONFileStore:
         return [key for key in keys if after is None or key > after][:limit]
 
     def stamps(self) -> dict[str, str]:
-        """For each session a mark that changes with every change."""
+        """Return for each session a stamp that changes with every change."""
         self._look_around()
         local = self._local.stamps()
         return {key: f"{n}:{local.get(key, '')}" for key, n in self._versions.items()}
@@ -383,7 +382,7 @@ class JSONFileStore:
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield each message past `after` once, by seq, as it arrives."""
+        """Yield each message with a seq greater than `after` once, in order, as it arrives."""
         check_required(after=after)
         check_key(key)
         self._check_open()
@@ -398,12 +397,12 @@ class JSONFileStore:
             return None
         return _uid(key), len(session.messages), self.get_history(key, after=after, full=True)
 
-    # --- leases, marks, health ---------------------------------------------------------------
+    # --- leases, markers, health -------------------------------------------------------------
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "ManagerLease":
-        """The turn in this session, among the threads of this process."""
+        """Acquire the lease of this session among the threads of this process."""
         self.info(key)
-        self._local.set_summary(key, "leased")  # it is known there from now on
+        self._local.set_summary(key, "leased")  # creates the session there
         return ManagerLease(self._local.lease(key, ttl=ttl, wait=wait), self)
 
     def _behind(self, lease: InMemoryLease) -> "JSONFileStore":
@@ -412,15 +411,15 @@ class JSONFileStore:
         return fenced
 
     def mark(self, name: str) -> str:
-        """The mark of this name in this process."""
+        """Return the change marker of this name in this process."""
         return self._local.mark(name)
 
     def change_mark(self, name: str) -> None:
-        """Change the mark in this process."""
+        """Change the marker in this process."""
         self._local.change_mark(name)
 
     def health(self) -> Health:
-        """The state of the folder."""
+        """Return the state of the folder."""
         self._check_open()
         problems = [f"{name}: {reason}" for name, reason in sorted(self._unreadable.items())]
         wrong = []
@@ -439,13 +438,13 @@ class JSONFileStore:
             room = os.statvfs(self.directory)
             free = room.f_bavail * room.f_frsize
         except FileNotFoundError:
-            pass  # made with the first write
+            pass  # created with the first write
         except OSError as error:
             wrong.append(f"looking at {self.directory}: {error.strerror}")
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
     def close(self) -> None:
-        """Forget everything; a second call does nothing."""
+        """Release everything; a second call does nothing."""
         with self._mutex:
             self._closed.set()
             self._local.close()
@@ -463,7 +462,7 @@ class JSONFileStore:
 
     @contextmanager
     def _alone(self) -> Iterator[int]:
-        """A descriptor of the folder, while no other thread or process is in here."""
+        """Yield a descriptor of the folder, locked against other threads and processes."""
         with self._mutex:
             self._check_open()
             try:
@@ -480,7 +479,10 @@ class JSONFileStore:
 
     @contextmanager
     def _opened(self, path: Path | None = None) -> Iterator[int]:
-        """A descriptor of a folder, ours or this. Raises FileNotFoundError, StoreUnavailable."""
+        """Yield a descriptor of this folder or our own.
+
+        Raises FileNotFoundError, StoreUnavailable.
+        """
         # Opened each time: a forked child that inherited it would share the lock.
         path = path or self.directory
         try:
@@ -514,20 +516,20 @@ class JSONFileStore:
             return self._sessions.get(key, Kept(key=key))
 
     def _seen(self, key: str) -> InMemoryStore:
-        """Return a session as its file says now, in memory."""
+        """Return a store in memory with the current content of a session's file."""
         with self._mutex:
             return self._in_memory(key, self._known(key))
 
     def _current(self, folder: int, key: str) -> Kept:
-        """The session as its file says, where another process has written it; else as known.
+        """Return the session from its file if another process has written it, else from memory.
 
-        A file that is gone was taken in by another process: what it held is still known here.
+        If the file is gone, another process imported it, and the content in memory is still valid.
         """
         self._catch_up(folder, file_name(key))
         return self._sessions.get(key, Kept(key=key))
 
     def _look_around(self) -> None:
-        """Load what is new among the files."""
+        """Load all new or changed files."""
         with self._mutex:
             self._check_open()
             with suppress(FileNotFoundError), self._opened() as folder:
@@ -539,7 +541,10 @@ class JSONFileStore:
                         self._go_on_with(folder, name, str(self._old / name))
 
     def _catch_up(self, folder: int, name: str) -> None:
-        """Load a file that is not as it was. Of two with one key, that under our name counts."""
+        """Load a file that changed.
+
+        Of two files with one key, the one with our file name counts.
+        """
         session = self._changed(folder, name, name)
         if session is None:
             return
@@ -549,7 +554,7 @@ class JSONFileStore:
             self._know(key, session)
 
     def _go_on_with(self, folder: int, name: str, path: str) -> None:
-        """Load a file of the old folder. Files that stenolog wrote are another store's."""
+        """Load a file of the old folder, unless stenolog wrote it for another store."""
         session = self._changed(folder, name, path)
         if session is not None and not session.ours:
             key = session.key or ""
@@ -557,7 +562,7 @@ class JSONFileStore:
                 self._know(key, session)
 
     def _changed(self, folder: int, name: str, known_as: str) -> Kept | None:
-        """The session in a file that is not as it was; None where it is, or there is none."""
+        """Return the session in a changed file; None if the file is unchanged or missing."""
         mark = _file_mark(folder, name)
         if mark is None or mark == self._marks.get(known_as):
             return None
@@ -575,7 +580,7 @@ class JSONFileStore:
 
 
 class ManagerLease:
-    """The turn in a session of JSON files."""
+    """The lease of a session of JSON files."""
 
     def __init__(self, lease: InMemoryLease, files: JSONFileStore) -> None:
         self._lease = lease
@@ -585,15 +590,15 @@ class ManagerLease:
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, has run out, or was taken over."""
+        """Whether it was released, has expired, or was taken over."""
         return self._lease.lost
 
     def renew(self) -> None:
-        """Another ttl from now. Raises LeaseLost."""
+        """Extend the lease by its ttl from now. Raises LeaseLost."""
         self._lease.renew()
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Release the lease for the next holder."""
         self._lease.release()
 
     def __enter__(self) -> Self:
@@ -611,7 +616,7 @@ def _refuse(call: str, key: str) -> Never:
 
 
 def _kept(before: Kept, memory: InMemoryStore) -> Kept:
-    """Return a session as it is in memory after a call; it was this one before."""
+    """Return a session with the changes that a call made in memory."""
     key, last = before.key or "", len(before.messages)
     tokens: dict[int, str] = {}
     for mark in memory.lives():
@@ -623,7 +628,7 @@ def _kept(before: Kept, memory: InMemoryStore) -> Kept:
         for was, now in zip(before.messages, history, strict=False)
     ]
     new = [
-        # By its token the next good start knows whether it has a message.
+        # By its token the next successful start recognizes a message that it already has.
         KeptMessage(
             one.to_json(), one.at, tokens.get(one.seq) or f"json:{os.urandom(10).hex()}", one.hidden
         )
@@ -633,7 +638,7 @@ def _kept(before: Kept, memory: InMemoryStore) -> Kept:
 
 
 def _only_appends(before: Kept, after: Kept) -> bool:
-    """Return whether a session only has more messages than before."""
+    """Return whether a session has only more messages than before."""
     kept = after.messages[: len(before.messages)]
     return before.summary == after.summary and kept == before.messages
 
@@ -654,13 +659,13 @@ def _uid(key: str) -> str:
 
 
 def _session_names(folder: int) -> list[str]:
-    """The files that may hold a session, by name."""
+    """Return the sorted names of the files that may contain a session."""
     with os.scandir(folder) as entries:
         return sorted(filter(json_file.is_session_name, (entry.name for entry in entries)))
 
 
 def _read_file(folder: int, name: str) -> bytes:
-    """All of a file that is one, and no link. Raises OSError."""
+    """Return the content of a regular file, following no link. Raises OSError."""
     descriptor = os.open(name, _READ, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -670,7 +675,7 @@ def _read_file(folder: int, name: str) -> bytes:
 
 
 def _file_mark(folder: int, name: str) -> _FileMark | None:
-    """That of a file as it is now; None where there is none."""
+    """Return the current version of a file; None if it does not exist."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -679,9 +684,9 @@ def _file_mark(folder: int, name: str) -> _FileMark | None:
 
 
 def _copy_apart(folder: int, name: str, end: str) -> None:
-    """Have what a file holds under another name too, one that was free, before it is replaced.
+    """Copy a file to a free name with this ending before it is replaced.
 
-    The name has this ending; with that of a session's file the copy is one, too. Raises OSError.
+    With the ending of session files the copy is a session file too. Raises OSError.
     """
     text = _read_file(folder, name)
     for other in _names_apart(name, end):
@@ -690,7 +695,7 @@ def _copy_apart(folder: int, name: str, end: str) -> None:
             return
         with suppress(OSError):
             if _read_file(folder, other) == text:
-                return  # who copied it was killed before the file was replaced
+                return  # copied by a process that was killed before it replaced the file
 
 
 def _names_apart(name: str, end: str) -> Iterator[str]:
@@ -702,7 +707,7 @@ def _names_apart(name: str, end: str) -> Iterator[str]:
 
 
 def refusal(directory: Path) -> str | None:
-    """Why no file can be written to a folder, in words; None where one can. Makes the folder."""
+    """Return why no file can be written to a folder; None if it can. Creates the folder."""
     files = f"JSON files in {directory}"
     try:
         disk.make_private(directory)

@@ -1,6 +1,7 @@
 """The SessionStore facade of an agent loop: a failed write returns None or False.
 
-A loop must keep talking. So failures are logged, counted and shown in `health()`, not raised.
+A loop must keep talking. Therefore failures are logged, counted and reported by `health()`, not
+raised.
 """
 
 import logging
@@ -19,27 +20,27 @@ from stenolog.stores.locks import ThreadLock
 __all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
 
 WORTH_A_REWRITE: Final = 64 * 1024
-"""Below this size of the live log, `save` leaves it alone."""
+"""Minimum size of the live log, in bytes, for `save` to compact it."""
 
 _logger = logging.getLogger("stenolog")
 _Found = TypeVar("_Found")
 
 
 class SessionHealth(Struct, frozen=True, kw_only=True):
-    """Whether writes can be expected to be kept, and what went wrong so far."""
+    """Whether the store works, and which failures occurred so far."""
 
     ok: bool
-    """The store says so, and the newest write succeeded."""
+    """The store is healthy, and the newest write succeeded."""
     free_bytes: int | None
-    """Room left where the store lives; None where that has no meaning, or could not be asked."""
+    """Free space of the store, in bytes; None if that does not apply or is unknown."""
     problems: tuple[str, ...]
-    """What is wrong now or soon will be, each with what to do."""
+    """Current or imminent problems, each with advice."""
     failed_writes: int
-    """How many writes failed since the store was opened."""
+    """Number of writes that failed since the store was opened."""
     failed_reads: int
-    """How many reads fell back to nothing since the store was opened."""
+    """Number of reads that failed, and returned nothing, since the store was opened."""
     last_error: str | None
-    """The newest failure in words; None where there was none."""
+    """Text of the newest failure; None if there was none."""
 
 
 @runtime_checkable
@@ -52,7 +53,7 @@ class SessionStore(Protocol):
 
     @property
     def store(self) -> Store:
-        """The store below, for calls that this facade lacks, such as undo and fork.
+        """The underlying store, for calls that this facade lacks, such as undo and fork.
 
         Its calls raise when they fail.
         """
@@ -61,36 +62,36 @@ class SessionStore(Protocol):
     def add_message(
         self, key: str, role: str, content: Any, *, once: str | None = None
     ) -> int | None:
-        """Append `{"role": role, "content": content}`; its seq.
+        """Append `{"role": role, "content": content}` and return its seq.
 
-        A failure gives None: keep the message in hand, and try again with the same `once`.
+        Returns None on failure: keep the unsaved message and retry with the same `once`.
         """
         ...
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int | None:
-        """Append one message, kept exactly as it is; its seq.
+        """Append one message unchanged and return its seq.
 
-        A failure gives None: keep the message in hand, and try again with the same `once`.
+        Returns None on failure: keep the unsaved message and retry with the same `once`.
         """
         ...
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
-        """The visible messages by seq: those past `after`, of these the `last`; `full`: all.
+        """Return the visible messages with seq greater than `after`, at most the `last` ones.
 
-        A failure gives an empty list.
+        `full`: hidden messages too. Returns an empty list on failure.
         """
         ...
 
     def get_summary(self, key: str) -> str:
-        """What stands for the messages below the floor. A failure gives an empty text."""
+        """Return the summary of the messages below the floor; an empty text on failure."""
         ...
 
     def set_summary(self, key: str, text: str) -> bool:
-        """Replace the summary and nothing else. A failure gives False: the old one stays."""
+        """Replace only the summary. Returns False on failure: the old summary stays."""
         ...
 
     def set_history(
@@ -100,51 +101,51 @@ class SessionStore(Protocol):
         *,
         expect_last: int | None = None,
     ) -> bool:
-        """Make exactly these messages visible. A failure gives False: all is as it was.
+        """Make exactly these messages visible. Returns False on failure: nothing changes.
 
         `expect_last`: fail if the last seq is not this one, as `Store.set_history` does.
         """
         ...
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
-        """Hide all but the last visible ones; 0 or less hides all.
+        """Hide all but the last `keep_last` visible messages; 0 or less hides all.
 
-        A failure gives False: nothing is hidden.
+        Returns False on failure: nothing is hidden.
         """
         ...
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> bool:
-        """Replace the summary and hide everything up to this seq, in one step.
+        """Replace the summary and hide all messages up to this seq, atomically.
 
-        A failure gives False, a floor that is not the expected one included: neither is done.
+        Returns False on failure, also if the floor is not `expect_floor`: then nothing changes.
         """
         ...
 
     def save(self, key: str) -> None:
-        """Archive what is hidden where that is worth it; every message is on disk already.
+        """Archive hidden messages if that is worth it; every message is on disk already.
 
-        A failure is raised; the session is complete and readable all the same.
+        A failure is raised; the session stays complete and readable.
         """
         ...
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Keys in the order of their bytes, a page at a time. A failure gives an empty list."""
+        """Return a page of keys in byte order; an empty list on failure."""
         ...
 
     def health(self) -> SessionHealth:
-        """What the store says of itself, and what failed. A failure to ask is a problem in it."""
+        """Return the store's health and the failures so far; a failed check is a problem in it."""
         ...
 
     def close(self) -> SessionHealth:
-        """Close the store; return its health before that. A second call only returns it again.
+        """Close the store and return its health before that. A second call only returns it again.
 
-        `failed_writes` in it counts the writes that were not stored. A failure to close is raised
-        as the store raised it, and the next call tries again; every write that was acknowledged is
-        stored all the same.
+        Its `failed_writes` counts the writes that were not stored. If closing fails, the store's
+        error is raised and the next call tries again; every acknowledged write is stored
+        nevertheless.
         """
         ...
 
@@ -154,20 +155,20 @@ class SessionStore(Protocol):
 
 
 def fallback_reason(store: Store) -> str | None:
-    """Return why sessions are not in the store that was asked for; None if they are."""
+    """Return why sessions are not in the requested store; None if they are."""
     reason = getattr(store, "because", None)
     return reason if isinstance(reason, str) else None
 
 
 class JSONLBackend:
-    """The SessionStore over any Store; it owns the store and closes it.
+    """The SessionStore on any Store; it owns the store and closes it.
 
-    A key that is no session, but an alias of one that was taken in from another program, opens
-    that one (sessions/aliases.py).
+    A key that is not a session but an alias of an imported one opens that session
+    (sessions/aliases.py).
     """
 
     def __init__(self, store: Store, *, session: str | None = None) -> None:
-        """`session`: key of a session that exists, so that it need not be looked up."""
+        """Create the facade. `session`: key of an existing session, which saves its lookup."""
         self._store = store
         self._closing = Lock()
         self._at_close: SessionHealth | None = None
@@ -182,13 +183,13 @@ class JSONLBackend:
 
     @property
     def store(self) -> Store:
-        """The store beneath; calls made there raise when they fail, and know no aliases."""
+        """The underlying store; its calls raise when they fail, and do not resolve aliases."""
         return self._store
 
     def add_message(
         self, key: str, role: str, content: Any, *, once: str | None = None
     ) -> int | None:
-        """Append a message; its seq. A failure gives None and is logged and counted."""
+        """Append a message and return its seq; None on failure. Logs and counts failures."""
         return self._failures.write(
             "add_message",
             key,
@@ -200,7 +201,7 @@ class JSONLBackend:
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int | None:
-        """Append a message; its seq. A failure gives None and is logged and counted."""
+        """Append a message and return its seq; None on failure. Logs and counts failures."""
         return self._failures.write(
             "add_full_message",
             key,
@@ -212,7 +213,7 @@ class JSONLBackend:
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
-        """The messages by seq. A failure gives an empty list and is logged and counted."""
+        """Return the messages by seq; an empty list on failure. Logs and counts failures."""
         return self._failures.read(
             "get_history",
             key,
@@ -223,13 +224,13 @@ class JSONLBackend:
         )
 
     def get_summary(self, key: str) -> str:
-        """The summary. A failure gives an empty text and is logged and counted."""
+        """Return the summary; an empty text on failure. Logs and counts failures."""
         return self._failures.read(
             "get_summary", key, lambda: self._read(key, self._store.get_summary), otherwise=""
         )
 
     def _read(self, key: str, get: Callable[[str], _Found]) -> _Found:
-        """Read where this key leads; resolve it again if there is nothing."""
+        """Read the session that this key opens; resolve the key again if nothing is found."""
         found = get(self._aliases.key_to_read(key))
         if not found:
             self._aliases.forget_session(key)
@@ -243,7 +244,7 @@ class JSONLBackend:
         return done
 
     def set_summary(self, key: str, text: str) -> bool:
-        """Replace the summary. A failure gives False and is logged and counted."""
+        """Replace the summary; return False on failure. Logs and counts failures."""
         return self._failures.change(
             "set_summary",
             key,
@@ -257,7 +258,7 @@ class JSONLBackend:
         *,
         expect_last: int | None = None,
     ) -> bool:
-        """Replace what is visible. A failure gives False and is logged and counted."""
+        """Replace the visible messages; return False on failure. Logs and counts failures."""
         return self._failures.change(
             "set_history",
             key,
@@ -267,7 +268,7 @@ class JSONLBackend:
         )
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
-        """Hide all but the last ones. A failure gives False and is logged and counted."""
+        """Hide all but the last messages; return False on failure. Logs and counts failures."""
         return self._failures.change(
             "truncate_history",
             key,
@@ -277,7 +278,7 @@ class JSONLBackend:
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> bool:
-        """Summary and floor in one step. A failure gives False and is logged and counted."""
+        """Set summary and floor in one step; on failure log it, count it and return False."""
         return self._failures.change(
             "checkpoint",
             key,
@@ -290,9 +291,9 @@ class JSONLBackend:
         )
 
     def save(self, key: str) -> None:
-        """Compact where more lies below the floor than above it and the log is 64 KiB or more.
+        """Compact if more messages are below the floor than above and the log has 64 KiB or more.
 
-        A failure is raised as the store raised it; a session that is not there is none.
+        A failure of the store is raised; a missing session is no failure.
         """
         key = self._aliases.key_to_write(key)
         try:
@@ -307,7 +308,7 @@ class JSONLBackend:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """A page of keys. A failure gives an empty list and is logged and counted."""
+        """Return a page of keys; an empty list on failure. Logs and counts failures."""
         return self._failures.read(
             "list_sessions",
             None,
@@ -316,11 +317,11 @@ class JSONLBackend:
         )
 
     def health(self) -> SessionHealth:
-        """The store's health and the failures here. A failure to ask is a problem in it."""
+        """Return the store's health and the failures here; a failed check is a problem in it."""
         return self._failures.health(self._store.health)
 
     def close(self) -> SessionHealth:
-        """Close the store; return its health before that. A failure is raised.
+        """Close the store and return its health before that. A failure is raised.
 
         A second call does nothing, or tries again if the first one failed.
         """
@@ -340,7 +341,7 @@ class JSONLBackend:
 
 
 class _Failures:
-    """Makes calls that do not raise: failures are logged and counted."""
+    """Wrapper that logs and counts failures of calls instead of raising them."""
 
     def __init__(self) -> None:
         self._counting = ThreadLock()
@@ -350,7 +351,7 @@ class _Failures:
         self._write_trouble: str | None = None
 
     def write(self, call: str, key: str, write: Callable[[], _Found]) -> _Found | None:
-        """What the write gave; None where it failed."""
+        """Return the result of the write; None if it failed."""
         try:
             result = write()
         except StenologError as error:
@@ -371,7 +372,7 @@ class _Failures:
         return None
 
     def change(self, call: str, key: str, change: Callable[[], object]) -> bool:
-        """Whether the change was made."""
+        """Return whether the change succeeded."""
 
         def changed() -> bool:
             change()
@@ -382,7 +383,7 @@ class _Failures:
     def read(
         self, call: str, key: str | None, read: Callable[[], _Found], *, otherwise: _Found
     ) -> _Found:
-        """What the read gave; `otherwise` where it failed."""
+        """Return the result of the read; `otherwise` if it failed."""
         try:
             return read()
         except StenologError as error:
@@ -398,7 +399,7 @@ class _Failures:
         return otherwise
 
     def health(self, ask: Callable[[], Health]) -> SessionHealth:
-        """What the store says of itself, and what failed; a failure to ask is a problem in it."""
+        """Return the store's health and the failures; a failed health check is a problem in it."""
         try:
             found = ask()
         except StenologError as error:

@@ -1,9 +1,9 @@
-"""Copying sessions from one store to another, whole, while the source goes on being written to.
+"""Copying of complete sessions from one store to another while the source is in use.
 
-A first pass copies every life, further ones what changed since, and the last one, under the lock of
-each session that still changes, what is left of it. What a copy that was cut short has done is
-found in the destination itself: by uid, seqs and content. What is not a copy is never overwritten.
-Last of all everything is read back and compared by digest.
+The first pass copies every session, further passes the sessions that changed since. The last pass
+copies the remaining changes under the lock of each session. A repeated copy finds the results of an
+interrupted one in the destination: by uid, seqs and content. Anything that is not a copy is never
+overwritten. At the end everything is read back and compared by digest.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,11 +36,11 @@ from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, Whole
 GROUP_LIVES: Final = 256
 GROUP_MESSAGES: Final = 20_000
 GROUP_BYTES: Final = 32 * 1024 * 1024
-"""When so much was written, it is made durable before more is."""
+"""`GROUP_*` limit one group: what it wrote is made durable before more is written."""
 PASSES: Final = 3
-"""How often what changed is copied before the last pass; most copies need two."""
+"""Maximum number of passes before the last one; most copies need two."""
 ROUNDS: Final = 5
-"""How often the last pass begins anew where sessions are deleted and restored under it."""
+"""Maximum number of attempts of the last pass, if sessions are deleted and restored during it."""
 
 _KEY_TAKEN: Final = (
     "The destination is left as it is: delete or rename that session there, or copy to another "
@@ -60,16 +60,16 @@ Phase = Literal["copying", "last pass", "comparing"]
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """How far a copy is."""
+    """Progress of a copy."""
 
     phase: Phase
     number: int
-    """Which pass it is; they begin with 1."""
+    """Number of the pass, starting with 1."""
     done: int
-    """How many sessions of this pass are done."""
+    """Number of sessions that this pass has finished."""
     total: int
     messages: int
-    """How many messages were copied in all passes."""
+    """Number of messages copied in all passes."""
 
 
 Progress = Callable[[Step], None]
@@ -81,23 +81,23 @@ class Problem(Struct, frozen=True, kw_only=True):
     key: str
     uid: str
     reason: str
-    """In words, with what to do."""
+    """The reason as text, with advice."""
     newer: bool = False
-    """Nothing is missing in the destination: it has all of it, and more."""
+    """Nothing is missing in the destination: it has all messages of the source, and more."""
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """What an earlier copy left, as who keeps a record of it knows."""
+    """Result of an earlier copy, from the caller's record."""
 
     stamp: str
-    """Of the source, as it was copied."""
+    """Stamp in the source when it was copied."""
     digest: str
     last_seq: int
     messages: int
 
 
 class Carried(Struct, frozen=True, kw_only=True):
-    """One life that stands in the destination as it did in the source."""
+    """A session that is equal in the source and the destination."""
 
     key: str
     uid: str
@@ -105,49 +105,52 @@ class Carried(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: int
     stamp: str
-    """Of the source, when it was read; empty where it may have changed meanwhile."""
+    """Stamp in the source when it was read; empty if it may have changed since."""
     digest: str
     written: bool
-    """Whether anything had to be written for it."""
+    """Whether data had to be written."""
     lost: int = 0
-    """How many of its messages damage has taken: they are in neither of the two."""
+    """Number of messages lost to damage; neither side has them."""
     compared: bool = True
-    """Whether both sides were read; False where the stamp of the source says "unchanged"."""
+    """Whether both sides were read; False if the source's stamp shows that it is unchanged."""
 
 
 class Transferred(Struct, frozen=True, kw_only=True):
-    """What became of a copy of one namespace."""
+    """Result of copying one namespace."""
 
     carried: tuple[Carried, ...]
     problems: tuple[Problem, ...] = ()
     only_there: tuple[str, ...] = ()
-    """Keys of sessions that the destination has and the source has not, or no more."""
+    """Keys of sessions that only the destination has."""
     messages: int = 0
-    """How many messages were written."""
+    """Number of messages written."""
     bytes: int = 0
-    """How long these were."""
+    """Total length of these messages, in bytes."""
     passes: int = 0
-    """How many passes there were, the last one included."""
+    """Number of passes, including the last one."""
     unlocked: bool = False
-    """The source would not be locked: some of it was read in the last pass while others may write,
-    each session as of one moment all the same."""
+    """The source could not be locked.
+
+    The last pass read some sessions while others may have written to them; each session is still
+    consistent.
+    """
 
     def digest(self, namespace: str) -> str:
-        """One digest of all that was carried."""
+        """Return one digest of all copied sessions."""
         return of_many((namespace, one.uid, one.digest) for one in self.carried)
 
 
 class _Done(Struct, frozen=True):
-    """A life that the destination has as the source had it."""
+    """A session that is equal in the destination and the source."""
 
     life: Life
-    """As it stands there."""
+    """Snapshot in the destination."""
     digest: MessagesDigest
-    """Of its messages."""
+    """Digest of its messages."""
     stamp: str
-    """Of the source as it was copied; empty if it may have changed since."""
+    """Stamp in the source when it was copied; empty if it may have changed since."""
     checked: bool = False
-    """Whether what is in the destination was read and compared."""
+    """Whether the destination's content was read and compared."""
     written: bool = False
 
 
@@ -159,12 +162,12 @@ def copy_lives(
     left_out: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Transferred:
-    """Copy every life of one store to another; what is there already stays as it is.
+    """Copy every session of one store to another; existing sessions stay unchanged.
 
-    `known`: by uid, lives that an earlier copy left there; they are not looked at again where the
-    source has not changed. `left_out`: uids that are not copied. Raises what writing raises
-    (NotStored where there is no room …); made again, the call goes on where it was. Sessions that
-    could not be copied are among `problems`.
+    `known`: sessions by uid that an earlier copy left there; they are not read again if the source
+    is unchanged. `left_out`: uids that are not copied. Raises what writing raises (for example
+    NotStored if the disk is full); a repeated call continues the copy. Sessions that could not be
+    copied are in `problems`.
     """
     copy = _Copy(source, target, known or {}, progress or _nobody)
     copy.left_out = frozenset(left_out)
@@ -172,16 +175,16 @@ def copy_lives(
 
 
 def preview_lives(source: WholeStore, target: WholeStore) -> Transferred:
-    """What `copy_lives` would do, as far as that can be told without doing it."""
+    """Return what `copy_lives` would do, as far as that is known without writing."""
     return _Copy(source, target, {}, _nobody).preview()
 
 
 def _nobody(_: Step) -> None:
-    """Nobody looks on."""
+    """Ignore the progress."""
 
 
 class _Copy:
-    """One run."""
+    """One call of `copy_lives`."""
 
     def __init__(
         self,
@@ -196,27 +199,29 @@ class _Copy:
         self._progress = progress
         self._done: dict[str, _Done] = {}
         self._taken: dict[str, Carried] = {}
-        """Those that are known, and need not be looked at."""
+        """Sessions that are known to be equal and need not be read."""
         self._problems: dict[str, Problem] = {}
         self._reasons: dict[str, str] = {}
-        """Why a life could not be written when that was tried last."""
+        """The reason why the last attempt to write a session failed."""
         self._lost: dict[str, list[Span]] = {}
-        """Messages that were found to be damaged on the way."""
+        """Messages found to be damaged during the copy."""
         self._outdated: dict[str, MessagesDigest] = {}
-        """Earlier copies that nobody changed since, by uid: they are replaced. The digest is of the
-        source's messages that they have."""
+        """Unchanged earlier copies by uid, which are replaced.
+
+        The digest covers the source's messages that they have.
+        """
         self._here: set[str] = set()
         self._unread: set[str] = set()
-        """Keys of sessions that the source has, and whose uid cannot be read there."""
+        """Keys of sessions in the source whose uid cannot be read."""
         self._there: dict[str, LifeMark] = {}
         self._messages = self._bytes = self._passes = 0
         self._unlocked = False
         self.left_out: frozenset[str] = frozenset()
 
     def run(self) -> Transferred:
-        """All of it."""
+        """Run all passes and the comparison."""
         with self._target.writing_lives():
-            pass  # what a copy that was killed has left is cleared away
+            pass  # removes what a killed copy left
         for _ in range(PASSES):
             marks = self._changed()
             if self._passes and not marks:
@@ -228,7 +233,7 @@ class _Copy:
         return self._transferred()
 
     def preview(self) -> Transferred:
-        """What there is to do."""
+        """Return what would be copied."""
         for mark in self._changed():
             if mark.uid in self._there:
                 self._recognise(mark)
@@ -246,7 +251,7 @@ class _Copy:
     # --- passes ------------------------------------------------------------------------------
 
     def _changed(self) -> list[LifeMark]:
-        """The lives of the source that the destination has not, or not as they are now."""
+        """Return the sessions of the source that are missing or different in the destination."""
         self._there = {}
         shut: dict[str, str] = {}
         for mark in self._target.lives():
@@ -281,7 +286,7 @@ class _Copy:
         if known is None or known.stamp != mark.stamp or mark.uid not in self._there:
             return False
         if mark.last_seq not in (None, known.last_seq):
-            return False  # whatever the stamp says
+            return False  # the stamp alone does not decide
         self._taken[mark.uid] = Carried(
             key=mark.key,
             uid=mark.uid,
@@ -296,7 +301,7 @@ class _Copy:
         return True
 
     def _pass(self, marks: Sequence[LifeMark]) -> None:
-        """Copy these, in groups, while the source goes on."""
+        """Copy these sessions in groups while the source is in use."""
         waiting = iter(marks)
         left = len(marks)
         self._tell("copying", 0, len(marks))
@@ -306,7 +311,7 @@ class _Copy:
             self._tell("copying", len(marks) - left, len(marks))
 
     def _recognised(self, marks: Iterator[LifeMark]) -> list[LifeMark]:
-        """The next few that there is something to be written for."""
+        """Return the next group of sessions for which data must be written."""
         group: list[LifeMark] = []
         for mark in marks:
             if self._is_wanting(mark):
@@ -316,7 +321,7 @@ class _Copy:
         return group
 
     def _is_wanting(self, mark: LifeMark) -> bool:
-        """Whether there is something to be written, now that the destination was looked at."""
+        """Compare with the destination and return whether data must be written."""
         self._taken.pop(mark.uid, None)
         self._outdated.pop(mark.uid, None)
         done = self._done.pop(mark.uid, None)
@@ -328,12 +333,12 @@ class _Copy:
         return mark.uid not in self._problems and not self._is_done(mark)
 
     def _is_untouched(self, mark: LifeMark) -> bool:
-        """Whether the copy stands as it was left."""
+        """Return whether the copy is unchanged since it was written."""
         with self._reading_target(mark) as found:
             return found is not None and found.untouched
 
     def _write_group(self, group: Sequence[LifeMark]) -> None:
-        """Write them, in one go where that is not too much."""
+        """Write these sessions, in several batches if they are large."""
         waiting = list(reversed(group))
         while waiting:
             pending: list[_Done] = []
@@ -348,12 +353,12 @@ class _Copy:
             except (SessionExists, StoreBusy):
                 if len(waiting) == left:
                     raise
-                continue  # somebody was faster: the next pass finds out
+                continue  # another process wrote first; the next pass checks again
             for done in pending:
                 self._done[done.life.uid] = done
 
     def _last_pass(self) -> None:
-        """What still changes, one by one, while nobody else can write to it."""
+        """Copy the sessions that still change, one by one, under their locks."""
         self._passes += 1
         left: list[LifeMark] = []
         for _ in range(ROUNDS):
@@ -361,7 +366,7 @@ class _Copy:
             self._tell("last pass", 0, len(marks))
             left = []
             for number, mark in enumerate(marks, 1):
-                # What changes again after its lock was let go of is consistent, if older.
+                # Changes after the lock is released make the copy older, but it stays consistent.
                 if not self._copy_held(mark):
                     left.append(mark)
                 self._tell("last pass", number, len(marks))
@@ -371,7 +376,7 @@ class _Copy:
             self._fail(mark, self._reasons.get(mark.uid, _NO_REST))
 
     def _copy_held(self, mark: LifeMark) -> bool:
-        """Copy what is left of it; False where that has to be tried again."""
+        """Copy the remaining changes; return False if another attempt is needed."""
         if not self._is_wanting(mark):
             return True
         with self._reading(mark, hold=True) as reading:
@@ -387,11 +392,11 @@ class _Copy:
             self._done[mark.uid] = done
         return bool(pending) or mark.uid in self._problems
 
-    # --- one life ----------------------------------------------------------------------------
+    # --- one session -------------------------------------------------------------------------
 
     @contextmanager
     def _reading(self, mark: LifeMark, *, hold: bool = False) -> Iterator[Reading | None]:
-        """Read a life of the source; None if it cannot be read now."""
+        """Yield a snapshot of the source; None if it cannot be read now."""
         with ExitStack() as stack:
             reading = None
             try:
@@ -400,7 +405,7 @@ class _Copy:
                 if reading is None:
                     reading = stack.enter_context(self._source.read_life(mark))
             except (NoSuchSession, StoreBusy):
-                pass  # the next pass sees what became of it
+                pass  # the next pass checks it again
             except (DamagedStore, StoreUnavailable) as error:
                 self._fail(mark, str(error))
             if reading is not None:
@@ -425,13 +430,13 @@ class _Copy:
                 there = self._there[mark.uid]
                 reading = stack.enter_context(self._target.read_life(there))
             except (NoSuchSession, StoreBusy):
-                pass  # the next pass sees what became of it
+                pass  # the next pass checks it again
             except (DamagedStore, StoreUnavailable) as error:
                 self._fail(mark, str(error))
             yield reading
 
     def _write(self, writer: LifeWriter, mark: LifeMark, reading: Reading) -> list[_Done]:
-        """Write it to the destination; return nothing if that has to be tried again."""
+        """Write a snapshot to the destination; return nothing if another attempt is needed."""
         there = self._there.get(mark.uid)
         self._reasons.pop(mark.uid, None)
         if there is not None and mark.uid not in self._outdated:
@@ -448,7 +453,8 @@ class _Copy:
             self._lost[mark.uid] = spans.union(self._lost.get(mark.uid, []), met.seqs)
             return []
         except SessionExists as error:
-            # Who has the key may have come from here, and have left it here since.
+            # The session with this key may be a copy from here that was renamed or deleted here
+            # since.
             self._reasons[mark.uid] = f"{error}. {_KEY_TAKEN}"
             return []
         except StoreBusy:
@@ -465,10 +471,10 @@ class _Copy:
         lost = spans.union(life.lost, self._lost.get(life.uid, []))
         return replace(life, lost=spans.minus(lost, spans.union(life.void, life.purged)))
 
-    # --- what is there already ---------------------------------------------------------------
+    # --- existing sessions -------------------------------------------------------------------
 
     def _recognise(self, mark: LifeMark) -> None:
-        """Find out how much of a life is in the destination; it is a problem if it is no copy."""
+        """Compare a session with the destination; a session that is no copy is a problem."""
         for _ in range(ROUNDS):
             with self._reading(mark) as here, self._reading_target(mark) as there:
                 if here is None or there is None:
@@ -493,7 +499,7 @@ class _Copy:
             return
 
     def _compare(self) -> None:
-        """Read back what was written."""
+        """Read back and compare the written sessions."""
         self._there = {mark.uid: mark for mark in self._target.lives()}
         waiting = [uid for uid, done in self._done.items() if not done.checked]
         for number, uid in enumerate(waiting):
@@ -512,7 +518,7 @@ class _Copy:
         with self._reading_target(mark) as found:
             return "" if found is None else digest_of(found)
 
-    # --- what became of it -------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------
 
     def _fail(self, mark: LifeMark, reason: str, *, newer: bool = False) -> None:
         self._done.pop(mark.uid, None)
@@ -571,7 +577,7 @@ def _readable(messages: Iterator[Message]) -> Iterator[Message]:
 
 
 def _is_much(written: Sequence[_Done]) -> bool:
-    """Whether so much was written that it is made durable before more is."""
+    """Return whether a group reached a limit and must be made durable."""
     return (
         sum(done.digest.messages for done in written) >= GROUP_MESSAGES
         or sum(done.digest.bytes for done in written) >= GROUP_BYTES
@@ -579,5 +585,5 @@ def _is_much(written: Sequence[_Done]) -> bool:
 
 
 def _count(life: Life) -> int:
-    """How many messages it has."""
+    """Return the number of messages in a snapshot."""
     return spans.size(spans.minus([(1, life.last_seq)], missing(life))) if life.last_seq else 0

@@ -1,4 +1,4 @@
-"""Taking the last change of a session back as a person means it, with what came of that change."""
+"""Undo as a user expects it: the last change of a session and its consequences."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from stenolog.stores.snapshots import LifeMark, WholeStore
 
 
 def undo(store: Store, key: str) -> Undone:
-    """Take back the newest change, as the store does. Raises NothingToUndo.
+    """Undo the newest change, as the store does. Raises NothingToUndo.
 
-    Where what was said was replaced, the answer to what was said instead is hidden, too: it would
-    stand there beside what is back, without its question.
+    If the change replaced messages, the answer to the replacement is hidden too: it would otherwise
+    follow the restored messages without its question.
     """
     newest = _newest(store, key)
     if newest is None or newest.op != "replace":
@@ -21,7 +21,7 @@ def undo(store: Store, key: str) -> Undone:
 
 
 def _newest(store: Store, key: str) -> Undo | None:
-    """The step that would be taken back; None where nobody can tell."""
+    """Return the step that would be undone; None if it is unknown."""
     if not isinstance(store, WholeStore):
         return None
     try:
@@ -29,11 +29,11 @@ def _newest(store: Store, key: str) -> Undo | None:
         with store.read_life(mark) as reading:
             return reading.life.undo[-1] if reading.life.undo else None
     except StenologError:
-        return None  # what is wrong with it, the store will say
+        return None  # the store reports the error
 
 
 def _answered(history: Sequence[Message], step: Undo) -> Span | None:
-    """From where to where the answer goes that a replace has brought."""
+    """Return the seqs of the answer that followed a replacement."""
     added = [step.added] if step.added is not None else []
     end = max((last for _, last in (*step.newly, *added)), default=0)
     found: list[int] = []

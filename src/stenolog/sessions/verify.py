@@ -1,4 +1,4 @@
-"""The doctor: what is wrong in a workspace of logs.
+"""The doctor: finds problems in a workspace of logs.
 
 sessions/damage.py judges the bytes of a log, sessions/log_files.py its archives; this module checks
 the folders. It writes nothing; sessions/repair.py does.
@@ -44,14 +44,14 @@ from stenolog.stores.opening import address, open_store
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
 _CATALOG: Final = (CATALOG, journal_of(CATALOG), lock_of(CATALOG))
 LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
-"""The name of a file that was still being made."""
+"""Name of a temporary file of an unfinished write."""
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
-    """What is wrong with the logs of a workspace, or with a database; nothing is written.
+    """Return the problems of a workspace or a database; nothing is written.
 
-    All of them: those of every agent that has a name, and of every namespace. Raises UsageError
-    where this is no workspace, StoreUnavailable or DamagedStore where it cannot be entered.
+    Covers every named agent and every namespace. Raises UsageError if this is not a workspace,
+    StoreUnavailable or DamagedStore if it cannot be read.
     """
     found = address(workspace)
     if found.engine == "sqlite":
@@ -83,14 +83,14 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
 
 
 def _refusal(folder: Path) -> str | None:
-    with suppress(OSError):  # what cannot be looked at was told of
+    with suppress(OSError):  # the examination has already reported it
         return refusal(folder)
     return None
 
 
 def sqlite_doctor() -> ModuleType:
     """Return the module that examines SQLite files. Raises UsageError without the driver."""
-    # The driver is an extra, and takes a while to import.
+    # The driver is optional and slow to import.
     from stenolog.stores.sqlite.store import missing_driver
 
     try:
@@ -102,7 +102,7 @@ def sqlite_doctor() -> ModuleType:
 
 def _examine_server(where: str | os.PathLike[str]) -> Report:
     with open_store(where, read_only=True) as store:
-        # The driver is an extra; it is there by now.
+        # The driver is optional, and installed if a store of this engine was opened.
         from stenolog.stores.postgres import PostgresStore, verify
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
@@ -117,25 +117,25 @@ def _report(found: Report, workspace: str, *, path: str) -> Report:
 
 @dataclass(slots=True)
 class Seen:
-    """What has been seen of a folder so far."""
+    """Running results of examining a folder."""
 
     logs: int = 0
     findings: list[Finding] = field(default_factory=list)
     chains: dict[str, tuple[str, set[str]]] = field(default_factory=dict)
-    """For each uid the key of its session, and the names of its archives."""
+    """The key of the session and the names of its archives, by uid."""
     purged: set[str] = field(default_factory=set)
-    """The uids of sessions that are being deleted for good: what there is of them is not missed."""
+    """Uids of sessions that are being purged: their missing files are no problem."""
     foreign: list[Finding] = field(default_factory=list)
-    """Logs of other programs: told together, for they mostly come in a heap."""
+    """Logs of other programs, reported together because there are often many."""
     obscure: bool = False
-    """Something here may belong to a session that this version cannot read."""
+    """A file here may belong to a session that this version cannot read."""
     open_to_others: list[tuple[str, int]] = field(default_factory=list)
 
 
 def examine_folder(workspace: Path, folder: str) -> Seen:
-    """What there is to say of one folder of logs, named by its path below the workspace.
+    """Examine one folder of logs, given as a path below the workspace.
 
-    Raises StoreUnavailable, DamagedStore where the sessions themselves cannot be entered.
+    Raises StoreUnavailable, DamagedStore if the folder `sessions` itself cannot be read.
     """
     seen = Seen()
     try:
@@ -153,7 +153,8 @@ def examine_folder(workspace: Path, folder: str) -> Seen:
 
 
 def _look_at_folder(directory: Directory, workspace: Path, namespace: str, seen: Seen) -> None:
-    # First the archives, then the logs that name them: one that is made meanwhile is not missed.
+    # List the archives before reading the logs that refer to them: then an archive created in
+    # between is not reported.
     listed = listed_archives(directory)
     path = Path(namespace)
     for above in reversed((path, *path.parents)):
@@ -194,7 +195,7 @@ def _look_at_entry(
 def _look_at_log(
     directory: Directory, namespace: str, name: str, seen: Seen, *, above: Directory | None = None
 ) -> None:
-    """A log, live or, with the folder above the trash, deleted."""
+    """Examine a log; `above`: the log is deleted, and this is the folder above the trash."""
     try:
         judged = judge_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
@@ -264,7 +265,7 @@ def _look_at_locks(directory: Directory, namespace: str, seen: Seen) -> None:
 
 
 def _stalled(descriptor: int) -> leases.Holder | None:
-    """Who should have ended a turn by now, and holds it all the same."""
+    """Return the holder of an expired lease that is still locked."""
     holder = leases.read_holder(descriptor)
     now = datetime.now(UTC)
     if holder is None or datetime.fromisoformat(holder.until) >= now:
@@ -288,7 +289,7 @@ def _look_at_archives(
     if (key is None and seen.obscure) or uid in seen.purged:
         return
     for file in files:
-        # What was being made when it was listed has its final name by now.
+        # A temporary file may have been renamed since it was listed.
         with suppress(FileNotFoundError):
             found = (directory.path / archive.FOLDER / uid / file).lstat()
             _look_at_mode(seen, f"{above}/{file}", found)
@@ -308,7 +309,7 @@ def _look_at_mode(seen: Seen, path: str, found: os.stat_result) -> None:
 
 
 def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
-    """Another kind of file has the name of a log or of one of our folders."""
+    """Return the finding for another kind of file with the name of a log or one of our folders."""
     what = "something that is no file"
     if stat.S_ISLNK(found.st_mode):
         what = "a symbolic link, and none is followed here"
@@ -330,7 +331,7 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
 
 
 def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
-    """A log or a folder that could not be read."""
+    """Return the finding for a log or a folder that could not be read."""
     return Finding(
         kind=Kind.UNREADABLE,
         key=key,
@@ -341,7 +342,7 @@ def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
 
 
 def _foreign_logs(directory: Directory, found: Sequence[Finding]) -> Finding:
-    """Logs of other programs in one folder, as one finding."""
+    """Return one finding for all logs of other programs in a folder."""
     first, *others = found
     if not others:
         name = first.path.rpartition("/")[2]
@@ -356,7 +357,7 @@ def _foreign_logs(directory: Directory, found: Sequence[Finding]) -> Finding:
 
 
 def _leftover_file(path: str, key: str | None) -> Finding:
-    """A temporary file of an interrupted rewrite."""
+    """Return the finding for a temporary file of an interrupted rewrite."""
     return Finding(
         kind=Kind.LEFTOVER,
         key=key,
@@ -369,7 +370,7 @@ def _leftover_file(path: str, key: str | None) -> Finding:
 
 
 def _unreferenced_archive(path: str, key: str | None) -> Finding:
-    """An archive that no session refers to."""
+    """Return the finding for an archive that no session refers to."""
     return Finding(
         kind=Kind.UNREFERENCED_ARCHIVE,
         key=key,
@@ -383,7 +384,7 @@ def _unreferenced_archive(path: str, key: str | None) -> Finding:
 
 
 def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
-    """A file that an interrupted purge left behind."""
+    """Return the finding for a file that an interrupted purge left."""
     state = None
     with suppress(StenologError):
         state = trash.head_at(folder, folder.descriptor, name, name)
@@ -397,7 +398,7 @@ def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
 
 
 def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
-    """A lease that is held longer than it should be."""
+    """Return the finding for a lease that is held longer than it should be."""
     return Finding(
         kind=Kind.STALLED_LEASE,
         key=names.key_of(name.removesuffix(leases.SUFFIX)),
@@ -409,7 +410,7 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
 
 
 def _not_writable(folders: Sequence[str], why: str) -> Finding:
-    """Folders that cannot be written. One finding for all: they usually share a disk."""
+    """Return one finding for all folders that cannot be written: they usually share a disk."""
     return Finding(
         kind=Kind.NOT_WRITABLE,
         path=folders[0],
@@ -420,7 +421,7 @@ def _not_writable(folders: Sequence[str], why: str) -> Finding:
 
 
 def _wide_permissions(workspace: str, open_to_others: Sequence[tuple[str, int]]) -> Finding:
-    """Paths that other users may read, with their modes, as one finding."""
+    """Return one finding for all paths that other users may read, with their modes."""
     (path, mode), *others = open_to_others
     return Finding(
         kind=Kind.WIDE_PERMISSIONS,

@@ -1,1 +1,1 @@
-"""A session as a document to read or to share: what is in it, as Markdown, as one HTML page."""
+"""Export of a session as a document for readers: Markdown or one HTML page."""

@@ -1,4 +1,4 @@
-"""Code in Markdown: which parts of a text are code, and in which language it may be coloured."""
+"""Code blocks in Markdown: find them in a text and choose the language for syntax colouring."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _TICKS: Final = re.compile(r"`+")
 
 
 MAX_COLOURED: Final = 2_000
-"""Longest code, in characters, that is coloured."""
+"""Maximum length, in characters, of code that is coloured."""
 MAX_COLOURED_IN_MESSAGE: Final = 20_000
 """Maximum number of characters of code that are coloured in one message."""
 LANGUAGES: Final = {
@@ -30,17 +30,17 @@ LANGUAGES: Final = {
     "xml": "xml",
     **dict.fromkeys(("yaml", "yml"), "yaml"),
 }
-"""Languages that are coloured, by the names used in Markdown, and the Pygments lexer of each.
+"""Coloured languages: names used in Markdown, and the Pygments lexer of each.
 
-Pygments has lexers whose regular expressions need hours for a few thousand characters, and holds
-the GIL meanwhile. Only lexers that tests/unit/test_colouring.py attacks are used.
+Pygments has lexers whose regular expressions need hours for a few thousand characters and hold the
+GIL all the time. Only lexers that tests/unit/test_colouring.py attacks are used.
 """
 
 
 def colour_language(info: str, code: str) -> str:
     """Return the name of the lexer that may colour this code; empty if none may.
 
-    `info` is what follows the fence; its first word names the language.
+    `info` is the text after the fence; its first word names the language.
     """
     language, _, _ = info.strip().partition(" ")
     if len(code) > MAX_COLOURED:  # guard: colour-length
@@ -67,7 +67,7 @@ class ColourBudget:
 
 
 class Block(Struct, frozen=True):
-    """Some lines of a text."""
+    """Consecutive lines of a text, either prose or code."""
 
     text: str
     code: bool = False
@@ -75,7 +75,7 @@ class Block(Struct, frozen=True):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The text in prose and code; code that is never closed goes to the end."""
+    """Split a text into prose and code. Code without a closing fence extends to the end."""
     lines: list[str] = []
     fence, language = "", ""
     for line in text.split("\n"):
@@ -94,6 +94,6 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def fence_for(text: str) -> str:
-    """A fence that nothing in this text ends."""
+    """Return a fence that no line of this text closes."""
     longest = max((len(run) for run in _TICKS.findall(text)), default=0)
     return "`" * max(3, longest + 1)

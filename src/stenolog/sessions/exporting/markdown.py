@@ -1,7 +1,7 @@
-"""A conversation as Markdown.
+"""Export of a conversation as Markdown.
 
-What was said is mostly Markdown itself and stays so. What could reach beyond its own message does
-not: a fence that was left open is closed, and tags of HTML are shown as text.
+Messages are mostly Markdown already and stay so, but must not affect the text around them: open
+fences are closed, and HTML tags are shown as text.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Final
 from stenolog.sessions.exporting.fences import blocks, fence_for
 from stenolog.sessions.exporting.reading import Conversation, Part, Said, minute
 
-# Code in a line stays as it is, or the backslash would be seen.
+# Inline code is not escaped: the backslash would be visible.
 _TAG: Final = re.compile(
     r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
     r"|(?P<slashes>(?<!\\)\\*+)<(?=[A-Za-z/!?])"
@@ -22,7 +22,7 @@ _LANGUAGE: Final = re.compile(r"[A-Za-z0-9_+.#-]{0,40}")
 
 
 def as_markdown(conversation: Conversation) -> Iterator[str]:
-    """The whole document, in pieces."""
+    """Yield the document in pieces."""
     told = conversation
     yield f"# {_line(told.title)}\n\n"
     yield f"{_line(told.key)} · {minute(told.created)} – {minute(told.updated)} UTC"
@@ -56,7 +56,7 @@ def _part(part: Part) -> str:
 
 
 def _folded(head: str, text: str) -> str:
-    # The empty line is how what follows is Markdown again.
+    # Markdown inside HTML needs the empty line before it.
     shown = escape(" ".join(head.split()))
     return f"<details><summary>{shown}</summary>\n\n{_code(text)}\n\n</details>"
 
@@ -72,7 +72,7 @@ def _prose(text: str) -> str:
 
 
 def _untagged(found: re.Match[str]) -> str:
-    """No `<` of a message stands there as it is: what looks like code to us may be none."""
+    """Escape the `<` of a message even in inline code, which other parsers may not see as code."""
     code = found["code"]
     if code is None:
         slashes = found["slashes"]
@@ -89,7 +89,7 @@ def _code(text: str, language: str = "") -> str:
 
 
 def _line(text: str) -> str:
-    """A text in one line, in which no sign means anything."""
+    """Return a text as one line in which no character is Markdown syntax."""
     return _SIGNS.sub(r"\\\1", " ".join(text.split()))
 
 

@@ -1,7 +1,7 @@
-"""A conversation as one HTML page that needs nothing else: no script, no font, no request.
+"""Export of a conversation as one self-contained HTML page, without scripts, fonts or requests.
 
-The page forbids itself everything but its own style and the images in it, so that even a mistake
-here could not reach out. Whatever came from a message is escaped.
+The content security policy of the page allows only its own style and embedded images, so that a
+mistake in this module cannot cause a request. All text of messages is escaped.
 """
 
 import re
@@ -14,7 +14,7 @@ from stenolog.sessions.exporting.reading import Conversation, Part, Said, minute
 
 _ROLES: Final = ("user", "assistant", "tool", "system")
 _HEADING: Final = re.compile(r"(#{1,6}) +(.+)")
-# Each part has a longest length: a line of nothing but brackets must not be looked at for ever.
+# Each part has a maximum length, so that matching a line of brackets takes bounded time.
 _INLINE: Final = re.compile(  # guard: export-links-http-only
     r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
     r"|\*\*(?P<bold>[^*\n]{1,500})\*\*"
@@ -59,7 +59,7 @@ img { max-width: 100%; height: auto; border-radius: 6px; }
 
 
 def as_page(conversation: Conversation) -> Iterator[str]:
-    """The whole page, in pieces."""
+    """Yield the page in pieces."""
     told = conversation
     title = escape(" ".join(told.title.split()))
     yield (

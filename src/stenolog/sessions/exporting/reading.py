@@ -1,4 +1,4 @@
-"""What a message has for a reader, in parts; every text goes through one place, to be cleaned."""
+"""The readable parts of a message; every text is cleaned in one place."""
 
 import json
 import re
@@ -12,12 +12,12 @@ from stenolog.catalog.answers import FIELD, has_failed, interruption, model_of, 
 from stenolog.records import Message
 
 Clean = Callable[[str], str]
-"""Takes out of a text what is not to be shared."""
+"""Function that removes from a text everything that must not be shared."""
 Kind = Literal["text", "thought", "call", "result", "image", "field"]
 
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_ELSEWHERE: Final = ("role", "content", "tool_calls", "tool_call_id", FIELD, *_THOUGHTS)
-# Besides the control characters, those that turn the direction of writing, and halves.
+# Control characters, characters that change the direction of writing, and lone surrogates.
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -25,17 +25,17 @@ _IMAGE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One thing that a message holds."""
+    """One readable part of a message."""
 
     kind: Kind
     text: str
-    """What stands there; of an image its `data:` address."""
+    """Text of the part; for an image its `data:` URL."""
     name: str = ""
-    """The tool that is called or that answered, or the name of a further field."""
+    """Name of the called tool, of the tool that answered, or of an additional field."""
 
     @property
     def head(self) -> str:
-        """What stands above it where it is folded."""
+        """Heading of the part when it is folded."""
         match self.kind:
             case "call":
                 return f"calls {self.name}"
@@ -47,7 +47,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Said(Struct, frozen=True, kw_only=True):
-    """One message, for reading."""
+    """A message, prepared for reading."""
 
     seq: int
     at: datetime
@@ -61,7 +61,7 @@ class Said(Struct, frozen=True, kw_only=True):
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
-    """A session, for reading."""
+    """A session, prepared for reading."""
 
     key: str
     title: str
@@ -70,27 +70,27 @@ class Conversation(Struct, frozen=True, kw_only=True):
     updated: datetime
     said: tuple[Said, ...]
     hidden: int
-    """How many messages are out of sight, whether they are among these or not."""
+    """Number of hidden messages, whether `said` contains them or not."""
 
 
 def minute(at: datetime) -> str:
-    """A time, to the minute; a year before 1000 has four figures, too."""
+    """Return a time to the minute; years before 1000 have four digits too."""
     return f"{at.date()} {at:%H:%M}"
 
 
 def plain(text: str) -> str:
-    """The text without what is not for the eye; line ends and tabs stay."""
+    """Return the text without invisible characters; line ends and tabs stay."""
     return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
 
 
 def cleaned(text: str, clean: Clean) -> str:
-    """The text as it may be shown."""
-    # In this order: a character that nobody sees, inside a secret, would hide it from `clean`.
+    """Return the text as it may be shown."""
+    # In this order: an invisible character inside a secret would hide it from `clean`.
     return clean(plain(text))
 
 
 def read_all(messages: Iterable[Message], clean: Clean) -> Iterator[Said]:
-    """The messages for reading, in their order; results of tools are told the tool's name."""
+    """Yield the messages for reading, in order; tool results get the name of their tool."""
     tools: dict[str, str] = {}
     for message in messages:
         body = message.to_dict()
@@ -124,7 +124,7 @@ def _parts(body: Mapping[str, Any], tool: str, clean: Clean) -> Iterator[Part]:
         yield _of_call(call, clean)
     for name, value in body.items():
         if name not in _SHOWN_ELSEWHERE and value is not None:
-            # Name and value together: only the name may tell that the value is a secret.
+            # Clean name and value together: only the name may reveal that the value is a secret.
             text = cleaned(_as_json({name: value}), clean)
             yield Part(kind="field", name=cleaned(name, clean), text=text)
 
@@ -144,7 +144,10 @@ def _of_content(content: Any, kind: Kind, tool: str, clean: Clean) -> Iterator[P
 
 
 def _image(part: Any) -> str | None:
-    """The bytes of an image that are in the message itself; one elsewhere would be a request."""
+    """Return the `data:` URL of an embedded image.
+
+    None for remote images: showing them would cause a request.
+    """
     found = part.get("image_url") if isinstance(part, Mapping) else None
     address = found.get("url") if isinstance(found, Mapping) else found
     if isinstance(address, str) and _IMAGE.fullmatch(address):
@@ -162,7 +165,7 @@ def _of_call(call: Any, clean: Clean) -> Part:
 
 
 def _names(calls: Any) -> Iterator[tuple[str, str]]:
-    """The id of each call and the name of its tool."""
+    """Yield the id of each call and the name of its tool."""
     for call in calls if isinstance(calls, list) else ():
         asked = call.get("function") if isinstance(call, Mapping) else None
         name = asked.get("name") if isinstance(asked, Mapping) else None

@@ -1,4 +1,4 @@
-"""A session in each of the forms in which it is given away. Pure."""
+"""Export of a session in each export format. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, Protocol
@@ -12,7 +12,7 @@ from stenolog.sessions.exporting.reading import Conversation, cleaned, read_all
 Form = Literal["jsonl", "openai", "markdown", "html"]
 
 FOR_READERS: Final = ("markdown", "html")
-"""The forms that people read, and share."""
+"""Formats for human readers."""
 _OF_OPENAI: Final = (
     "role",
     "content",
@@ -23,39 +23,39 @@ _OF_OPENAI: Final = (
     "audio",
     "function_call",
 )
-"""The fields of a message that OpenAI's API knows."""
+"""Fields of a message that OpenAI's API accepts."""
 
 
 class Cleaner(Protocol):
-    """Takes out what is not to be shared, and counts it."""
+    """Redaction: removes and counts content that must not be shared."""
 
     @property
     def wanted(self) -> bool:
-        """Whether it takes out anything at all."""
+        """Whether redaction is enabled."""
         ...
 
     def __call__(self, text: str) -> str:
-        """The text as it may be shared."""
+        """Return the redacted text."""
         ...
 
     def data(self, value: Any) -> Any:
-        """What is made of texts, lists and objects, as it may be shared."""
+        """Return a JSON value with all texts in it redacted."""
         ...
 
     def again(self, text: str) -> str:
-        """The same for a text that is counted elsewhere."""
+        """Return the redacted text without counting; for a text that is counted elsewhere."""
         ...
 
 
 def pieces(
     form: Form, info: SessionInfo, messages: Sequence[Message], clean: Cleaner
 ) -> Iterator[bytes]:
-    """What is written, piece by piece."""
+    """Yield the export in pieces."""
     if form not in FOR_READERS:
         for message in messages:
             yield _line(message, clean, only_openai=form == "openai") + b"\n"
         return
-    # Slow to import, and only for documents.
+    # Slow to import, and only needed for documents.
     from stenolog.sessions.exporting.markdown import as_markdown
     from stenolog.sessions.exporting.page import as_page
 
@@ -82,7 +82,7 @@ def _line(message: Message, clean: Cleaner, *, only_openai: bool) -> bytes:
     try:
         return msgspec.json.encode(shared)
     except UnicodeEncodeError:
-        # Half a character is written as an escape, as the store has it; almost nobody meets one.
+        # A lone surrogate is written as an escape, as in the store. Very rare.
         from json import dumps
 
         return dumps(shared, separators=(",", ":")).encode()
@@ -92,12 +92,12 @@ def _title(info: SessionInfo, messages: Iterable[Message], clean: Cleaner) -> st
     given = title_from(info.meta, "")
     if given:
         return cleaned(given, clean)
-    # Before it is cut: half a secret is not known by its form. And it is counted where it was said.
+    # Clean before cutting: half a secret is not recognized. The secret is counted in its message.
     return title_from({}, cleaned(_prompt(messages), clean.again)) or cleaned(info.key, clean.again)
 
 
 def _prompt(messages: Iterable[Message]) -> str:
-    """What the user said first."""
+    """Return the first message of the user."""
     for message in messages:
         body = message.to_dict()
         if body.get("role") == "user" and isinstance(body.get("content"), str):

@@ -1,5 +1,6 @@
-"""Sessions that other programs kept: `old` the values, a module per layout, and where they stand.
+"""Import of sessions of other programs.
 
-`places` finds the shelves of a place: `folder` the files, `database` a SQLite file, `strands` a
-tree. `conversion` brings messages of other formats into the chat format.
+`old` holds the shared values, and each layout has a module. `places` finds the sources of a place:
+`folder` reads files, `database` a SQLite file, `strands` a tree. `conversion` converts messages to
+the chat format.
 """

@@ -1,6 +1,6 @@
-"""ADK's events as messages of the chat shape: every event is at least one message.
+"""ADK's events as messages in the chat format: every event becomes at least one message.
 
-What was rewound there is hidden here, and what was compacted is hidden behind the summary.
+Rewound events are hidden, and so are compacted ones, which the summary covers.
 """
 
 from collections.abc import Sequence
@@ -26,36 +26,36 @@ from stenolog.sessions.importers.conversion import (
 from stenolog.stores.json_file import KeptMessage
 
 FIELD: Final = "adk"
-"""The field of a message that has what is not in the chat shape."""
+"""Field of a message with the data that the chat format does not have."""
 
 
 class Event(Struct, frozen=True):
-    """One event, with what it is called in a report."""
+    """One event, with its name in reports."""
 
     what: str
     fields: dict[str, Any]
 
     @property
     def at(self) -> datetime | None:
-        """When it was."""
+        """Time of the event."""
         return moment(self.fields.get("timestamp"))
 
     @property
     def actions(self) -> dict[str, Any]:
-        """What it does besides saying something."""
+        """Effects of the event besides its content."""
         found = self.fields.get("actions")
         return found if isinstance(found, dict) else {}
 
 
 class Talk(Struct, frozen=True):
-    """What the events of a session come to."""
+    """The messages and the summary of a session."""
 
     messages: list[KeptMessage]
     summary: str
 
 
 def talk_of(events: Sequence[Event], report: Report) -> Talk:
-    """The messages of these events, in order, and the summary of what was compacted."""
+    """Return the messages of these events, in order, and the summary of the compacted ones."""
     hidden = _rewound(events)
     compactions = _compactions(events)
     messages: list[KeptMessage] = []
@@ -76,7 +76,7 @@ def talk_of(events: Sequence[Event], report: Report) -> Talk:
 
 
 def messages_of(event: dict[str, Any], report: Report) -> list[dict[str, Any]]:
-    """The messages of one event. Raises NotAMessage, ValueError, RecursionError."""
+    """Return the messages of one event. Raises NotAMessage, ValueError, RecursionError."""
     content = event.get("content")
     if content is None:
         content = {}
@@ -113,7 +113,7 @@ def messages_of(event: dict[str, Any], report: Report) -> list[dict[str, Any]]:
         elif fields:
             whole = False
             report.unseen(" and ".join(fields))
-    # An event that only changes a state is nothing that a user said.
+    # An event that only changes a state is not a message of the user.
     is_user = bool(parts) and event.get("author") == "user" and role in (None, "user")
     found = assembled("user" if is_user else "assistant", made, calls, results, thoughts)
     found[-1][FIELD] = _rest(event, content, whole=whole)
@@ -140,7 +140,7 @@ def _image(data: dict[str, Any]) -> Part | None:
     kind, text = data.get("mime_type", data.get("mimeType")), data.get("data")
     if not isinstance(kind, str) or not isinstance(text, str) or not kind.startswith("image/"):
         return None
-    # Its base64 is the one for addresses, which others do not read.
+    # ADK writes URL-safe base64, which other programs do not read.
     return image_part(f"data:{kind};base64,{text.replace('-', '+').replace('_', '/')}")
 
 
@@ -150,7 +150,7 @@ def _one(fields: dict[str, Any], *names: str) -> dict[str, Any] | None:
 
 
 def _rewound(events: Sequence[Event]) -> set[int]:
-    """The places of the events that were taken back, and of those that did it."""
+    """Return the indexes of the rewound events and of the events that rewound them."""
     hidden: set[int] = set()
     place = len(events) - 1
     while place >= 0:
@@ -177,7 +177,7 @@ class _Compaction(Struct, frozen=True):
 
 
 def _compactions(events: Sequence[Event]) -> list[_Compaction]:
-    """What was compacted, oldest first; one inside another is said by that."""
+    """Return the compactions, oldest first, without those that another one includes."""
     found = [one for event in events if (one := _compaction(event)) is not None]
     # Of two with the same range the later one counts.
     found = list({(one.start, one.end): one for one in found}.values())

@@ -19,7 +19,7 @@ Part = dict[str, Any]
 
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 MOST: Final = 20
-"""Number of problems of one session that are reported one by one."""
+"""Maximum number of problems of one session that are reported individually."""
 LONGEST: Final = 400
 """Maximum number of characters of a reported problem."""
 
@@ -42,7 +42,7 @@ class Report:
         self._words.append(_short(words, LONGEST))
 
     def note(self, words: str) -> None:
-        """Report something else that is lost."""
+        """Report another loss."""
         self._words.append(_short(words, LONGEST))
 
     def unseen(self, kind: str) -> None:
@@ -52,7 +52,7 @@ class Report:
     def keep(
         self, fields: dict[str, Any], at: datetime | None, what: str, *, hidden: bool = False
     ) -> list[KeptMessage]:
-        """Return the message to store; nothing, and report it, if it cannot be stored."""
+        """Return the message to store; if it cannot be stored, report it and return nothing."""
         try:
             return [KeptMessage(encode_object(fields), at, hidden=hidden)]
         except RefusedMessage as error:
@@ -78,7 +78,7 @@ class Report:
         updated: datetime | None = None,
         **more: Any,
     ) -> OldSession:
-        """Return the session; its messages, or else its file, say the times that are missing."""
+        """Return the session; missing times come from its messages, or else from its file."""
         said = [message.at for message in messages if message.at is not None]
         created = created or min(said, default=changed)
         updated = updated or max(said, default=changed)
@@ -105,7 +105,7 @@ def _short(words: str, length: int) -> str:
 
 
 def parsed(text: bytes, what: str) -> Any:
-    """The JSON value in a text. Raises NotAMessage."""
+    """Return the JSON value in a text. Raises NotAMessage."""
     try:
         return loads(text.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -115,14 +115,14 @@ def parsed(text: bytes, what: str) -> Any:
 
 
 def as_object(value: Any, what: str) -> dict[str, Any]:
-    """The value, which is to be an object. Raises NotAMessage."""
+    """Return the value if it is an object. Raises NotAMessage."""
     if not isinstance(value, dict):
         raise NotAMessage(f"{what} is no object")
     return value
 
 
 def as_message(value: Any, what: str) -> dict[str, Any]:
-    """The value, which is to be an object with a role. Raises NotAMessage."""
+    """Return the value if it is an object with a role. Raises NotAMessage."""
     fields = as_object(value, what)
     if not isinstance(fields.get("role"), str):
         raise NotAMessage(f"{what} is no message: it has no role")
@@ -130,24 +130,24 @@ def as_message(value: Any, what: str) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, anything else as JSON. Raises ValueError, RecursionError."""
+    """Return a text unchanged, other values as JSON. Raises ValueError, RecursionError."""
     if isinstance(value, str):
         return value
     return dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def text_part(text: str) -> Part:
-    """A part of a content that is a text."""
+    """Return a text part of a content."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str, **more: Any) -> Part:
-    """A part of a content that is an image."""
+    """Return an image part of a content."""
     return {"type": "image_url", "image_url": {"url": url, **filled(more)}}
 
 
 def content_of(parts: Sequence[Part]) -> str | list[Part] | None:
-    """The content of these parts: one text as it is, None for no part."""
+    """Return the content of these parts: a single text as a string, None for no parts."""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         text: str = parts[0]["text"]
         return text
@@ -161,7 +161,7 @@ def assembled(
     results: Sequence[dict[str, Any]],
     thoughts: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Return the messages of these pieces: the results of tools first, at least one message."""
+    """Return the messages of these pieces: the tool results first, at least one message."""
     found = list(results)
     if parts or calls or thoughts or not found:
         message: dict[str, Any] = {"role": role, "content": content_of(parts)}
@@ -174,24 +174,24 @@ def assembled(
 
 
 def call_of(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """A tool call. Raises ValueError, RecursionError."""
+    """Return a tool call. Raises ValueError, RecursionError."""
     text = "{}" if arguments is None else as_text(arguments)
     function = {"name": name if isinstance(name, str) else "unknown", "arguments": text}
     return {"id": as_id(id), "type": "function", "function": function}
 
 
 def as_id(id: Any) -> str | None:
-    """The id of a tool call; None where it has none."""
+    """Return the id of a tool call as text; None if there is none."""
     return None if id is None else as_text(id)
 
 
 def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say something."""
+    """Return the fields that are not empty."""
     return {name: value for name, value in fields.items() if value not in _EMPTY}
 
 
 def beside(message: dict[str, Any], name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with what has no place in it, in a field of this name, if there is any."""
+    """Return the message with the remaining data, if any, in a field of this name."""
     return {**message, name: dict(rest)} if rest else message
 
 

@@ -1,6 +1,6 @@
-"""Sessions of frameworks in a SQLite file: the tables of each framework, and reading them.
+"""Import from SQLite files: the tables of each framework, and how to read them.
 
-Each session is read as it is at one moment.
+Each session is read in one consistent state.
 """
 
 import sqlite3
@@ -46,7 +46,7 @@ from stenolog.sessions.importers.sqlite_file import (
 from stenolog.stores.json_file import KeptMessage, NotASession
 
 TRIES: Final = 3
-"""Number of attempts to read a session that changes meanwhile."""
+"""Maximum number of attempts to read a session that changes during the read."""
 
 Columns = Mapping[str, frozenset[str]]
 Inside = tuple[str, ...]
@@ -58,28 +58,31 @@ MAIN: Final = "main"
 
 
 class Query(Protocol):
-    """Runs a statement."""
+    """Function that runs a statement."""
 
     def __call__(self, sql: str, *values: str, counts: bool = True) -> list[Row]:
-        """All rows; texts in them are bytes. Unless it `counts`, they are no part of a session."""
+        """Return all rows, with texts as bytes.
+
+        `counts`: the rows are part of the session's digest.
+        """
 
 
 class Tables(Protocol):
-    """One set of tables with sessions in it."""
+    """A set of tables that contain sessions."""
 
     @property
     def layout(self) -> Layout:
-        """Who keeps sessions in such tables."""
+        """Layout of such tables."""
 
     def sessions(self, query: Query) -> list[Inside]:
-        """What names each session that has messages."""
+        """Return the identifier of each session that has messages."""
 
     def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
-        """One session. Raises NotASession."""
+        """Return one session. Raises NotASession."""
 
 
 def known(columns: Columns) -> list[Tables]:
-    """The tables with sessions in a file that has these tables."""
+    """Return the supported sets of tables among these columns."""
     found: list[Tables] = []
     for table, names in columns.items():
         if names >= {"id", "session_id", "message_data", "created_at"}:
@@ -100,17 +103,17 @@ class AgentTables(Struct, frozen=True):
 
     messages: str
     about: str | None
-    """The table with the times of the sessions."""
+    """Name of the table with the times of the sessions."""
     branches: bool
-    """Whether AdvancedSQLiteSession says which items belong to which branch."""
+    """Whether AdvancedSQLiteSession assigned the items to branches."""
 
     @property
     def layout(self) -> Layout:
-        """Who keeps sessions in such tables."""
+        """Layout of such tables."""
         return "openai-agents"
 
     def sessions(self, query: Query) -> list[Inside]:
-        """Each session, and each branch of it."""
+        """Return each session and each of its branches."""
         table = quoted(self.messages)
         rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
         found: list[Inside] = [(_name(row[0]), MAIN) for row in rows if row[0] is not None]
@@ -124,7 +127,7 @@ class AgentTables(Struct, frozen=True):
         return found
 
     def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
-        """One session. Raises NotASession."""
+        """Return one session. Raises NotASession."""
         id, branch = inside
         report = Report()
         messages: list[KeptMessage] = []
@@ -159,7 +162,8 @@ class AgentTables(Struct, frozen=True):
         if not self.branches:
             of = f"{table} WHERE session_id = ? ORDER BY id"
             return query(f"SELECT message_data, created_at FROM {of}", id)  # noqa: S608
-        # What has no row there was written by a plain SQLiteSession, and is in the first branch.
+        # Items without a row there were written by a plain SQLiteSession; they are in the first
+        # branch.
         return query(
             f"SELECT message_data, created_at FROM {table} m LEFT JOIN message_structure s "  # noqa: S608
             "ON s.message_id = m.id AND s.session_id = m.session_id "
@@ -180,7 +184,7 @@ class AgentTables(Struct, frozen=True):
 
 
 def _sessions_beside(columns: Columns) -> str | None:
-    """The table that says when each session began."""
+    """Return the name of the table with the times of the sessions."""
     wanted = {"session_id", "created_at", "updated_at"}
     found = [name for name, has in columns.items() if has == wanted]
     return "agent_sessions" if "agent_sessions" in found else next(iter(found), None)
@@ -196,17 +200,17 @@ class MessageStore(Struct, frozen=True):
 
     @property
     def layout(self) -> Layout:
-        """Who keeps sessions in such tables."""
+        """Layout of such tables."""
         return "langchain"
 
     def sessions(self, query: Query) -> list[Inside]:
-        """Each session."""
+        """Return each session."""
         table = quoted(self.table)
         rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
         return [(_name(row[0]),) for row in rows if row[0] is not None]
 
     def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
-        """One session. Raises NotASession."""
+        """Return one session. Raises NotASession."""
         table = quoted(self.table)
         rows = query(f"SELECT message FROM {table} WHERE session_id = ? ORDER BY id", *inside)  # noqa: S608
         report = Report()
@@ -224,7 +228,7 @@ class MessageStore(Struct, frozen=True):
 
 _ADK: Final = frozenset({"id", "app_name", "user_id", "session_id", "timestamp"})
 _PICKLED: Final = "actions"
-"""The column in which older versions keep pickled Python, which whoever loads it runs."""
+"""Column in which older versions keep pickled Python. Loading it would run its code."""
 _OLD_JSON: Final = (
     "content",
     "grounding_metadata",
@@ -242,16 +246,16 @@ class AdkTables(Struct, frozen=True):
     """Events of ADK: SqliteSessionService, and DatabaseSessionService in a SQLite file."""
 
     columns: tuple[str, ...]
-    """Of the events."""
+    """Columns of the table of events."""
     tables: frozenset[str]
 
     @property
     def layout(self) -> Layout:
-        """Who keeps sessions in such tables."""
+        """Layout of such tables."""
         return "adk"
 
     def sessions(self, query: Query) -> list[Inside]:
-        """Each session."""
+        """Return each session."""
         rows = query(
             "SELECT app_name, user_id, session_id, min(rowid) FROM events GROUP BY 1, 2, 3 "
             "ORDER BY 4"
@@ -259,7 +263,7 @@ class AdkTables(Struct, frozen=True):
         return [tuple(map(_name, row[:3])) for row in rows if None not in row]
 
     def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
-        """One session. Raises NotASession."""
+        """Return one session. Raises NotASession."""
         app, user, id = inside
         report = Report()
         talk = adk.talk_of(self._events(query, inside, report), report)
@@ -279,7 +283,7 @@ class AdkTables(Struct, frozen=True):
 
     def _events(self, query: Query, inside: Inside, report: Report) -> list[adk.Event]:
         names = self.columns if "event_data" not in self.columns else ("event_data", "timestamp")
-        # Never even read: nobody may be tempted to load it.
+        # The pickled column is not even read, so that no code can load it.
         chosen = [name for name in names if name != _PICKLED]
         rows = query(
             f"SELECT {', '.join(map(quoted, chosen))} FROM events "  # noqa: S608
@@ -303,7 +307,7 @@ class AdkTables(Struct, frozen=True):
     def _state(
         self, query: Query, inside: Inside, report: Report
     ) -> tuple[dict[str, Any], datetime | None, datetime | None]:
-        """What is known of the session, its user and its app; when it began and last went on."""
+        """Return the state of the session, its user and its app, and the session's times."""
         app, user, id = inside
         state: dict[str, Any] = {"app_name": app, "user_id": user, "id": id}
         rows = query(
@@ -329,7 +333,7 @@ class AdkTables(Struct, frozen=True):
 
 
 def _event(row: dict[str, Any], what: str) -> dict[str, Any]:
-    """The fields of an event, whichever version wrote it. Raises NotAMessage."""
+    """Return the fields of an event of any version. Raises NotAMessage."""
     if "event_data" in row:
         fields = as_object(parsed(_bytes(row["event_data"]), what), what)
         return {"timestamp": _stamp(row["timestamp"]), **fields}
@@ -341,7 +345,7 @@ def _event(row: dict[str, Any], what: str) -> dict[str, Any]:
             fields[name] = parsed(_bytes(value), f"{what}: its {name}")
         else:
             fields[name] = _name(value) if isinstance(value, bytes) else value
-    # Where it is text, it is what the clock on the wall showed.
+    # A time stored as text is local time.
     at = _stamp(row["timestamp"])
     seen = local_time(at)
     return {**fields, "timestamp": at if seen is None else seen.isoformat()}
@@ -355,7 +359,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _name(value: Any) -> str:
-    """What names a session; bytes that are no text as escapes, so that two never look alike."""
+    """Return the name of a session; invalid UTF-8 as escapes, so that names stay distinct."""
     return _bytes(value).decode(errors="backslashreplace")
 
 
@@ -385,7 +389,7 @@ class Database:
         self._database.__exit__(*error)
 
     def sources(self, *, thorough: bool) -> list[Source]:  # noqa: ARG002
-        """The sessions in it. Raises NotASession where there is no table of any."""
+        """Return the sessions in the file. Raises NotASession if no table contains sessions."""
         if is_ours(self._file):
             raise NotASession("it is a database of stenolog: -w sqlite:FILE opens it as it is")
         found: list[Source] = []
@@ -402,7 +406,7 @@ class Database:
         return [replace(source, bytes=size) for source in found]
 
     def read(self, source: Source) -> Found:
-        """One session. Raises NotASession, OSError."""
+        """Return one session. Raises NotASession, OSError."""
         number, *inside = source.inside
         moment = datetime.fromtimestamp(0, UTC)
         moment += timedelta(microseconds=self._file.stat().st_mtime_ns // 1000)
@@ -413,7 +417,7 @@ class Database:
                     query = self._query(connection)
                     tables = self._tables(connection)[int(number)]
                     session = tables.read(query, tuple(inside), changed=moment)
-                # Read without locks, it may have changed under our eyes.
+                # The file is read without locks, so it may have changed during the read.
                 if self._database.marks() == before:
                     break
         except (NotASession, InvalidKey) as error:
@@ -434,7 +438,7 @@ class Database:
 
 
 class _Query:
-    """Runs statements, and sums up what was read."""
+    """Function that runs statements and digests the rows."""
 
     def __init__(self, connection: sqlite3.Connection, size: int) -> None:
         self._connection = connection
@@ -449,5 +453,5 @@ class _Query:
         return rows
 
     def digest(self) -> str:
-        """Of all that counted."""
+        """Return the digest of all rows that count."""
         return self._digest.hexdigest()

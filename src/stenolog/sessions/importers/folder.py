@@ -1,9 +1,8 @@
-"""A folder with old sessions: which files belong together, reading them, and renaming them.
+"""A folder with old sessions: finds the files that belong together, reads and renames them.
 
-Once taken in, a file gets the ending `.migrated`. While it is being taken in it may have the
-ending `.importing`: a log of another program can stand under the very name that ours needs
-(docs/decisions/0005). Nothing is ever deleted or overwritten here, no rename replaces a file, and
-no file that is a link is followed.
+An imported file gets the ending `.migrated`. During the import it may have the ending `.importing`:
+a log of another program can have the very name that ours needs (docs/decisions/0005). Nothing is
+ever deleted or overwritten here, no rename replaces a file, and symbolic links are not followed.
 """
 
 import errno
@@ -54,13 +53,16 @@ __all__ = ["Folder", "Found", "Source"]
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OURS: Final = b'{"kind":"state",'
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What a file system says that knows no second name for a file."""
+"""Errors of file systems that do not support hard links."""
 _SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
-"""Fields of a JSON session file beside its messages."""
+"""Fields of a JSON session file besides its messages."""
 
 
 class Folder:
-    """A folder that may hold old sessions. A context manager; raises OSError where it is none."""
+    """A folder that may contain old sessions.
+
+    A context manager; raises OSError if it is no folder.
+    """
 
     def __init__(
         self,
@@ -86,27 +88,27 @@ class Folder:
         os.close(self._descriptor)
 
     def lock(self, seconds: float) -> None:
-        """Wait until nobody else renames or rewrites here. Raises StoreBusy."""
-        # Some network file systems lock no folders; tokens still keep messages from coming twice.
+        """Wait until no other process renames or rewrites files here. Raises StoreBusy."""
+        # Some network file systems cannot lock folders; tokens still prevent duplicate messages.
         with suppress(OSError):
             what = f"the folder {self.path}"
             disk.wait_for_lock(self._descriptor, seconds=seconds, what=what, poll=0.01)
         self._mend()
 
     def _mend(self) -> None:
-        """Who was killed while giving a file its name back left two names of one file."""
+        """Remove second names of files, left by a process that was killed while renaming."""
         with suppress(OSError):
             for name in filter(is_aside, self._names()):
                 if self._is_same(name, plain_name(name)):
                     os.unlink(name, dir_fd=self._descriptor)
 
-    # --- what is there -----------------------------------------------------------------------
+    # --- finding sources ---------------------------------------------------------------------
 
     def sources(self, *, thorough: bool) -> list[Source]:
-        """The old sessions, logs before whole files: where both have a key, the log is newer.
+        """Return the old sessions, logs before JSON files: if both have a key, the log is newer.
 
-        Without `thorough`, a name that spells out one of our keys with escapes is taken for one of
-        our logs without a look inside, so that starting costs nothing for them.
+        Without `thorough`, a file whose name is an escaped key of ours counts as our log without
+        being read, so that such files do not slow down the start.
         """
         names = self._names()
         logs = list(self._logs(names, thorough=thorough))
@@ -116,14 +118,14 @@ class Folder:
         ]
         chosen = [source for source in (*logs, *whole) if self._only in (None, source.name)]
         if not chosen and self._is_odd(names):
-            # Whoever names a file means it, whatever its name ends with.
+            # A file that the user names is read whatever its suffix.
             chosen = [Source(name=self._only or "", body=self._only)]
         return [
             replace(source, bytes=self._size(source), layouts=self._layouts) for source in chosen
         ]
 
     def _is_odd(self, names: set[str]) -> bool:
-        """Whether one file is meant that is called as no session is called."""
+        """Return whether the given file has a name that no known layout uses."""
         name = self._only or ""
         is_log = name.endswith((LOG_SUFFIX, json_file.SUFFIX)) or TAKEN_IN.search(name) is not None
         return self._layouts > OF_THE_REFERENCE and name in names and not is_log
@@ -142,8 +144,8 @@ class Folder:
                 yield source
 
     def _is_ours(self, name: str, *, thorough: bool, beside_meta: bool) -> bool:
-        """Whether this is a log of stenolog, or what is left of one."""
-        # A name that spells out a key of ours need not be opened at every start.
+        """Return whether this is a log of stenolog, or the remains of one."""
+        # A file whose name is an escaped key of ours is not opened at every start.
         spelled = "%" in name and names.key_of(name) is not None
         if spelled and not thorough and not beside_meta:
             return True
@@ -156,7 +158,7 @@ class Folder:
             return False
         if any(parse_line(line) is not None for line in text.split(b"\n")):
             return True
-        # An empty one may be the first moment of ours, or what picoclaw has cleared.
+        # An empty log may be a new one of ours, or one that picoclaw cleared.
         return looks_torn(text) and not (beside_meta and not text)
 
     def _size(self, source: Source) -> int:
@@ -166,7 +168,7 @@ class Folder:
     # --- reading -----------------------------------------------------------------------------
 
     def read(self, source: Source) -> Found:
-        """The session of these files. Raises NotASession, OSError."""
+        """Return the session of these files. Raises NotASession, OSError."""
         files = [name for name in (source.body, source.meta) if name is not None]
         before = [self._stat(name) for name in files]
         body = self._read(source.body) if source.body is not None else b""
@@ -180,14 +182,14 @@ class Folder:
         )
 
     def taken_in(self) -> int:
-        """How many files have the ending that says so; `only`: of that file."""
+        """Return the number of files with the ending of imported files; `only`: of that file."""
         with suppress(OSError), os.scandir(self._descriptor) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(self._only or "")]
             return sum(TAKEN_IN.search(name) is not None for name in names)
         return 0
 
     def aliases(self, source: Source) -> tuple[str, ...]:
-        """The aliases that a session claims, by a look at its meta alone."""
+        """Return the aliases that a session claims, reading only its meta."""
         if source.meta is None:
             return ()
         try:
@@ -196,7 +198,7 @@ class Folder:
             return ()
 
     def is_as_read(self, source: Source, found: Found) -> bool:
-        """Whether nobody has changed the files since."""
+        """Return whether the files are unchanged since they were read."""
         files = [name for name in (source.body, source.meta) if name is not None]
         return tuple(_mark(self._stat(name)) for name in files) == found.marks
 
@@ -217,7 +219,7 @@ class Folder:
     # --- renaming ----------------------------------------------------------------------------
 
     def set_aside(self, source: Source) -> Source:
-        """Give a log the ending that keeps it out of the way, and its meta. Raises OSError."""
+        """Give a log and its meta the ending used during the import. Raises OSError."""
         if not source.name.endswith(LOG_SUFFIX):
             return source
         end = self._ending(source)
@@ -229,7 +231,7 @@ class Folder:
         return replace(source, meta=meta, body=body)
 
     def _ending(self, source: Source) -> str:
-        """The one that half of the pair has already, else one that is free for both."""
+        """Return the ending that one file already has, else one that is free for both."""
         begun = next(filter(None, map(ending, source.files)), "")
         meta = source.name.removesuffix(LOG_SUFFIX) + META_SUFFIX
         both = (source.name, meta)
@@ -237,25 +239,25 @@ class Folder:
         return begun or next(free)
 
     def put_back(self, source: Source) -> None:
-        """Give its files their own names again, where those are free. Raises OSError."""
+        """Give the files their original names again if those are free. Raises OSError."""
         for name in reversed(source.files):
             if is_aside(name) and self._stat(plain_name(name)) is None:
                 with suppress(FileExistsError):
                     self._rename_beside_others(name, plain_name(name))
 
     def finish(self, source: Source) -> None:
-        """Give its files the ending that says they were taken in. Raises OSError."""
+        """Give the files the ending of imported files. Raises OSError."""
         for name in source.files:
             self._make_private(name)
             self._rename(name, self._free(plain_name(name) + MIGRATED))
 
     def sync(self) -> None:
-        """Return only when the new names are on the disk. Raises OSError."""
+        """Sync the new names to the disk. Raises OSError."""
         disk.sync_folder(self._descriptor)
 
     def _make_private(self, name: str) -> None:
-        """Whoever could read it may have it read already; from now on it is only its owner's."""
-        with suppress(OSError):  # it is somebody else's, who decides
+        """Restrict the file to its owner. Other users may have read it before."""
+        with suppress(OSError):  # a file of another user keeps its permissions
             descriptor = os.open(name, _READ, dir_fd=self._descriptor)
             try:
                 os.fchmod(descriptor, 0o600)
@@ -270,15 +272,15 @@ class Folder:
         return free
 
     def _rename(self, name: str, to: str) -> str:
-        """To a name that only we give, under the lock. Raises OSError, FileExistsError."""
+        """Rename to a name that only we use, under the lock. Raises OSError, FileExistsError."""
         if self._stat(to) is not None:
             raise FileExistsError(errno.EEXIST, "there is a file of that name", to)
         os.rename(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         return to
 
     def _rename_beside_others(self, name: str, to: str) -> None:
-        """To a name that another program may take at any moment. Raises OSError."""
-        # A rename would replace what has come meanwhile; a second name is refused then.
+        """Rename to a name that another program may create at any moment. Raises OSError."""
+        # A rename would replace a file created in between; creating a hard link fails instead.
         at = self._descriptor
         try:
             os.link(name, to, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
@@ -305,7 +307,7 @@ def _begins_array(source: Source, body: bytes) -> bool:
 
 
 def _whole(source: Source, body: bytes, changed: datetime) -> OldSession:
-    """The session in a file that is one JSON value. Raises NotASession."""
+    """Return the session in a file that is one JSON value. Raises NotASession."""
     may, name = source.layouts, source.name
     asked = not may.isdisjoint(("langchain", "plain"))
     found, rest = _array(body) if asked else (None, {})
@@ -314,7 +316,7 @@ def _whole(source: Source, body: bytes, changed: datetime) -> OldSession:
     if found is not None and "plain" in may and plain.looks_like(found):
         return plain.read_array(found, rest, name=name, changed=changed)
     if "plain" in may and any(line.fields is not None for line in lines(body)):
-        # Lines in a file that is called as if it were one value.
+        # JSON lines in a file with the suffix of a single value.
         return plain.read_lines(body, name=name, changed=changed)
     if found == []:
         raise NotASession("it is an empty list: there are no messages in it")
@@ -325,7 +327,7 @@ def _whole(source: Source, body: bytes, changed: datetime) -> OldSession:
 
 
 def _check_json(body: bytes) -> None:
-    """Raise NotASession with the reason if it is not JSON at all."""
+    """Raise NotASession with the reason if the file is not JSON."""
     try:
         loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -333,13 +335,13 @@ def _check_json(body: bytes) -> None:
 
 
 def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
-    """The array that a file is, or that of its messages, and what stands beside that."""
+    """Return the array of the file, or of its field `messages` along with the other fields."""
     try:
         found = loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None, {}
     if isinstance(found, dict) and found.keys().isdisjoint(_SESSION_FIELDS):
-        # What is sent to a model, as a whole.
+        # A complete request to a model.
         rest = {name: value for name, value in found.items() if name != "messages"}
         found = found.get("messages")
         return (found, rest) if isinstance(found, list) else (None, {})
@@ -347,7 +349,7 @@ def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
 
 
 def _log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> OldSession:
-    """The session in a file of lines. Raises NotASession."""
+    """Return the session in a file of JSON lines. Raises NotASession."""
     may, name = source.layouts, source.name
     if "nanobot" in may and nanobot.looks_like(body):
         return nanobot.read(body, name=name, changed=changed)
@@ -369,7 +371,7 @@ def _log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> 
 
 
 def _is_plain(found: Sequence[Line], name: str) -> bool:
-    """Whether nothing in these messages is of a program's own."""
+    """Return whether these messages have no feature of a particular program."""
     messages = [line.fields for line in found if line.fields is not None]
     if not zeroclaw.looks_like(found):
         return all(fields.keys() <= plain.FIELDS for fields in messages)

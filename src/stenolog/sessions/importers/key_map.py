@@ -1,4 +1,4 @@
-"""Which key a session gets here, for the key that it had there: pairs, and patterns with a `*`."""
+"""New keys for imported sessions: pairs of old and new key, and patterns with a `*`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ ANY = "*"
 
 
 class Pair(Struct, frozen=True):
-    """A key there and a key here; in both, `*` may stand for the same text."""
+    """An old and a new key; in both, `*` matches the same text."""
 
     old: str
     new: str
 
     def applied(self, key: str) -> str | None:
-        """The key here; None where it is not about this one."""
+        """Return the new key; None if the pair does not match."""
         if ANY not in self.old:
             return self.new if key == self.old else None
         before, _, after = self.old.partition(ANY)
@@ -29,34 +29,34 @@ class Pair(Struct, frozen=True):
         return self.new.replace(ANY, key[len(before) : len(key) - len(after)])
 
     def __str__(self) -> str:
-        """As it is given."""
+        """Return the pair in the notation of `pair_of`."""
         return f"{self.old}={self.new}"
 
 
 class KeyMap(Struct, frozen=True):
-    """Pairs: one that names a key goes before patterns, and of those the first."""
+    """A list of pairs: a pair that names the key precedes patterns; the first pattern wins."""
 
     pairs: tuple[Pair, ...] = ()
 
     def __call__(self, key: str) -> str:
-        """The key here; the same where no pair is about it."""
+        """Return the new key; the same key if no pair matches."""
         exact = (pair.new for pair in self.pairs if pair.old == key)
         found = (new for pair in self.pairs if (new := pair.applied(key)) is not None)
         return next(exact, None) or next(found, key)
 
     def unused(self, keys: Sequence[str]) -> list[Pair]:
-        """The pairs that are about none of these keys."""
+        """Return the pairs that match none of these keys."""
         return [pair for pair in self.pairs if not any(_is_about(pair, key) for key in keys)]
 
     def shared(self, keys: Sequence[str]) -> list[str]:
-        """The keys here that several of these would get by it, though they are different there."""
+        """Return the new keys that several different old keys would get."""
         counted = Counter(self(key) for key in set(keys))
         moved = {self(key) for key in keys if self(key) != key}
         return sorted(key for key, count in counted.items() if count > 1 and key in moved)
 
 
 def pair_of(text: str) -> Pair:
-    """The pair in `OLD=NEW`, or with a tab between. Raises UsageError."""
+    """Return the pair in `OLD=NEW`, or with a tab in between. Raises UsageError."""
     between = "\t" if "\t" in text else "="
     old, found, new = text.partition(between)
     if not found or not old or not new:
@@ -70,7 +70,7 @@ def pair_of(text: str) -> Pair:
 
 
 def pairs_of(lines: str) -> tuple[Pair, ...]:
-    """The pairs of a file: one a line; empty ones and those that begin with # are left out.
+    """Return the pairs of a file, one per line, without empty lines and lines that start with #.
 
     Raises UsageError.
     """

@@ -1,4 +1,4 @@
-"""LangChain's messages (`{"type": "ai", "data": {…}}`) as messages of the chat shape."""
+"""LangChain's messages (`{"type": "ai", "data": {…}}`) as messages in the chat format."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -22,7 +22,7 @@ from stenolog.sessions.importers.plain import stem_of
 from stenolog.stores.json_file import KeptMessage
 
 FIELD: Final = "langchain"
-"""The field of a message that has what is not in the chat shape."""
+"""Field of a message with the data that the chat format does not have."""
 ROLES: Final = {
     "human": "user",
     "ai": "assistant",
@@ -37,7 +37,7 @@ _TAKEN: Final = ("content", "type", "name", "tool_calls", "tool_call_id")
 
 
 def read(found: list[Any], *, name: str, changed: datetime) -> OldSession:
-    """The session in an array that stood in a file of this name. Raises NotASession."""
+    """Return the session in the array of a file of this name. Raises NotASession."""
     return session_of(
         ((f"message {number}", value) for number, value in enumerate(found, 1)),
         Report(),
@@ -49,9 +49,9 @@ def read(found: list[Any], *, name: str, changed: datetime) -> OldSession:
 def session_of(
     given: Iterable[tuple[str, Any]], report: Report, *, key: str, changed: datetime
 ) -> OldSession:
-    """The session of these messages, each with what it is called. Raises NotASession.
+    """Return the session of these messages, each given with its name in reports.
 
-    It keeps no times: the file's is all that is left of when.
+    LangChain keeps no times, so all times come from the file. Raises NotASession.
     """
     messages: list[KeptMessage] = []
     for what, value in given:
@@ -66,12 +66,12 @@ def session_of(
 
 
 def looks_like(found: list[Any]) -> bool:
-    """Whether there is a message of its own in this array."""
+    """Return whether this array contains a message of LangChain."""
     return any(isinstance(one, dict) and isinstance(one.get("data"), dict) for one in found)
 
 
 def message_of(given: dict[str, Any], report: Report) -> dict[str, Any]:
-    """The message in the chat shape. Raises NotAMessage, ValueError, RecursionError."""
+    """Return the message in the chat format. Raises NotAMessage, ValueError, RecursionError."""
     data = as_object(given.get("data"), "its data")
     role = _role(given.get("type"), data)
     rest = {name: value for name, value in data.items() if name not in _TAKEN}
@@ -111,7 +111,7 @@ def _calls(data: dict[str, Any]) -> list[dict[str, Any]]:
     found = [*_objects(data.get("tool_calls")), *_objects(data.get("invalid_tool_calls"))]
     if found:
         return [call_of(call.get("id"), call.get("name"), call.get("args")) for call in found]
-    # Those that wrote before its messages had a field for calls left them as the provider has them.
+    # Versions without a field for tool calls kept them in the provider's format.
     extra = data.get("additional_kwargs")
     if not isinstance(extra, dict):
         return []
@@ -126,7 +126,7 @@ def _calls(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _content(value: Any, report: Report, *, is_result: bool) -> tuple[Any, bool]:
-    """The content in the chat shape, and whether that says all that was given."""
+    """Return the content in the chat format, and whether the conversion is lossless."""
     if value is None or isinstance(value, str):
         return value, True
     if not isinstance(value, list):

@@ -1,6 +1,6 @@
-"""nanobot's logs: a line that says what the session is, and then one message a line.
+"""nanobot's logs: a line with the session's metadata, then one message per line.
 
-Its times say no offset: they are those of the clock on the wall, taken as that of this machine.
+Its times have no offset: they are read as local time of this machine.
 """
 
 from base64 import urlsafe_b64decode
@@ -22,20 +22,20 @@ from stenolog.sessions.importers.old import OldSession
 from stenolog.stores.json_file import KeptMessage
 
 KIND: Final = "_type"
-"""The field by which a line that is no message says what it is."""
+"""Field that marks lines other than messages."""
 KNOWN: Final = (KIND, "key", "created_at", "updated_at")
-"""What of the first line has a place of its own here."""
+"""Fields of the first line that have their own field here."""
 
 Head = Mapping[str, Any]
 
 
 def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
-    """The session in a log of this name, last changed then. Raises NotASession."""
+    """Return the session in a log of this name and modification time. Raises NotASession."""
     report = Report()
     head: Head = {}
     others: list[dict[str, Any]] = []
     messages: list[KeptMessage] = []
-    # Its offset counts messages, those that cannot be kept included.
+    # `last_consolidated` counts all messages, including those that cannot be imported.
     places: list[int] = []
     place = 0
     for number, line in enumerate(log.split(b"\n"), 1):
@@ -79,7 +79,7 @@ def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
 
 
 def looks_like(log: bytes) -> bool:
-    """Whether the first line says that it is one."""
+    """Return whether the first line is nanobot's metadata."""
     first = next((line for line in log.split(b"\n", 3)[:3] if line.strip()), b"")
     try:
         fields = parsed(first, "")
@@ -101,7 +101,7 @@ def _key(head: Head, name: str) -> str:
 
 
 def _hidden(head: Head, count: int, report: Report) -> int:
-    """How many messages its model is not shown any more, from the first one on."""
+    """Return the number of messages, from the first on, that its model no longer sees."""
     given = head.get("last_consolidated", 0)
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= count:
         return given

@@ -29,46 +29,49 @@ Layout = Literal[
     "adk",
     "plain",
 ]
-"""Who wrote it: picoclaw's logs, its older whole files, zeroclaw's logs, our own fallback; then the
-frameworks, and whoever writes messages down as they are."""
+"""The program that wrote a session.
+
+picoclaw's logs, its older JSON files, zeroclaw's logs, our own JSON fallback; then the frameworks,
+and plain chat messages.
+"""
 OF_THE_REFERENCE: Final[frozenset[Layout]] = frozenset(
     {"picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"}
 )
-"""What is taken in at every start, without being asked for."""
+"""Layouts that are imported automatically at every start."""
 EVERY_LAYOUT: Final[frozenset[Layout]] = frozenset(get_args(Layout))
 MAX_STATE_BYTES: Final = 16 * 1024
-"""What a program knew of a session besides its messages: meta has room for more than it."""
+"""Maximum size of another program's state of a session, in bytes. The meta has room for more."""
 TAKEN_IN: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
 """End of the name of an imported file."""
 
 
 class OldSession(Struct, frozen=True, kw_only=True):
-    """A session as another program kept it, in our terms."""
+    """A session of another program, converted to our terms."""
 
     layout: Layout
     key: str
     messages: tuple[KeptMessage, ...]
     summary: str = ""
     began_with: str = ""
-    """The summary before; only JSON files of our own fallback have it."""
+    """The previous summary; only JSON files of our own fallback have it."""
     aliases: tuple[str, ...] = ()
-    """Other names under which that program, or its users, knew it."""
+    """Other names that the program or its users gave the session."""
     agent: str | None = None
     channel: str | None = None
     state: dict[str, Any] = {}
-    """What that program knew of it besides, kept in meta under the name of the layout."""
+    """Other data of that program, kept in the meta under the name of the layout."""
     meta: dict[str, Any] = {}
-    """Fields of the meta, of a session of our own."""
+    """Meta fields; only sessions of stenolog have them."""
     created: datetime
     updated: datetime
     dropped: int = 0
-    """How many lines or messages could not be read or kept."""
+    """Number of lines or messages that could not be read or stored."""
     problems: tuple[str, ...] = ()
-    """What could not be carried, and why, each as a sentence."""
+    """Content that could not be imported and the reason, each as a sentence."""
 
     @property
     def hidden(self) -> int:
-        """How many messages are out of sight."""
+        """Number of hidden messages."""
         return sum(message.hidden for message in self.messages)
 
 
@@ -77,12 +80,12 @@ class Line(Struct, frozen=True):
 
     number: int
     fields: dict[str, Any] | None
-    """The message; None where there is none."""
+    """The message; None if the line is not a message."""
     problem: str = ""
 
 
 def lines(text: bytes) -> Iterator[Line]:
-    """Every line that is not empty, with its message or what is wrong with it."""
+    """Yield every line that is not empty, with its message or its problem."""
     for number, line in enumerate(text.split(b"\n"), 1):
         if line.strip(b"\r"):
             yield _line(number, line)
@@ -100,7 +103,7 @@ def _line(number: int, line: bytes) -> Line:
 
 
 def payload(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | None:
-    """A message as it is stored; None, and a problem more, where it cannot be kept."""
+    """Return the stored form of a message; if it is refused, add a problem and return None."""
     try:
         return encode_object(fields)
     except RefusedMessage as error:
@@ -109,10 +112,10 @@ def payload(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | N
 
 
 def as_data(session: OldSession) -> OldSession:
-    """Return the session as one of another program is stored: nothing in it acts for us.
+    """Return the session without fields that stenolog would act on.
 
-    Without the reserved field of messages, which could name a sender, an address for answers or a
-    turn to resume, and without idempotency keys, which could make later messages look stored.
+    Removes the reserved field of messages, which could name a sender, an address for answers or a
+    turn to resume, and idempotency keys, which could make later messages look stored.
     """
     plain = [
         replace(message, payload=without_reserved(message.payload), once=None)
@@ -133,7 +136,7 @@ def without_reserved(payload: bytes) -> bytes:
 
 
 def with_summary_that_fits(session: OldSession) -> OldSession:
-    """The session, without its summary where that cannot be kept: it must not keep it out."""
+    """Return the session, without its summary if that cannot be stored."""
     try:
         encode_object({"summary": session.summary})
     except RefusedMessage as error:
@@ -143,7 +146,7 @@ def with_summary_that_fits(session: OldSession) -> OldSession:
 
 
 def with_state_that_fits(session: OldSession) -> OldSession:
-    """The session, without the other program's state where that cannot be kept."""
+    """Return the session, without the other program's state if that cannot be stored."""
     try:
         size = len(encode_object(session.state))
         reason = f"{size:,} bytes; there is room for {MAX_STATE_BYTES:,}"
@@ -158,7 +161,11 @@ def with_state_that_fits(session: OldSession) -> OldSession:
 def dated(
     messages: Sequence[KeptMessage], created: datetime, updated: datetime
 ) -> tuple[KeptMessage, ...]:
-    """Each with a time: its own, else that of the one before; the last one that of the change."""
+    """Return the messages, each with a time.
+
+    A message without a time gets the time of the message before it; the last one gets the time of
+    the last change.
+    """
     found = []
     at = created
     for number, message in enumerate(messages, 1):

@@ -1,7 +1,7 @@
-"""Items of the OpenAI Agents SDK (those of the Responses API) as messages of the chat shape.
+"""Items of the OpenAI Agents SDK (Responses API) as messages in the chat format.
 
-One item is one message, also a call: an import that comes later finds what it took in before, and
-calls made at once stand in a row, which a window puts in order.
+Each item becomes one message, tool calls too: a later import then recognizes the messages of an
+earlier one. Parallel calls become consecutive messages, which a window puts in order.
 """
 
 from typing import Any, Final
@@ -19,7 +19,7 @@ from stenolog.sessions.importers.conversion import (
 )
 
 FIELD: Final = "openai_agents"
-"""The field of a message that has the rest of an item."""
+"""Field of a message with the rest of an item."""
 ENCRYPTED: Final = "__enc__"
 
 _TEXTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -28,12 +28,12 @@ _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 
 
 def is_encrypted(item: dict[str, Any]) -> bool:
-    """Whether an EncryptedSession wrote it, which alone can read it."""
+    """Return whether an EncryptedSession wrote the item, so that it cannot be read here."""
     return ENCRYPTED in item and "payload" in item
 
 
 def message_of(item: dict[str, Any], report: Report) -> dict[str, Any]:
-    """The item as a message. Raises NotAMessage, ValueError, RecursionError."""
+    """Return the item as a message. Raises NotAMessage, ValueError, RecursionError."""
     kind = item.get("type")
     if isinstance(kind, str) and kind in _CALLS:
         return _call(item, _CALLS[kind])
@@ -101,7 +101,7 @@ def _reasoning(item: dict[str, Any]) -> dict[str, Any]:
 def _parts(
     given: list[Any], report: Report, *, texts_only: bool = False
 ) -> tuple[list[Part], bool]:
-    """The parts of a content, and whether they say all that was given."""
+    """Return the parts of a content, and whether the conversion is lossless."""
     parts: list[Part] = []
     whole = True
     for part in given:

@@ -1,8 +1,8 @@
-"""The files of old logs by their names alone: which log and which meta belong together. Pure.
+"""Names of the files of old logs: which log and which meta file belong together. Pure.
 
-A log may be called what ours is to be called. Then it and its meta get an ending that keeps them
-out of the way while they are taken in: `.importing`, or `.importing-2` and so on where the first
-name is still taken. A pair has the same ending, but for who was killed between the two renames.
+An old log may have the name that our log needs. During the import it and its meta file then get a
+different ending: `.importing`, or `.importing-2` and so on if the first name is taken. Both files
+of a pair have the same ending, unless the import was killed between the two renames.
 """
 
 import re
@@ -23,7 +23,7 @@ _MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-
 
 
 class Pair(Struct, frozen=True):
-    """A log and its meta, as they are called now; one of them may be missing."""
+    """The current names of a log and its meta file; one of them may be missing."""
 
     stem: str
     log: str | None
@@ -31,7 +31,7 @@ class Pair(Struct, frozen=True):
 
 
 def pairs(names: Set[str]) -> Iterator[Pair]:
-    """Every log with its meta, and then each meta that is alone; of one name the oldest first."""
+    """Yield every log with its meta file, then meta files without a log; oldest endings first."""
     logs, metas, migrated = (_endings(names, which) for which in (_LOG, _META, _MIGRATED_META))
     for stem in sorted({*logs, *metas}):
         mine, beside = logs.get(stem, []), metas.get(stem, [])
@@ -49,23 +49,23 @@ def pairs(names: Set[str]) -> Iterator[Pair]:
 
 
 def is_aside(name: str) -> bool:
-    """Whether a file has the ending that keeps it out of the way."""
+    """Return whether a file has an ending of a running import."""
     return plain_name(name) != name
 
 
 def plain_name(name: str) -> str:
-    """What a file was called before it was set aside."""
+    """Return the name that a file had before the import renamed it."""
     found = _LOG.fullmatch(name) or _META.fullmatch(name)
     return name if found is None else name.removesuffix(found[2])
 
 
 def ending(name: str) -> str:
-    """The ending of a file that was set aside; empty for any other."""
+    """Return the ending of a file that the import renamed; empty for any other."""
     return name[len(plain_name(name)) :]
 
 
 def endings() -> Iterator[str]:
-    """What a pair may get as an ending, the first that is free."""
+    """Yield the endings that a pair may get, in order of preference."""
     yield IMPORTING
     number = 1
     while True:
@@ -82,12 +82,12 @@ def _endings(names: Set[str], which: re.Pattern[str]) -> dict[str, list[str]]:
 
 
 def _age(end: str) -> tuple[bool, int]:
-    """By number; a file that has its own name is the newest."""
+    """Return a sort key by number; a file with its original name is the newest."""
     return (not end, int(end.partition("-")[2] or 1))
 
 
 def _other_half(end: str, loose: list[str]) -> str | None:
-    """The ending of a meta that was to have this one."""
+    """Return the ending of the meta file that belongs to a log with this ending."""
     if end:
         return "" if "" in loose else None
     return next((other for other in reversed(loose)), None)

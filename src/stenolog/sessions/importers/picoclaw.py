@@ -1,4 +1,4 @@
-"""picoclaw's logs: one message a line, and a `.meta.json` beside with key, summary and skip."""
+"""picoclaw's logs: one message per line, and a `.meta.json` file with key, summary and skip."""
 
 import re
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ FIELDS: Final = frozenset(
         "system_parts",
     }
 )
-"""What its messages are made of: how a log is known whose `.meta.json` is missing."""
+"""Fields of its messages, which identify a log without a `.meta.json` file."""
 DIMENSIONS: Final = ("space", "chat", "topic", "sender")
-"""By which it tells conversations apart."""
+"""Dimensions by which picoclaw separates conversations."""
 
 _GROUP: Final = re.compile(r"-[0-9]+")
 
 
 class Meta(Struct, frozen=True, kw_only=True):
-    """A `.meta.json`, as far as it can be read."""
+    """The readable content of a `.meta.json` file."""
 
     key: str | None = None
     summary: str = ""
@@ -49,9 +49,9 @@ class Meta(Struct, frozen=True, kw_only=True):
 
 
 def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> OldSession:
-    """The session in a log of this name, last changed then; an empty one where it was cleared.
+    """Return the session in a log of this name and modification time; empty if it was cleared.
 
-    Raises NotASession where there are lines, and none of them can be read.
+    Raises NotASession if there are lines, but none of them can be read.
     """
     stem = name.removesuffix(".jsonl")
     about = Meta() if meta is None else read_meta(meta)
@@ -80,7 +80,7 @@ def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> Old
 
 
 def read_meta(text: bytes) -> Meta:
-    """What a `.meta.json` says; one that cannot be read is a problem, and not the end."""
+    """Return the content of a `.meta.json` file; if it cannot be read, that is only a problem."""
     try:
         fields = loads(text.decode())
     except (ValueError, RecursionError) as error:
@@ -112,11 +112,11 @@ def read_meta(text: bytes) -> Meta:
 
 
 def key_of_scope(scope: dict[str, Any]) -> str | None:
-    """Our key for the scope behind an opaque `sk_v1_…`; None where it has none.
+    """Return our key for the scope of an opaque `sk_v1_…`; None if there is none.
 
-    `{"channel": "telegram", "dimensions": ["chat"], "values": {"chat": "direct:123"}}` is
-    `telegram:123` here. A group keeps its kind, `irc:group%3A123`, so that it is never what a
-    sender of that id has; but for a negative number, which no sender has.
+    `{"channel": "telegram", "dimensions": ["chat"], "values": {"chat": "direct:123"}}` becomes
+    `telegram:123`. A group keeps its kind, `irc:group%3A123`, so that it never gets the key of a
+    sender with the same id. Negative numbers are the exception, because no sender has one.
     """
     channel, values = _text(scope.get("channel")), scope.get("values")
     if channel is None or not isinstance(values, dict):
@@ -143,7 +143,7 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
 
 
 def looks_like(found: Sequence[Line]) -> bool:
-    """Whether these lines are its own, though no `.meta.json` says so."""
+    """Return whether these lines are picoclaw's, for a log without a `.meta.json` file."""
     messages = [line.fields for line in found if line.fields is not None]
     return (
         bool(messages)
@@ -154,7 +154,7 @@ def looks_like(found: Sequence[Line]) -> bool:
 
 def _messages(found: Sequence[Line], skip: int, problems: list[str]) -> list[KeptMessage]:
     messages = []
-    # `skip` counts lines and not messages, those that cannot be read included.
+    # `skip` counts lines, including those that cannot be read.
     for place, line in enumerate(found):
         if line.fields is None:
             problems.append(line.problem)

@@ -1,4 +1,4 @@
-"""Which shelves there are at a place that somebody names: its files, and the trees below it."""
+"""The sources of imports in a folder or file that the user names: files, databases, trees."""
 
 import re
 from pathlib import Path
@@ -13,16 +13,16 @@ from stenolog.sessions.importers.strands import StrandsFolder, is_session
 IN_DATABASES: Final[frozenset[Layout]] = frozenset({"openai-agents", "langchain", "adk"})
 IN_FILES: Final[frozenset[Layout]] = OF_THE_REFERENCE | {"nanobot", "langchain", "plain"}
 ENDINGS: Final = (".db", ".sqlite", ".sqlite3", ".db3")
-"""How a file of a folder is called that is looked at as a database; one that is named always is."""
+"""Suffixes of files in a folder that are opened as databases; a named file always is."""
 
 _OF_A_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
-"""How nanobot calls the folder of a workspace."""
+"""Name of a workspace folder of nanobot."""
 
 
 def shelves(
     path: Path, *, only: str | None = None, layouts: frozenset[Layout] = EVERY_LAYOUT
 ) -> list[Shelf]:
-    """The shelves of a folder, or of `only` one file in it. Raises OSError."""
+    """Return the sources in a folder, or in `only` one file of it. Raises OSError."""
     if only is not None:
         return [_of_file(path, only, layouts)]
     if "strands" in layouts and is_session(path):
@@ -47,7 +47,7 @@ def shelves(
 
 
 def is_looked_into(folder: Path) -> bool:
-    """Whether a folder below the one that was named is looked into, too."""
+    """Return whether a subfolder of the named folder is imported too."""
     return _OF_A_WORKSPACE.fullmatch(folder.name) is not None or is_session(folder)
 
 

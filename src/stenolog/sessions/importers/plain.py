@@ -1,4 +1,4 @@
-"""Messages as they are sent to a model: `[{"role": …}]` as one JSON file, or one message a line."""
+"""Chat messages without a framework: `[{"role": …}]` as one JSON file, or one message per line."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,35 +14,35 @@ from stenolog.stores.json_file import KeptMessage
 FIELDS: Final = frozenset(
     {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
 )
-"""What a message has that is as it was sent."""
+"""Fields of a message in the format of chat APIs."""
 TIMES: Final = ("created_at", "timestamp", "at", "time")
-"""The fields that may tell when it was."""
+"""Fields that may contain the time of a message."""
 
 
 def read_array(
     found: list[Any], rest: dict[str, Any], *, name: str, changed: datetime
 ) -> OldSession:
-    """The session in an array that stood in a file of this name. Raises NotASession.
+    """Return the session in the array of a file of this name. Raises NotASession.
 
-    The rest of what stood beside the array is kept with the session.
+    The other fields of the file are kept with the session.
     """
     given = ((f"message {number}", value) for number, value in enumerate(found, 1))
     return replace(_session(given, Report(), name=name, changed=changed), state=rest)
 
 
 def read_lines(text: bytes, *, name: str, changed: datetime) -> OldSession:
-    """The session in a file of this name, a message a line. Raises NotASession."""
+    """Return the session in a file of this name with one message per line. Raises NotASession."""
     report = Report()
     return _session(_lines(text, report), report, name=name, changed=changed)
 
 
 def looks_like(found: list[Any]) -> bool:
-    """Whether there is a message in this array."""
+    """Return whether this array contains a message."""
     return any(isinstance(one, dict) and isinstance(one.get("role"), str) for one in found)
 
 
 def stem_of(name: str) -> str:
-    """The name of a file without its ending: all that there is of a key."""
+    """Return the name of a file without its suffix; it becomes the key."""
     return PurePath(name).stem
 
 

@@ -1,8 +1,8 @@
-"""A SQLite file of another program, looked at without leaving a trace beside it.
+"""Reading of another program's SQLite file without creating files next to it.
 
-Where the file is in WAL mode, even a reader would make files beside it. If no log stands there,
-nobody has it open and it is read as a file that does not change; if one does without the index that
-its users share, both are copied away and read there.
+In WAL mode even a reader would create files. If there is no WAL file, no process has the database
+open, and it is read as immutable. If there is a WAL file without its shared index, both files are
+copied and the copy is read.
 """
 
 import os
@@ -21,17 +21,17 @@ from stenolog.stores.json_file import NotASession
 
 MAGIC: Final = b"SQLite format 3\x00"
 WAIT: Final = 5.0
-"""So many seconds whoever writes to it is waited for."""
+"""Seconds to wait for a process that writes to the file."""
 
 _LONGEST_VALUE: Final = 2 * MAX_MESSAGE_BYTES
-"""Bytes that a single value may have. SQLite's own limit is a billion."""
+"""Maximum size of a single value, in bytes. SQLite's own limit is a billion."""
 _SPARE_BYTES: Final = 16 * 1024 * 1024
 _STEP: Final = 1_000_000
 _SPARE_STEPS: Final = 200
 """Steps of SQLite's virtual machine, in units of `_STEP`, that any file may cost."""
 
 _OURS: Final = b"STNO"
-"""What a database of stenolog has as its application id."""
+"""Application id of stenolog's own databases."""
 _OURS_AT: Final = 68
 _HEAD: Final = 100
 _WAL: Final = 2
@@ -42,12 +42,12 @@ Marks = tuple[tuple[int, int, int], ...]
 
 
 def is_one(path: Path) -> bool:
-    """Whether this is a SQLite file, by its first bytes."""
+    """Return whether this is a SQLite file, judged by its first bytes."""
     return _head(path).startswith(MAGIC)
 
 
 def is_ours(path: Path) -> bool:
-    """Whether stenolog keeps its own sessions in it."""
+    """Return whether this is a database of stenolog."""
     return _head(path)[_OURS_AT : _OURS_AT + len(_OURS)] == _OURS
 
 
@@ -79,22 +79,22 @@ class SQLiteFile:
             self._copy = None
 
     def marks(self) -> Marks:
-        """What changes when somebody writes to it. Raises OSError."""
+        """Return values that change with every write to the file. Raises OSError."""
         real = self._path.resolve()
         return tuple(_mark(real.with_name(real.name + end)) for end in ("", "-wal"))
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
-        """A connection in which all texts are bytes. Raises NotASession, OSError.
+        """Yield a connection that returns texts as bytes. Raises NotASession, OSError.
 
-        What SQLite raises while it is used becomes NotASession, too.
+        Errors of SQLite in the `with` block also become NotASession.
         """
         address = self._address()
         try:
             with closing(
                 sqlite3.connect(address, uri=True, timeout=WAIT, isolation_level=None)
             ) as connection:
-                # What is no UTF-8 must not keep the other rows out.
+                # Invalid UTF-8 in one row must not make the other rows unreadable.
                 connection.text_factory = bytes
                 _limit(connection, self._path.stat().st_size)
                 connection.execute("BEGIN")
@@ -126,13 +126,13 @@ class SQLiteFile:
 
 
 def _limit(connection: sqlite3.Connection, size: int) -> None:
-    """Bound what a file made to be expensive can cost in memory and time."""
+    """Limit the memory and time that a malicious file can cost."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
     for pragma in (
         "query_only=ON",
         "trusted_schema=OFF",
         "cell_size_check=ON",
-        # quick_check would evaluate the constraints, which are expressions of the file's author.
+        # quick_check would evaluate the constraints, which the file's author wrote.
         "ignore_check_constraints=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
@@ -147,7 +147,7 @@ def _limit(connection: sqlite3.Connection, size: int) -> None:
 
 
 def _check_columns(connection: sqlite3.Connection) -> None:
-    """Raise NotASession if a column is computed: a few bytes could stand for gigabytes."""
+    """Raise NotASession if a column is computed: a few bytes could expand to gigabytes."""
     sql = (
         "SELECT t.name FROM sqlite_master t, pragma_table_xinfo(t.name) c "
         "WHERE t.type = 'table' AND c.hidden IN (2, 3) LIMIT 1"
@@ -161,8 +161,8 @@ def rows_of(
 ) -> list[Row]:
     """Return the rows of a query.
 
-    Raises NotASession if they have many times the bytes of the file, which has `size`: then
-    several rows share the same pages.
+    Raises NotASession if they have many times the `size` of the file in bytes: then several rows
+    share the same pages.
     """
     rows: list[Row] = []
     left = 4 * size + _SPARE_BYTES
@@ -187,10 +187,13 @@ def _is_wal(path: Path) -> bool:
 
 
 def _check_length(path: Path) -> None:
-    """Raise NotASession for a file whose end is missing: SQLite would read nothing there."""
+    """Raise NotASession if the end of the file is missing.
+
+    SQLite would silently return fewer rows.
+    """
     head = _head(path)
     page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
-    # 65,536 does not fit into two bytes; an old writer does not keep the number of pages.
+    # The value 1 means 65,536. Old writers do not maintain the number of pages.
     page = 65_536 if page == 1 else page
     size = path.stat().st_size
     if head[24:28] == head[92:96] and size < page * pages:
@@ -198,14 +201,14 @@ def _check_length(path: Path) -> None:
 
 
 def damage(connection: sqlite3.Connection) -> str:
-    """What SQLite says of a file whose rows may not all be found; empty where it is whole."""
+    """Return SQLite's report on a damaged file, which may lack rows; empty if it is intact."""
     [first, *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
     words = b" ".join(first[0].split()) if isinstance(first[0], bytes) else b""
     return "" if words == b"ok" else words[:200].decode(errors="replace")
 
 
 def columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
-    """Every table, with the names of its columns."""
+    """Return every table with the names of its columns."""
     names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     found = {}
     for (name,) in names:
@@ -217,5 +220,5 @@ def columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
 
 
 def quoted(name: str) -> str:
-    """The name of a table or column as it can stand in SQL."""
+    """Return the name of a table or column, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

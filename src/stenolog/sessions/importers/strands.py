@@ -38,14 +38,14 @@ from stenolog.sessions.importers.old import (
 from stenolog.stores.json_file import KeptMessage, NotASession, time_of
 
 FIELD: Final = "strands"
-"""The field of a message that has what is not in the chat shape."""
+"""Field of a message with the data that the chat format does not have."""
 
 _SILENT: Final = ("cachePoint",)
-"""Blocks that say nothing to a model."""
+"""Blocks without content for a model."""
 SESSION: Final = "session_"
 AGENT: Final = "agent_"
 DEFAULT: Final = "default"
-"""Name of an agent that was given none."""
+"""Name of an agent without a name."""
 
 _MESSAGE: Final = re.compile(r"message_(\d{1,18})\.json")
 _KNOWN: Final = ("agent_id", "created_at", "updated_at")
@@ -60,7 +60,7 @@ def is_session(folder: Path) -> bool:
 
 
 class StrandsFolder:
-    """Sessions of Strands."""
+    """Folders of sessions of Strands."""
 
     def __init__(self, sessions: list[Path]) -> None:
         self.path = sessions[0].parent
@@ -68,7 +68,7 @@ class StrandsFolder:
         self._sessions = sessions
 
     def sources(self, *, thorough: bool) -> list[Source]:  # noqa: ARG002
-        """Each agent of each session. Raises OSError."""
+        """Return each agent of each session. Raises OSError."""
         found = []
         for session in self._sessions:
             for agent in sorted(_folders(session / "agents", AGENT)):
@@ -78,7 +78,7 @@ class StrandsFolder:
         return found
 
     def read(self, source: Source) -> Found:
-        """The messages of one agent. Raises NotASession, OSError."""
+        """Return the messages of one agent. Raises NotASession, OSError."""
         agent = self.path / source.inside[0]
         session = agent.parent.parent
         report = Report()
@@ -149,7 +149,7 @@ def _about(text: bytes, what: str, report: Report) -> dict[str, Any]:
 
 
 def _key(session: Path, agent: Path, whole: dict[str, Any], about: dict[str, Any]) -> str:
-    """Of the session, and of the agent where that was given a name."""
+    """Return the key: the session's id, and the agent's if it has a name."""
     found = whole.get("session_id"), about.get("agent_id")
     named = session.name.removeprefix(SESSION), agent.name.removeprefix(AGENT)
     one, two = (
@@ -166,7 +166,7 @@ def _state(about: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hidden(manager: dict[str, Any], report: Report) -> int:
-    """Up to which number its model is not shown messages any more."""
+    """Return the number of messages, from the first on, that its model no longer sees."""
     given = manager.get("removed_message_count", 0)
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
@@ -197,7 +197,7 @@ def _folders(place: Path, start: str) -> list[Path]:
 
 
 def _files(place: Path) -> dict[int, Path]:
-    """The files with messages, by their numbers."""
+    """Return the files with messages, by their numbers."""
     try:
         names = [path.name for path in place.iterdir()]
     except FileNotFoundError:
@@ -219,7 +219,7 @@ def _read(path: Path) -> bytes:
 
 
 class _Said:
-    """What the blocks of one message come to."""
+    """The converted blocks of one message."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -227,11 +227,14 @@ class _Said:
         self.results: list[dict[str, Any]] = []
         self.thoughts: list[str] = []
         self.whole = True
-        """Whether all of it is said in the chat shape."""
+        """Whether the conversion is lossless."""
 
 
 def messages_of(message: dict[str, Any], report: Report) -> list[dict[str, Any]]:
-    """The messages in one of its own. Raises NotAMessage, ValueError, RecursionError."""
+    """Return the messages in a message of Strands.
+
+    Raises NotAMessage, ValueError, RecursionError.
+    """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise NotAMessage("it has no role")
@@ -251,7 +254,7 @@ def messages_of(message: dict[str, Any], report: Report) -> list[dict[str, Any]]
 
 
 def text_of(message: Any) -> str:
-    """The words of a message, whatever else is in it."""
+    """Return the texts of a message, without its other content."""
     content = message.get("content") if isinstance(message, dict) else None
     blocks = content if isinstance(content, list) else []
     texts = [block.get("text") for block in blocks if isinstance(block, dict)]
@@ -296,7 +299,7 @@ def _result(value: dict[str, Any], report: Report) -> dict[str, Any]:
             case {"text": str(text), **more} if not more:
                 parts.append(text_part(text))
             case {"json": inside, **more} if not more:
-                # As text nobody could tell it from a text that looks the same.
+                # As text it cannot be distinguished from a text with the same characters.
                 parts.append(text_part(as_text(inside)))
                 whole = False
             case _:

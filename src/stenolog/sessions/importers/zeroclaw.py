@@ -1,4 +1,4 @@
-"""zeroclaw's logs: `role` and `content` alone, tool calls packed as JSON text inside `content`."""
+"""zeroclaw's logs: only `role` and `content`, with tool calls as JSON text inside `content`."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,9 +11,9 @@ from stenolog.stores.json_file import KeptMessage, NotASession
 
 
 def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
-    """The session in a log of this name, last changed then. Raises NotASession.
+    """Return the session in a log of this name and modification time. Raises NotASession.
 
-    The name is all that is left of the key, and the file's time all that is left of when.
+    The key comes from the name and all times from the file, because the log has neither.
     """
     stem = name.removesuffix(".jsonl")
     problems: list[str] = []
@@ -42,15 +42,15 @@ def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
 
 
 def looks_like(found: Sequence[Line]) -> bool:
-    """Whether these lines are its own."""
+    """Return whether these lines are zeroclaw's."""
     messages = [line.fields for line in found if line.fields is not None]
     return bool(messages) and all(fields.keys() <= {"role", "content"} for fields in messages)
 
 
 def unpacked(fields: dict[str, Any]) -> dict[str, Any]:
-    """The message with its tool calls, or the id of the call it answers, as fields of their own.
+    """Return the message with its tool calls, or the id of the call it answers, as fields.
 
-    What is not packed in exactly that way stays as it is: it may be what somebody said.
+    Content in any other form stays unchanged: it may be the text of a message.
     """
     try:
         inside = loads(fields["content"])
@@ -73,7 +73,7 @@ def _merged(
 
 
 def _calls(packed: object) -> list[dict[str, Any]] | None:
-    """Tool calls as an OpenAI message has them; None where these are none."""
+    """Return tool calls in OpenAI's format; None if the value has none."""
     if not isinstance(packed, list) or not packed:
         return None
     calls = []
