@@ -416,7 +416,7 @@ def end(directory: Directory, key: str) -> None:
     """Delete the lock file of a session that is being purged. The holder loses its lease.
 
     The highest epoch is recorded before the deletion, without the key, and again if another lease
-    began before the deletion. Waiting for the lock of the file is not possible, because a holder
+    started before the deletion. Waiting for the lock of the file is not possible, because a holder
     keeps it during its turn. Raises OSError, StoreBusy.
     """
     folder = directory.subfolder(FOLDER, create=False)
