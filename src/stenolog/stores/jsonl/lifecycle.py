@@ -37,7 +37,7 @@ class _Replaced(Exception):
 
 
 class Lifecycle:
-    """Forks, deletes and restores the sessions of one store."""
+    """Fork, delete and restore operations of one store."""
 
     def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
         self._logs = logs

@@ -492,12 +492,12 @@ class Log:
     # --- messages ----------------------------------------------------------------------------
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """Return the last visible messages after `after`, including archived ones."""
+        """Return the visible messages after `after`, or the `last` of them, with archived ones."""
         found = self.in_sight(last=last, after=after)
         return self.complete(found, self.archives_of(found)) if found.low else found.messages
 
     def in_sight(self, *, last: int | None, after: int | None) -> "Found":
-        """Return the last visible messages after `after` that the live log has."""
+        """Return what `history` returns, as far as the messages are in the live log."""
         self.ensure_loaded()
         self.warm = True
         if last is None and after is None and self._in_sight is not None:
@@ -663,7 +663,7 @@ class Log:
     # --- idempotency keys --------------------------------------------------------------------
 
     def token(self, once: str) -> Token | None:
-        """Return the messages of an idempotency key, if among the newest thousand or more."""
+        """Find the messages of an idempotency key, among at least the newest thousand messages."""
         self._learn_tokens()
         return self._tokens.find(once)
 

@@ -1,6 +1,6 @@
 """Open-log cache: the logs that this process has open, limited in number and in memory.
 
-A log is dropped from the cache as soon as its path names another file.
+A log is dropped from the cache when its path is found to name another file.
 """
 
 import errno

@@ -153,7 +153,7 @@ class Purging:
 
     @contextmanager
     def _standing_still(self, key: str) -> Iterator[Log | None]:
-        """Lock the live log, or an empty one, so that no session of the key is created or removed.
+        """Lock the live log, or an empty one: no session of the key can begin, end or be restored.
 
         Yields None if no session can be created, because another program's log has the name.
         """

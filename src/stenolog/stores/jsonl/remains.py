@@ -152,7 +152,7 @@ def kept(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
 
 
 class _Batch:
-    """Decides whether a line may keep its mark as part of a batch."""
+    """Current batch: decides whether a line may keep its mark as part of a batch."""
 
     def __init__(self) -> None:
         self._first = 0

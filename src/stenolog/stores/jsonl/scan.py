@@ -256,7 +256,7 @@ def _pieces(buffer: bytes) -> tuple[list[_Piece], int]:
 
 
 class _Batches:
-    """Sorts records, batch by batch, into those that count and those that do not."""
+    """Sorter of records, batch by batch, into those that count and those that do not."""
 
     def __init__(self, void_seqs: Sequence[Span], void_changes: set[int]) -> None:
         self.kept: list[tuple[int, Record]] = []

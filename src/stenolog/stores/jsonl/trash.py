@@ -1,8 +1,8 @@
 """Trash: complete logs of deleted sessions, each named by its uid and the time of its deletion.
 
 A delete moves the log into the trash with one rename. A restore takes two steps: it first replaces
-the log in the trash by a new file, then renames that file to the live name, where an empty file
-is. A process that still has the old file open notices that the name belongs to another file, and
+the log in the trash by a new file, then renames that file to the live name, which an empty file
+has. A process that still has the old file open notices that the name belongs to another file, and
 syncs the folder before it writes. So a session is always complete and in exactly one place. If the
 session is restored under another key, the new file also records its key in the trash until the
 restore is complete; the last step rewrites the file without that.

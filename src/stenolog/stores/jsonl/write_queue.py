@@ -91,7 +91,7 @@ class Pending:
 
 
 class Gate:
-    """Orders the writers of this process that may touch the same session."""
+    """Queue of the writers of this process that may use the same session."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -191,7 +191,7 @@ class Gate:
 
 
 class WriteQueue:
-    """Orders the writers of one store in this process."""
+    """Write queues of one store in this process."""
 
     def __init__(self, logs: Logs, *, busy_timeout: float) -> None:
         self._logs = logs

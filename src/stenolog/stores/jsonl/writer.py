@@ -226,7 +226,7 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
 
 
 def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
-    """Append batches in one write. Raises ReadOnly, OSError if nothing was written.
+    """Append batches in one write. Raises ReadOnly, OSError before the write.
 
     Return the first seq of each batch that is durably stored, 0 for each other one, and the
     outcome of the write.
