@@ -1,4 +1,4 @@
-"""The JSONL log: one append-only file per session; docs/format.md is its specification."""
+"""JSONL store: one append-only file per session. docs/format.md specifies the format."""
 
 from stenolog.stores.jsonl.store import JSONLStore
 

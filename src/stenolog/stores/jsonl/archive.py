@@ -1,7 +1,7 @@
-"""Archives: the hidden start of a log, compressed, byte for byte as it was.
+"""Archives: compressed files with the hidden first lines of a log, byte for byte.
 
-The first line of each names the one before it, so the chain is found from the newest, which the
-state names.
+The state of a log names the newest archive, and the first line of each archive names the archive
+before it. Readers follow this chain from the newest archive back.
 """
 
 import errno
@@ -27,18 +27,18 @@ _BLOCK: Final = 1024 * 1024
 
 
 class Opened(Struct, frozen=True):
-    """What one archive holds."""
+    """Content of one archive."""
 
     path: str
     messages: list[Message] = []
     changes: list[Change] = []
     before: Archive | None = None
-    """The archive before this one."""
+    """Name of the previous archive. None: this is the first one."""
     bad: list[Bad] = []
 
 
 def chain(directory: Directory, state: State, low: int) -> Iterator[Opened]:
-    """The archives from the newest down to the one that holds the seq `low`."""
+    """Yield the archives from the newest down to the one that contains the seq `low`."""
     named = state.archive
     while named is not None and named.last >= low:
         opened = read(directory, state.uid, named)
@@ -47,12 +47,12 @@ def chain(directory: Directory, state: State, low: int) -> Iterator[Opened]:
 
 
 def is_before(named: Archive | None, other: Archive) -> bool:
-    """Whether it may stand before the other one: a wrong file must not close a ring."""
+    """Return whether `named` may precede `other`: a wrong file must not make the chain circular."""
     return named is not None and named.last < other.first
 
 
 def read(directory: Directory, uid: str, named: Archive) -> Opened:
-    """One archive; what cannot be read of it is in `bad`."""
+    """Return the content of one archive; `bad` lists the unreadable parts."""
     path = f"{FOLDER}/{uid}/{named.name}"
     try:
         packed = _load(directory, uid, named.name)
@@ -75,7 +75,7 @@ def read(directory: Directory, uid: str, named: Archive) -> Opened:
 
 
 def text_of(directory: Directory, uid: str, named: Archive) -> bytes:
-    """All lines of one archive, unpacked. Raises DamagedStore where that is not all of it."""
+    """Return all lines of one archive, decompressed. Raises DamagedStore if any are missing."""
     path = directory.path / FOLDER / uid / named.name
     try:
         packed = _load(directory, uid, named.name)
@@ -108,7 +108,7 @@ def _load(directory: Directory, uid: str, name: str) -> bytes | None:
 
 
 def unpack(packed: bytes) -> tuple[bytes, bool]:
-    """As much of a gzip file as can be read, and whether that is all of it."""
+    """Return the readable part of a gzip file, and whether that is the whole file."""
     stream = zlib.decompressobj(_GZIP)
     parts = []
     try:
@@ -121,7 +121,7 @@ def unpack(packed: bytes) -> tuple[bytes, bool]:
 
 
 def write(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) -> None:
-    """Put an archive of these lines into its folder, durably. Raises OSError, as `blocks` does."""
+    """Write these lines to a new archive, durably. Raises OSError, and as `blocks` does."""
     packer = zlib.compressobj(level, wbits=_GZIP)
     temporary = f".{name}.new"
     descriptor = create_anew(folder, temporary)

@@ -1,8 +1,9 @@
-"""Moving the hidden start of a log into an archive, beside writers that go on writing.
+"""Compaction: move the hidden first lines of a log into an archive while writers keep writing.
 
-First the archive is made, under a lock of its own; then, under the append lock and only if nothing
-moved meanwhile, the live file is replaced. A crash in between leaves an archive that no state leads
-to, and the log as it was.
+The first step writes the archive under a separate lock. The second step replaces the live file
+under the append lock, and only if the log was not replaced since and its floor still covers the
+archived messages. A crash between the two steps leaves the log unchanged, and an archive that
+no state names.
 """
 
 import os
@@ -25,19 +26,19 @@ NOTHING = Compacted(archived=0, bytes_before=0, bytes_after=0)
 
 
 class Prepared(Struct, frozen=True):
-    """A finished archive and all that is needed to let go of what it holds."""
+    """A finished archive, with the values needed to remove its lines from the live log."""
 
     uid: str
     generation: int
     cut: int
-    """The offset at which the live log will begin."""
+    """Offset of the first line that stays in the live log."""
     named: Archive
     as_of_cut: Replayed
     count: int
 
 
 def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
-    """Where the lines up to the floor end, the last seq before that, and how many messages."""
+    """Return the end offset of the lines up to the floor, their last seq and number of messages."""
     offset = cut = last = count = seen = newest = 0
     for line in lines_of(text):
         offset += len(line)
@@ -47,7 +48,7 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
         if record.seq > floor:
             break
         if record.seq <= newest:
-            continue  # it stands there twice
+            continue  # a second copy of the message
         newest = record.seq
         seen += 1
         part = part_of(record)
@@ -57,7 +58,7 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
 
 
 def prepare(log: Log, folder: int) -> Prepared | None:
-    """Make the archive, in its folder; None where there is nothing to move. Raises OSError."""
+    """Write the archive; return None if there is nothing to move. Raises OSError."""
     with log.mutex:
         log.check_known()
         state, size = copy(log.known_state()), log.end
@@ -69,19 +70,19 @@ def prepare(log: Log, folder: int) -> Prepared | None:
     if cut == 0:
         return None
     named = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # Hidden by a change, which was not written before all that it hides was synced.
+    # A change hides these lines, and it was written only after they were synced.
     as_of_cut = replay(text[:cut], state, proven=True)
     moved = text[:cut]
     # guard: archive-chain-twice
     if not any(found.body.archive == state.archive for found in states_in(moved)):
-        # The states that name the archive before this one are damaged; the chain must hold.
+        # The states that name the previous archive are damaged; keep the chain connected.
         moved = control_line("state", first, state.created, as_of_cut.head) + moved
     archive.write(folder, named.name, [moved])
     return Prepared(state.uid, state.generation, cut, named, as_of_cut, count)
 
 
 def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
-    """Replace the live file by what is left. Raises OSError.
+    """Replace the live file by one without the archived lines. Raises OSError.
 
     The caller holds the append lock and drops the log afterwards.
     """
@@ -114,9 +115,9 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
 
 @contextmanager
 def locked_archives(directory: Directory, uid: str, deadline: float) -> Iterator[int | None]:
-    """Hold the lock of the folder of a session's archives; it is made if there is none.
+    """Lock the folder of a session's archives; create the folder if it does not exist.
 
-    None if a purge removed the folder meanwhile. Raises OSError, StoreBusy.
+    Yields None if a purge has removed the folder. Raises OSError, StoreBusy.
     """
     folder = directory.subfolder(archive.FOLDER, uid, create=True)
     if folder is None:

@@ -1,7 +1,7 @@
-"""The folder that holds the logs, and the errors of the system as ours.
+"""Folder of the logs, and the translation of system errors into errors of this package.
 
-Every name is opened relative to a descriptor of the folder, and no symlink below the workspace is
-followed.
+All names are opened relative to a descriptor of the folder, and symlinks below the workspace are
+not followed.
 """
 
 import errno
@@ -27,16 +27,16 @@ from stenolog.stores.disk import (
 from stenolog.stores.filesystems import network_kind
 
 TRASH: Final = "trash"
-"""The folder, beside the logs, of those that were deleted."""
+"""Folder of deleted logs, next to the live logs."""
 
 LOW_DISK: Final = 64 * 1024 * 1024
-"""Less room than this is a problem before it is an error."""
+"""Bytes of free disk space below which a warning is reported, before writes fail."""
 
 _BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # guard: no-symlinks
 
 
 def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
-    """What a failed system call means for whoever has to act."""
+    """Return the error of this package for a failed system call, with advice for the user."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.ELOOP | errno.EMLINK:
@@ -59,7 +59,7 @@ def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
 
 
 class Directory:
-    """One folder of logs, held open."""
+    """A folder of logs, with an open descriptor."""
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         if sys.platform == "win32":
@@ -100,7 +100,7 @@ class Directory:
         return found
 
     def network(self) -> list[str]:
-        """A warning, where this is on a network file system. Asked when it begins to matter."""
+        """Return a warning if this is a network file system. Opening does not call this."""
         kind = network_kind(self.path)
         if not kind:
             return []
@@ -110,7 +110,7 @@ class Directory:
         ]
 
     def open(self, name: str, *, create: bool = False) -> Descriptor | None:
-        """A descriptor of a log, to be read and, where allowed, appended to; None: not there."""
+        """Open a log for reading and, if allowed, for appending; return None if it is missing."""
         flags = _BASE | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
         try:
             descriptor = self._open(name, flags | (os.O_CREAT if create else 0))
@@ -138,11 +138,11 @@ class Directory:
             forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             if not forbidden or flags & os.O_CREAT or not flags & os.O_RDWR:
                 raise
-        # It may still be read; an append will say that it cannot.
+        # Without write permission the file may still be readable; an append reports the error.
         return open_descriptor(name, _BASE | os.O_RDONLY, dir_fd=self.descriptor)
 
     def stat(self, name: str) -> os.stat_result | None:
-        """What the name stands for now; None where it is not there."""
+        """Return the status of the file with this name; None if there is none."""
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -151,8 +151,8 @@ class Directory:
             raise explained(error, f"looking at {self.path / name}") from error
 
     def how_to_import(self, name: str = "") -> str:
-        """The command that takes in a log of another program which stands here, or all of them."""
-        import shlex  # for an error alone
+        """Return advice on the command that imports this log, or all logs, of another program."""
+        import shlex  # only needed for an error
 
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
         it = "it" if name else "them"
@@ -162,9 +162,9 @@ class Directory:
         )
 
     def names(self) -> list[str]:
-        """Everything that is here, unsorted."""
+        """Return the names of all entries, unsorted."""
         try:
-            # Its own descriptor: two threads that list through one would get half of it each.
+            # A separate descriptor: threads that share one would each get part of the entries.
             flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
             folder = open_descriptor(".", flags, dir_fd=self.descriptor)
             try:
@@ -176,9 +176,9 @@ class Directory:
             raise explained(error, f"listing {self.path}") from error
 
     def sync(self) -> None:
-        """Return only when the entries of this folder are on the disk. Raises OSError."""
+        """Wait until the entries of this folder are on the disk. Raises OSError."""
         if not self._settled:
-            # Who made this folder, or the one above, may have died before syncing its entry.
+            # The creator of this folder or its parent may have died before syncing the entry.
             for above in (self.path.parent, self.path.parent.parent):
                 sync_entries(above)
             for problem in self.network():
@@ -187,17 +187,18 @@ class Directory:
         sync_folder(self.descriptor)
 
     def settle(self) -> None:
-        """Have what was renamed into the trash, or out of it, on the disk. Raises OSError.
+        """Sync renames into and out of the trash. Raises OSError.
 
-        Whoever did it may have been killed before that. A name that became free so must not be
-        used again before: a power cut may keep the new file and not the rename.
+        The process that renamed a log may have been killed before its sync. A name that such a
+        rename freed must not be reused before the sync: a power cut may keep the new file and
+        lose the rename.
         """
         try:
             trash = self.subfolder(TRASH, create=False)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            trash = None  # what stands in its place has taken nothing in
+            trash = None  # no log can have been moved into a file or symlink of this name
         if trash is not None:
             try:
                 sync_folder(trash)
@@ -206,9 +207,10 @@ class Directory:
             self.sync()
 
     def subfolder(self, *names: str, create: bool) -> Descriptor | None:
-        """Open a folder below; None if there is none. Raises OSError.
+        """Open a nested folder; return None if it does not exist. Raises OSError.
 
-        With `create` it is made first; None then means that another process removed it again.
+        With `create`, the folder is created first; None then means that another process has
+        removed it again.
         """
         above = duplicate(self.descriptor)
         try:
@@ -216,7 +218,7 @@ class Directory:
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=above)
-                    # Also if it was there: its creator may have died before syncing this.
+                    # Also if it exists: its creator may have died before this sync.
                     sync_folder(above)
                 try:
                     flags = os.O_RDONLY | os.O_DIRECTORY | _BASE
@@ -231,18 +233,18 @@ class Directory:
             above.close()
 
     def free_bytes(self) -> int:
-        """Room left for us. Raises OSError."""
+        """Return the free disk space in bytes. Raises OSError."""
         room = os.fstatvfs(self.descriptor)
         return room.f_bavail * room.f_frsize
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the descriptor of the folder."""
         descriptor, self.descriptor = self.descriptor, CLOSED
         descriptor.close()
 
 
 def create_anew(folder: int, name: str) -> Descriptor:
-    """A descriptor of a new file that only its owner may read, whatever stood there before."""
+    """Create a file that only its owner may read, replacing an existing one."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,11 +1,14 @@
-"""Whose turn it is in a session: a lock on a file beside the log, kept for as long as the turn.
+"""Leases: the right to run a turn in a session, as a lock on a file that is held during the turn.
 
-The file says in one line who has it, for people and for doctor, and counts the leases. The lock
-goes with the process that holds it, so nobody takes it over. Only a purge ends it before: it
-deletes the file, and what its holder still writes is refused, or it would bring the session back.
-That it does with the lock of the log, right before it takes the log away. So a writer who has
-that lock and still has the file is in time; and whoever takes a turn looks, with that lock, whether
-there still is a session: else it may have come between the two steps.
+One line in the lock file describes the holder, for users and `steno doctor`, and counts the leases
+of the session. The operating system releases the lock when the process ends, so no process ever
+takes over a lease. Only a purge ends a lease early: it deletes the lock file, and later writes of
+the holder are rejected, because they would recreate the session.
+
+The purge deletes the lock file while it holds the lock of the log, right before it removes the
+log. So a writer that holds the lock of the log and finds its lock file in place writes before the
+purge. A process that takes a lease checks under the lock of the log that the session still exists,
+because it may have taken the lease between the two steps of a purge.
 """
 
 import fcntl
@@ -45,9 +48,9 @@ HIGHEST: Final = "highest-epoch"
 
 _POLL: Final = 0.005
 _GLANCE: Final = 0.25
-"""For so long somebody may be looking whether the turn is taken, which takes no time at all."""
+"""Seconds to wait for another process that only checks whether a lease is held."""
 _LINE: Final = 512
-"""How long the line is, filled up with spaces: it is replaced in place, within one sector."""
+"""Length of the line in bytes, padded with spaces: it is replaced in place, within one sector."""
 _RECORD: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -55,22 +58,22 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NON
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """What a lock file says of who had the turn last."""
+    """Line of a lock file: the last holder of the lease."""
 
     epoch: int
     pid: int
     host: str
     since: str
     until: str
-    """After this, whoever still holds the lock is called stalled."""
+    """Time after which a holder of the lock is reported as stalled."""
 
     def words(self) -> str:
-        """Who it is."""
+        """Describe the holder in an error message."""
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
 def read_holder(descriptor: int) -> Holder | None:
-    """Who had the turn last; None where nobody did, or that cannot be read. Raises OSError."""
+    """Return the last holder; None if there was none or it is unreadable. Raises OSError."""
     try:
         return msgspec.json.decode(os.pread(descriptor, _LINE, 0), type=Holder)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -78,12 +81,12 @@ def read_holder(descriptor: int) -> Holder | None:
 
 
 def lock_name(key: str) -> str:
-    """The name of a session's lock file."""
+    """Return the name of a session's lock file."""
     return names.file_name(key) + SUFFIX
 
 
 class JSONLLease:
-    """A turn in one session, until it is released or its process ends."""
+    """A lease of one session, held until it is released or its process ends."""
 
     _descriptor = CLOSED
 
@@ -96,7 +99,7 @@ class JSONLLease:
         *,
         ttl: float,
     ) -> None:
-        # Before the descriptor: Ctrl-C may leave an unfinished object to the finalizer.
+        # Set before the descriptor: after Ctrl-C the finalizer may see an unfinished object.
         self._mutex = threading.Lock()
         self._descriptor = descriptor
         self.key = key
@@ -111,19 +114,19 @@ class JSONLLease:
 
     @property
     def store(self) -> "JSONLStore":
-        """The store, whose writes raise LeaseLost once the turn is over.
+        """The store for this turn: its writes raise LeaseLost once the lease has ended.
 
-        Raises LeaseLost in a forked child: the turn is its parent's.
+        Raises LeaseLost in a forked child: the lease belongs to the parent.
         """
         self._check_process()
-        # Made anew each time: one that was kept would keep the lease, which goes when forgotten.
+        # Not cached: a cached store would keep the lease alive, which ends when it is collected.
         return self._store.behind(self)
 
     def check(self) -> None:
-        """Raise LeaseLost where it was released or ended by a purge; StoreUnavailable.
+        """Raise LeaseLost if the lease was released or ended by a purge. Raises StoreUnavailable.
 
-        Who holds the lock of the log is sure that no purge comes between this and the write. It
-        is asked for each write, so it is one look.
+        If the caller holds the lock of the log, no purge can run between this check and the
+        write. Every write calls this, so it costs only one system call.
         """
         self._check_process()
         try:
@@ -143,22 +146,22 @@ class JSONLLease:
         if before is not None:
             self.epoch = before.epoch + 1
         else:
-            # New, purged or damaged: higher than any epoch before. The clock alone does not
-            # ensure that, because it may have been set back.
+            # New, purged or damaged: use an epoch higher than all before. The clock alone does
+            # not ensure that, because it may have been set back.
             clock = time.time_ns() // 1000
             self.epoch = max(clock, _highest_ended(self._directory) + 1)  # guard: epoch-grows
         self._write()
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, or the lock file is not the one that is locked."""
+        """Whether it was released, or its lock file was deleted or replaced."""
         try:
             return not self._is_held()
         except OSError:
             return True
 
     def renew(self) -> None:
-        """Another ttl from now, before doctor calls it stalled."""
+        """Extend the lease by its ttl from now, so that doctor does not report it as stalled."""
         with self._mutex:
             try:
                 if not self._is_held():
@@ -168,15 +171,15 @@ class JSONLLease:
                 raise explained(error, f"renewing the lease of {self.key!r}") from error
 
     def give_back(self) -> None:
-        """Release it where there is nothing to have a turn in, and leave no file behind."""
+        """Release the lease of a session that does not exist, and delete its lock file."""
         with suppress(OSError):
-            # While it is locked: whoever waits for it sees that it is gone.
+            # Delete while it is locked: a waiting process then notices the deletion.
             if self._is_held():
                 end(self._directory, self.key)
         self.release()
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Release the lock, so that another process can take the lease."""
         with self._mutex:
             descriptor, self._descriptor = self._descriptor, CLOSED
             descriptor.release()
@@ -186,17 +189,17 @@ class JSONLLease:
             self.release()
 
     def forget(self) -> None:
-        """In a forked child: the turn is the parent's, so its lock stays as it is."""
+        """Close the descriptor in a forked child without releasing the parent's lock."""
         self._mutex = threading.Lock()
         descriptor, self._descriptor = self._descriptor, CLOSED
         descriptor.close()
 
     def _is_held(self) -> bool:
-        """Whether it was not released, and its file still has its name. Raises OSError."""
+        """Return whether it is not released and its file still has its name. Raises OSError."""
         return self._descriptor >= 0 and _found(self._directory, self._path) == self._file
 
     def _write(self) -> None:
-        """Say who has the turn; it is on the disk before anybody relies on the epoch."""
+        """Write the holder to the lock file; sync it before any caller relies on the epoch."""
         holder = Holder(
             epoch=self.epoch,
             pid=os.getpid(),
@@ -216,7 +219,7 @@ class JSONLLease:
 
 
 def leased(folder: Path, keys: Collection[str]) -> set[str]:
-    """Return those of the keys whose lease is held now; `folder` is that of the logs."""
+    """Return the keys whose lease is held now; `folder` is the folder of the logs."""
     try:
         locks = open_descriptor(
             folder / FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -234,7 +237,7 @@ def leased(folder: Path, keys: Collection[str]) -> set[str]:
 
 
 def _is_locked(folder: int, name: str) -> bool:
-    """Return whether a lock file is locked; it cannot be locked during the check."""
+    """Return whether a lock file is locked. A lease cannot be taken during the check."""
     try:
         descriptor = open_descriptor(name, _READ, dir_fd=folder)
     except OSError:
@@ -260,9 +263,9 @@ def take(
     deadline: float,
     pause: Callable[[float], None],
 ) -> JSONLLease:
-    """The turn in a session, waited for until the deadline. Raises StoreBusy.
+    """Return the lease of a session; wait for it until the deadline. Raises StoreBusy.
 
-    `pause` waits for so many seconds between two looks, and may raise to end it all.
+    `pause` sleeps for the given seconds between two attempts; it may raise to stop waiting.
     """
     try:
         while True:
@@ -298,7 +301,7 @@ def _open(directory: Directory, key: str) -> Descriptor:
         if not stat.S_ISREG(found.st_mode):
             raise DamagedStore(f"{directory.path / FOLDER / lock_name(key)}: it is not a file")
         if not found.st_size:
-            # The count must not begin again after a power cut.
+            # Sync the new entry: the epochs must not restart after a power cut.
             sync_folder(folder)
         return descriptor
     finally:
@@ -312,14 +315,14 @@ def _locked(
     deadline: float,
     pause: Callable[[float], None],
 ) -> bool:
-    """Whether it is locked; False where it was deleted meanwhile. Raises StoreBusy, OSError."""
+    """Lock the file; return False if it was deleted while waiting. Raises StoreBusy, OSError."""
     patience = max(deadline, time.monotonic() + _GLANCE)
     path, file = _path(key), _identity(os.fstat(descriptor))
     while not _flocked(descriptor, fcntl.LOCK_EX):  # guard: lease-exclusive
         if _found(directory, path) != file:
             return False
         now = time.monotonic()
-        # Whoever only looks shares the lock, and is no reason to be turned away.
+        # A process that only checks holds a shared lock; that is no reason to give up.
         if now >= patience or (now >= deadline and not _is_shared(descriptor)):
             holder = read_holder(descriptor)
             who = "another process" if holder is None else holder.words()
@@ -329,7 +332,7 @@ def _locked(
 
 
 def _flocked(descriptor: int, how: int) -> bool:
-    """Whether the lock could be had at once."""
+    """Try to lock without waiting; return whether that succeeded."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -338,7 +341,10 @@ def _flocked(descriptor: int, how: int) -> bool:
 
 
 def _is_shared(descriptor: int) -> bool:
-    """Whether nobody has the lock to himself. It is not kept: two who wait would never get it."""
+    """Return whether no process holds the lock exclusively.
+
+    The shared lock is released at once: two waiting processes that kept it would block each other.
+    """
     shared = _flocked(descriptor, fcntl.LOCK_SH)
     if shared:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -360,14 +366,14 @@ def _highest_ended(directory: Directory) -> int:
 
 
 def _record_ended(folder: Descriptor, epoch: int) -> None:
-    """Record the epoch of a lock file that is about to be deleted, durably.
+    """Durably record the epoch of a lock file that is about to be deleted.
 
     Raises OSError, StoreBusy.
     """
     descriptor = open_descriptor(HIGHEST, _FLAGS, dir_fd=folder)
     with _locked_record(descriptor):
         if _read_number(descriptor) < epoch:
-            # In place and within one sector, like the line of a lock file.
+            # Written in place and within one sector, like the line of a lock file.
             os.pwrite(descriptor, b"%020d\n" % epoch, 0)
             sync_file(descriptor)
             sync_folder(folder)
@@ -375,7 +381,7 @@ def _record_ended(folder: Descriptor, epoch: int) -> None:
 
 @contextmanager
 def _locked_record(descriptor: Descriptor) -> Iterator[None]:
-    """Hold the lock of the record of epochs, and close it. Raises OSError, StoreBusy."""
+    """Lock the file of the highest epoch, and close it at the end. Raises OSError, StoreBusy."""
     try:
         wait_for_lock(descriptor, seconds=_RECORD, what=f"the file {FOLDER}/{HIGHEST}")
         yield
@@ -395,7 +401,7 @@ def _path(key: str) -> str:
 
 
 def _found(directory: Directory, path: str) -> tuple[int, int] | None:
-    """Which file is the lock file of a session now; None: there is none. Raises OSError."""
+    """Return the identity of a session's lock file; None if there is none. Raises OSError."""
     try:
         return _identity(os.stat(path, dir_fd=directory.descriptor, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
@@ -407,11 +413,11 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def end(directory: Directory, key: str) -> None:
-    """Delete the lock file of a session that is purged; the holder has lost its lease then.
+    """Delete the lock file of a session that is being purged. The holder loses its lease.
 
-    The epoch is recorded first, without the key, and again if another lease began until then: the
-    lock of the file cannot be waited for, because a holder keeps it during its turn.
-    Raises OSError, StoreBusy.
+    The highest epoch is recorded before the deletion, without the key, and again if another lease
+    started before the deletion. Waiting for the lock of the file is not possible, because a holder
+    keeps it during its turn. Raises OSError, StoreBusy.
     """
     folder = directory.subfolder(FOLDER, create=False)
     if folder is None:
@@ -425,7 +431,7 @@ def end(directory: Directory, key: str) -> None:
                 _record_ended(folder, holder.epoch)
             os.unlink(name, dir_fd=folder)
             sync_folder(folder)
-            last = read_holder(descriptor)  # no lease begins in a file without a name
+            last = read_holder(descriptor)  # no lease can begin in a deleted file
             if last is not None and last != holder:  # guard: epoch-read-after-deletion
                 _record_ended(folder, last.epoch)
         finally:

@@ -1,6 +1,6 @@
 """Fork, delete and restore sessions as files.
 
-The order of locks: gate → flock of the live file → flock of a file in the trash → mutex.
+Lock order: gate → flock of the live file → flock of a file in the trash → mutex.
 """
 
 import os
@@ -33,11 +33,11 @@ from stenolog.stores.state import Fork, copy, decide_fork, left_out
 
 
 class _Replaced(Exception):
-    """The log that was read is not the session any more."""
+    """The log that was read no longer belongs to the session."""
 
 
 class Lifecycle:
-    """Forks, deletes and restores the sessions of one store."""
+    """Fork, delete and restore operations of one store."""
 
     def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
         self._logs = logs
@@ -53,7 +53,7 @@ class Lifecycle:
         while True:
             seen, messages = self._seen(key, new_key, at)
             try:
-                # What another process wrote, and a power cut may take back, is not passed on.
+                # A fork must not contain messages of another process that a power cut may remove.
                 writer.sync(seen.log)
             except OSError as error:
                 self._logs.discard(seen.log)
@@ -69,8 +69,8 @@ class Lifecycle:
     def _put(self, log: Log, *, text: bytes, seen: "_Source", deadline: float) -> None:
         """Create the fork while its source is locked. Raises _Replaced.
 
-        A purge of the source either sees the fork and reports it, or is seen here: purged messages
-        must not stay in a fork that the purge does not report.
+        A purge of the source either finds the fork and reports it, or is noticed here: purged
+        messages must not remain in a fork that the purge does not report.
         """
         source = seen.log
         descriptor = self._directory.open(source.name)
@@ -104,7 +104,7 @@ class Lifecycle:
 
         return self._logs.read(key, told)
 
-    # --- making a log live -------------------------------------------------------------------
+    # --- creating a live log -----------------------------------------------------------------
 
     def _check_free(self, key: str) -> None:
         if self._logs.read(key, lambda _: True) is not None:
@@ -112,7 +112,7 @@ class Lifecycle:
             raise SessionExists(key)
 
     def begin(self, key: str, make: Callable[[Log], None], doing: str) -> None:
-        """Create a session: `make` replaces a file that holds none. Raises SessionExists.
+        """Create a session: `make` replaces a file without one. Raises SessionExists.
 
         That file is locked, so that no other writer starts a session in it. `make` may raise
         OSError.
@@ -177,7 +177,7 @@ class Lifecycle:
 
 
 class _Source(Struct, frozen=True):
-    """A session at the moment when it is forked."""
+    """A session at the time of its fork."""
 
     log: Log
     fork: Fork
@@ -197,9 +197,9 @@ def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     taken = [message for message in messages if spans.contains(fork.taken, message.seq)]
     head = copy(fork.state)
     head.purged = left_out([(m.seq, m.seq) for m in taken], fork.next_seq - 1)
-    # One is added to it by `composed`, and a new log is of the first.
+    # `composed` adds 1, and a new log has generation 1.
     head.generation = 0
-    # Without tokens and batches: the file appears in one step.
+    # Without idempotency keys and batches: the file appears in one step.
     lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in taken)
     return composed(
         head,
@@ -213,7 +213,7 @@ def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
 
 
 def locked(logs: Logs, key: str) -> Log:
-    """The log of a session, with its lock held. Raises NoSuchSession, ReadOnly and as `lock`."""
+    """Return the log of a session and hold its lock. Raises NoSuchSession, ReadOnly, as `lock`."""
     log = logs.lock(key, create=False)
     if log is None or not exists(log):
         trash.settle(logs.directory)
@@ -230,20 +230,20 @@ def exists(log: Log) -> bool:
 
 
 def check_vacant(log: Log) -> None:
-    """Raise SessionExists unless nothing in the file was ever acknowledged."""
+    """Raise SessionExists if any content of the file may have been acknowledged."""
     with log.mutex:
         if log.exists:
             raise SessionExists(log.key)
         tail = log.tail
     text = log.read(0, log.file_size())
-    # One line, or NULs, may be a first write that was cut off; damaged lines were a session.
+    # A single line, or NULs, may be an interrupted first write; damaged lines were a session.
     unread = not gather(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if unread or (tail is not None and tail.lost):
         raise SessionExists(log.key, "there is a damaged session; `steno doctor` says more")
 
 
 def failure(error: OSError, log: Log, doing: str) -> StoreUnavailable:
-    """NotStored while the path names the same file; MaybeStored once it names another."""
+    """Return NotStored if the path still names the same file, otherwise MaybeStored."""
     try:
         renamed = not log.is_at(log.directory.stat(log.name))
     except StenologError:

@@ -1,4 +1,4 @@
-"""Which sessions a folder holds: by file name, and by a look inside."""
+"""List the sessions of a folder, by file name and by reading the first records of a file."""
 
 import os
 import re
@@ -19,11 +19,11 @@ from stenolog.stores.locks import ThreadLock
 _HEAD: Final = 4 * 1024
 _MOST_FORGOTTEN: Final = 1_000
 _USUAL: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
-"""Keys that are read off their names; the others are looked at one by one."""
+"""Keys that can be read from the file name in bulk; other names are handled one by one."""
 
 
 def keys(directory: Directory, *, prefix: str, limit: int | None, after: str | None) -> list[str]:
-    """Keys in the order of their bytes. Only files that come into question are opened."""
+    """Return the keys in byte order. Opens only the files that may match."""
     candidates = []
     for name in directory.names():
         key = names.key_of(name)
@@ -43,7 +43,7 @@ def keys(directory: Directory, *, prefix: str, limit: int | None, after: str | N
 
 
 def _key_inside(directory: Directory, name: str) -> str | None:
-    """The key of a file that holds a session of ours; None for any other."""
+    """Return the key of the session in a file; None if the file holds no session."""
     try:
         descriptor = directory.open(name)
     except StenologError:
@@ -78,21 +78,21 @@ def _read_key(descriptor: int, name: str) -> str | None:
 
 
 def _is_first_state(record: Record) -> bool:
-    """Whether it is what a creator that was killed may have left, and nothing more."""
+    """Return whether the record may be all that a killed creator of a session left."""
     if not isinstance(record, StateRecord):
         return False
     return record.seq == 1 and record.body.number == 0 and record.body.generation == 1
 
 
-# --- what changed ----------------------------------------------------------------------------
+# --- change stamps ---------------------------------------------------------------------------
 
 
 def stamps(directory: Directory) -> dict[str, str]:
-    """For each key a mark of its file, `inode:size:mtime`, another one after every change.
+    """Return a stamp for each key, `inode:size:mtime`, that differs after every change of its file.
 
-    Empty files and names that are not ours are left out. No file is opened for it (ten thousand
-    take too long), so a log of another program is among them, and one that was never finished:
-    who goes on to read it is told.
+    Empty files and files with foreign names are left out. No file is opened, because that is too
+    slow for ten thousand files. So the result may include logs of other programs and logs that
+    were never finished; reading such a log reports the error.
     """
     with _mutex:
         seen = _seen.get(directory)
@@ -102,7 +102,7 @@ def stamps(directory: Directory) -> dict[str, str]:
 
 
 def close(directory: Directory) -> None:
-    """Let go of what was opened to look at this folder; it may be looked at again."""
+    """Release the resources used to observe this folder; `stamps` may still be called again."""
     with _mutex:
         seen = _seen.pop(directory, None)
     if seen is not None:
@@ -110,19 +110,19 @@ def close(directory: Directory) -> None:
 
 
 def grew(before: str, now: str) -> bool:
-    """Whether two marks are of one file that became longer, as an append makes it."""
+    """Return whether two stamps are of the same file and it became longer, as by an append."""
     inode, size, _ = before.split(":")
     new_inode, new_size, _ = now.split(":")
     return inode == new_inode and int(size) < int(new_size)
 
 
 def changed(stamp: str) -> int:
-    """When the file of this mark was last written, in nanoseconds."""
+    """Return the time of the file's last write, in nanoseconds."""
     return int(stamp.rpartition(":")[2])
 
 
 class _Seen:
-    """What was found in a folder the last time, so that it is not all looked at again."""
+    """Result of the last listing of a folder, so that the next one only updates it."""
 
     def __init__(self, directory: Directory) -> None:
         self._mutex = ThreadLock()
@@ -130,7 +130,7 @@ class _Seen:
         self._stamps: dict[str, str] = {}
         self._looks = 0
         self._watch: Watch | None = None
-        # No more, or the folder would not be let go of together with its store.
+        # Weak: a strong reference would keep the folder open after its store is collected.
         self._directory = weakref.ref(directory)
 
     def stamps(self) -> dict[str, str]:
@@ -158,12 +158,13 @@ class _Seen:
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            # An error's traceback, or a cycle, may refer to it for long.
+            # Explicitly: a traceback or a cycle may keep a reference for a long time.
             watch.close()
 
     def _look_at_all(self, directory: Directory) -> None:
         self._end_watch()
-        # A command that looks once does not pay for a watch. It begins before the look.
+        # A command that lists once needs no watch. The watch starts before the listing, so that
+        # it misses no change.
         if self._looks:
             with suppress(OSError):
                 self._watch = Watch(directory.descriptor)
@@ -184,12 +185,12 @@ class _Seen:
         self._stamps = found
 
     def _learn(self, here: list[str]) -> None:
-        """The keys of all names that are spelled as most are, at once."""
+        """Decode all names of the most frequent form at once."""
         if len(self._keys) > 2 * len(here) + _MOST_FORGOTTEN:
             self._keys.clear()
         text = "\n".join(here)
         if ":" in text:
-            return  # it stands for itself in no name of ours, so somebody else's is here
+            return  # our names escape ":", so a foreign name is present
         keys = _USUAL.findall(text.replace("%3A", ":"))
         lines = "".join([f"{key}{names.SUFFIX}\n" for key in keys]).replace(":", "%3A")
         self._keys.update(zip(lines.splitlines(), keys, strict=True))
@@ -206,14 +207,14 @@ class _Seen:
             self._stamps.pop(key, None)
 
     def _key(self, directory: Directory, name: str) -> str | None:
-        """The key of a file, by its name alone where that spells it out."""
+        """Return the key of a file, without opening it if the name contains the key."""
         if name in self._keys:
             return self._keys[name]
         key = names.key_of(name)
         if key is None and names.is_long(name):
             key = _key_inside(directory, name)
             if key is None or names.file_name(key) != name:
-                return None  # it may yet become one
+                return None  # not cached: it may become a session later
         self._keys[name] = key
         return key
 

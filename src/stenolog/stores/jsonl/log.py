@@ -1,17 +1,17 @@
-"""One session's live log as this process knows it: a descriptor, the state, the newest messages.
+"""Live log of one session as this process knows it: descriptor, state, newest messages.
 
 A Log never changes its descriptor. If the path names another file (after a compaction), or after
-any error, the Log is dropped and the file is read again. So nothing computed for one file is ever
-used for another, and no descriptor is closed while another thread uses it.
+any error, the Log is dropped and the file is read again. So no value computed for one file is
+ever used for another, and no descriptor is closed while another thread uses it.
 
-`mutex` guards every field that is not fixed at construction, for reading and for writing. It is
-held while the file is read, never while waiting for another process or for a sync. All methods
-expect the caller to hold it, except where they say otherwise.
+`mutex` guards every field that is not fixed at construction, for reading and for writing. A thread
+holds it while it reads the file, never while it waits for another process or for a sync. All
+methods expect the caller to hold it, unless they say otherwise.
 
 Several threads may share a Log, and any of them may be interrupted or fail while it updates the
-fields. `phase` says whether the fields can be trusted; every update sets it to UPDATING first and
-to NEW or READY last, so an update that did not finish leaves a Log that must be loaded again. No
-cleanup code is involved: Ctrl-C may interrupt that, too.
+fields. `phase` records whether the fields can be trusted: every update sets it to UPDATING first
+and to NEW or READY last, so an unfinished update leaves a Log that must be loaded again. This
+needs no cleanup code, which Ctrl-C could interrupt as well.
 """
 
 import fcntl
@@ -73,23 +73,23 @@ from stenolog.stores.state import (
 )
 
 STATE_EVERY_LINES: Final = 256
-"""After so many lines at the most a state is due."""
+"""Maximum number of lines between two states."""
 
 _FIRST_CHUNK: Final = 64 * 1024
 _LARGEST_CHUNK: Final = 8 * 1024 * 1024
-_UID: Final = re.compile(r"[0-9a-f]{1,64}")  # it names a folder
+_UID: Final = re.compile(r"[0-9a-f]{1,64}")  # used as the name of a folder
 _seq_of = attrgetter("seq")
 
 
 class Phase(Enum):
-    """How far the fields of a Log can be trusted."""
+    """Loading phase of a Log: whether its fields can be trusted."""
 
     NOT_LOADED = auto()
-    """The file was not read yet."""
+    """The file has not been read yet."""
     UPDATING = auto()
-    """The fields are being changed. Seen by a thread that holds the mutex: a change failed."""
+    """The fields are being changed. If seen while holding the mutex: an update failed."""
     NEW = auto()
-    """Completely loaded. The file is empty, or holds parts of a first write that never finished."""
+    """Completely loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
     """Completely loaded. The log has a state."""
 
@@ -98,15 +98,15 @@ _LOADED: Final = (Phase.NEW, Phase.READY)
 
 
 class Found(Struct, frozen=True):
-    """Messages of the live log, and where those begin that archives have to add."""
+    """Messages of the live log, and the range that archives have to add."""
 
     messages: list[Message]
     low: int = 0
-    """The first seq to be looked for in archives; 0: none."""
+    """First seq to look for in archives; 0: none."""
     wanted: list[Span] | None = None
-    """Which of them; None: all, the hidden ones marked."""
+    """Spans of these seqs that are wanted; None: all, with the hidden messages marked."""
     state: State | None = None
-    """Which archives there are: another thread may be loading the log anew by now."""
+    """State that names the archives. A copy: another thread may be loading the log again."""
 
 
 class Log:
@@ -125,24 +125,24 @@ class Log:
 
         self.phase = Phase.NOT_LOADED
         self.state: State | None = None
-        """Set in the phase READY, and only there to be relied on."""
+        """Valid only in the phase READY."""
         self.has_state_record = False
         """Whether an intact state was read or written; False if the state had to be rebuilt."""
         self.next_seq = 1
         self.updated = ""
         self.unknown: str | None = None
-        """The kind of a record that this version does not know and may not pass over."""
+        """Kind of a required record that this version does not know."""
 
         self.size = 0
-        """The size of the file when it was last looked at."""
+        """Size of the file at the last check."""
         self.end = 0
-        """Up to where its bytes were consumed."""
+        """Offset up to which the bytes were consumed."""
         self.terminated = True
         self.tail: Tail | None = None
         self.suspect = False
-        """A sync failed, and what is on the disk is not known: it is renewed before it is used."""
+        """A sync failed, so the content of the disk is unknown: renew the log before using it."""
         self.synced = -1
-        """Up to where this process itself has synced; -1 where it never did."""
+        """Offset up to which this process has synced; -1 if it never has."""
 
         self.lines_since_state = 0
         self.bytes_since_state = 0
@@ -150,20 +150,20 @@ class Log:
 
         self.warm = False
         self.weighed = 0
-        """What its messages in memory weighed when last looked at."""
+        """Weight of the messages in memory at the last check."""
         self.start = 0
-        """From where to the end the messages are in memory."""
+        """Offset from which on the messages are in memory."""
         self.covers = 1
-        """The first seq of that stretch."""
+        """First seq from that offset on."""
         self.messages: list[Message] = []
         self._in_sight: list[Message] | None = None
         self._away: list[Span] = []
-        """Seqs that were looked for in archives and not found."""
+        """Seqs that were not found in the archives."""
         self._tokens = Tokens()
         self._bad: dict[tuple[str, int], Bad] = {}
 
     def close(self) -> None:
-        """Let go of the file. Otherwise this happens when nobody uses the log any more."""
+        """Close the file. Otherwise it is closed when the last reference to the log is gone."""
         descriptor, self.descriptor = self.descriptor, CLOSED
         descriptor.close()
 
@@ -177,15 +177,15 @@ class Log:
             return False
         return False
 
-    # --- keeping up with the file ------------------------------------------------------------
+    # --- following the file ------------------------------------------------------------------
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the fields describe the file as of `size`."""
+        """Whether the fields describe the file up to `size`."""
         return self.phase in _LOADED
 
     def ensure_loaded(self) -> None:
-        """Load the log if that was not done, or if the last update did not finish.
+        """Load the log if it was never loaded, or if the last update did not finish.
 
         Raises as `load`.
         """
@@ -193,11 +193,11 @@ class Log:
             self.load(self.file_size())
 
     def file_size(self) -> int:
-        """Return the size of the file now. The mutex is not needed."""
+        """Return the current size of the file. The mutex is not needed."""
         return os.fstat(self.descriptor).st_size
 
     def refresh(self) -> bool:
-        """Read what others appended. Return False if the path names another file, or none."""
+        """Read new bytes. Return False if the path names another file, or none."""
         found = self.directory.stat(self.name)
         if found is None or not self.is_at(found):
             return False
@@ -205,11 +205,11 @@ class Log:
         return True
 
     def catch_up(self, size: int) -> None:
-        """Read the file up to this size, as far as that was not done. Raises as `load`."""
+        """Read the file up to this size, from the last position on. Raises as `load`."""
         if self.phase in _LOADED and size == self.size:
             return
         if self.phase is not Phase.READY or size < self.size or self.tail is not None:
-            # Not usable, cut from outside, or with a tail that the next bytes may complete.
+            # Not loaded, truncated from outside, or with a tail that new bytes may complete.
             self.load(size)
             return
         self.phase = Phase.UPDATING
@@ -218,7 +218,7 @@ class Log:
         self.phase = Phase.READY
 
     def load(self, size: int) -> None:
-        """Find the last state and read what follows it. Raises ForeignLog, NewerFormat, OSError.
+        """Find the last state and read from there on. Raises ForeignLog, NewerFormat, OSError.
 
         If it raises, the log stays in the phase UPDATING, and the next user loads it again.
         """
@@ -258,9 +258,9 @@ class Log:
             )
 
     def _from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
-        """Where the last intact state begins, all bytes from there, and its seq.
+        """Return the offset of the last intact state, all bytes from there on, and its seq.
 
-        Where there is none: the whole log, and None.
+        If there is no intact state: 0, the whole log, and None.
         """
         length = _FIRST_CHUNK
         while True:
@@ -274,7 +274,7 @@ class Log:
             length *= 4
 
     def _load_without_state(self, buffer: bytes) -> None:
-        """A torn beginning, a log whose every state is damaged, or no log of ours."""
+        """Load a torn first write, a log without any intact state, or report a foreign log."""
         scan = examine(buffer, offset=0, next_seq=1)
         if not scan.records:
             ours = bool(gather(buffer, offset=0)[0])
@@ -283,7 +283,7 @@ class Log:
                     f"{self.directory.path / self.name} was not written by stenolog and is left "
                     f"as it is; {self.directory.how_to_import(self.name)}"
                 )
-            # Intact lines of a first write that was never finished must not count later on.
+            # Intact lines of an unfinished first write must not count later.
             left = scan.tail if ours else None
             next_seq = left.next_seq if left is not None else 1
             seqs = left.seqs if left is not None else []
@@ -300,10 +300,10 @@ class Log:
         uid = digest([buffer[: scan.consumed]])
         self.state = blank(self.key, uid, 1, _time_of(scan.records[0]))
         self._take_scan(scan, len(buffer))
-        self.lines_since_state = STATE_EVERY_LINES  # the next writer mends it
+        self.lines_since_state = STATE_EVERY_LINES  # the next writer writes a state
 
     def _consume(self, buffer: bytes) -> None:
-        """Take in a stretch that begins where the consumed bytes end."""
+        """Read bytes that begin where the consumed bytes end."""
         records = read_run(buffer, self.next_seq)
         if records is not None:
             self._take(records, len(buffer))
@@ -311,7 +311,7 @@ class Log:
             return
         scan = examine(buffer, offset=self.end, next_seq=self.next_seq)
         if scan.tail is not None and (scan.tail.damaged or scan.tail.lost):
-            # It may have been read while it was being written: look a second time.
+            # The bytes may have been read during a write: read them a second time.
             again = self.read(self.end, self.end + len(buffer))
             scan = examine(again, offset=self.end, next_seq=self.next_seq)
         self._take_scan(scan, len(buffer))
@@ -328,7 +328,7 @@ class Log:
         self._note(scan.bad)
 
     def _take(self, records: list[Record], length: int) -> None:
-        """Take in records that count, which stood in this many bytes."""
+        """Apply records that count; `length` is their size in bytes."""
         self.bytes_since_state += length
         self.lines_since_state += len(records)
         if not records:
@@ -366,13 +366,16 @@ class Log:
                 pass
 
     def _carry(self, record: StateRecord) -> None:
-        """Tokens of archived messages stand in a state, and in no copy that is written on."""
+        """Take the idempotency keys of archived messages out of a state.
+
+        The copy of the state that a writer extends must not contain them.
+        """
         self._tokens.carry(record.body.tokens)
         if self.state is not None:
             self.state.tokens = []
 
     def known_state(self) -> State:
-        """Return the state. Raises DamagedStore where the log has none, and as `load`."""
+        """Return the state. Raises DamagedStore if the log has none, and as `load`."""
         self.ensure_loaded()
         return self._known_state()
 
@@ -388,7 +391,7 @@ class Log:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a session. A creator that was killed may have left less than one.
+        """Whether the log holds a session. A killed creator may have left less than one.
 
         Raises as `load`.
         """
@@ -399,17 +402,17 @@ class Log:
         )
 
     def grew(self, before: int, records: list[Record] | None, length: int) -> None:
-        """Record what this process appended and synced.
+        """Record the bytes that this process appended and synced.
 
-        It is read from the file if `records` is None, or if a reader of this process has already
-        read a part of it.
+        The method reads them from the file if `records` is None, or if a reader in this process
+        has already read a part of them.
         """
         self.synced = before + length
         if self.phase not in _LOADED:
-            return  # a reader failed meanwhile; the next user loads the log
+            return  # a reader failed; the next user loads the log
         if records is None or not before == self.end == self.size or self.tail is not None:
             if self.tail is not None:
-                # A reader may have seen a part of the write.
+                # A reader may have read a part of the write.
                 self.load(max(self.size, self.synced))
             else:
                 self.catch_up(max(self.size, self.synced))
@@ -422,7 +425,7 @@ class Log:
         self.phase = Phase.READY
 
     def passed(self, seq: int, at: str, size: int, length: int) -> None:
-        """Record one message that this process appended and does not keep in memory.
+        """Record one appended message that is not kept in memory.
 
         The log must be in the phase READY.
         """
@@ -437,7 +440,7 @@ class Log:
         self.phase = Phase.READY
 
     def check_known(self) -> None:
-        """Raise ReadOnly where the log holds what only a newer version understands."""
+        """Raise ReadOnly if the log holds a record that only a newer version understands."""
         self.ensure_loaded()
         if self.unknown is not None:
             raise ReadOnly(
@@ -446,7 +449,7 @@ class Log:
             )
 
     def is_at(self, found: os.stat_result | None) -> bool:
-        """Whether this is what the log's name stands for."""
+        """Return whether `found` is the status of this log's file."""
         return found is not None and found.st_ino == self.inode and found.st_dev == self.device
 
     def _newer(self, what: str) -> NewerFormat:
@@ -456,7 +459,7 @@ class Log:
         )
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes of the live file, whatever is in memory."""
+        """Return bytes of the live file, read from the disk."""
         return read_all(self.descriptor, start, stop)
 
     # --- damage ------------------------------------------------------------------------------
@@ -489,12 +492,12 @@ class Log:
     # --- messages ----------------------------------------------------------------------------
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """The visible messages past `after`, of these the last, archived ones included."""
+        """Return the visible messages after `after`, or the `last` of them, with archived ones."""
         found = self.in_sight(last=last, after=after)
         return self.complete(found, self.archives_of(found)) if found.low else found.messages
 
     def in_sight(self, *, last: int | None, after: int | None) -> "Found":
-        """The visible messages past `after`, of these the last, as far as the live log has them."""
+        """Return what `history` returns, as far as the messages are in the live log."""
         self.ensure_loaded()
         self.warm = True
         if last is None and after is None and self._in_sight is not None:
@@ -510,7 +513,7 @@ class Log:
         return Found(found)
 
     def everything(self, *, after: int) -> "Found":
-        """Every message past `after` that the live log has, hidden ones marked."""
+        """Return every message after `after` in the live log, with the hidden ones marked."""
         self.ensure_loaded()
         self.warm = True
         self._reach(after + 1)
@@ -520,15 +523,15 @@ class Log:
         return Found(found, after + 1, state=copy(self.known_state()))
 
     def archives_of(self, found: "Found") -> list[archive.Opened]:
-        """The archives that hold what else was asked for, newest first.
+        """Return the archives that hold the rest of the messages, newest first.
 
-        The only method that may be called without the mutex: it can take long, and an archive
-        does not change. But a purge deletes those of a log that it has replaced.
+        The caller need not hold the mutex: reading can take long, and archives do not change.
+        However, a purge deletes the archives of a log after replacing the log.
         """
         return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
 
     def complete(self, found: "Found", archives: list[archive.Opened]) -> list[Message]:
-        """What was found in the live log, with what lies in archives before it."""
+        """Return the messages found in the live log, preceded by those from the archives."""
         state = self.known_state()
         older: list[Message] = []
         for opened in archives:
@@ -538,7 +541,7 @@ class Log:
         by_seq = {m.seq: m for m in older if m.seq >= found.low}
         older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(gone, seq)]
         held = spans.union(((m.seq, m.seq) for m in older), gone)
-        # Not written down: an archive that is missing may be put back.
+        # Not stored as lost: a missing archive may be restored from a backup.
         self._away = spans.minus([(found.low, self.first_live() - 1)], held)
         if self._away:
             reports.warning(
@@ -583,12 +586,12 @@ class Log:
         ]
 
     def _reach(self, seq: int) -> bool:
-        """Have the messages from this seq on in memory, as far as the live log has them.
+        """Load the messages from this seq on into memory, as far as the live log has them.
 
-        False where nothing was read for it.
+        Return whether any bytes were read.
         """
         if seq <= self.first_live():
-            seq = 0  # all of the log, so that damage to its first lines is met as well
+            seq = 0  # the whole log, so that damage to its first lines is found as well
         length = _FIRST_CHUNK if seq else min(self.start, _LARGEST_CHUNK)
         read = False
         while self.start > 0 and self.covers > seq:
@@ -607,7 +610,7 @@ class Log:
         return read
 
     def _prepend(self, buffer: bytes, start: int) -> None:
-        """Take in a stretch that ends where the messages in memory begin."""
+        """Read bytes that end where the messages in memory begin."""
         gone, first_live = missing(self.known_state()), self.first_live()
         records, bad = gather(buffer, offset=start)
         self.phase = Phase.UPDATING
@@ -623,7 +626,7 @@ class Log:
             first = min(record.seq for record in records) if bad else records[0].seq
         if start == 0:
             first = min(first, first_live)
-        # Without damage they are known to follow each other: the ends tell the rest.
+        # Without damage the seqs are consecutive: the first and the number imply the others.
         regular = not bad and not gone and len(messages) == self.covers - first
         if not regular or (messages and messages[0].seq != first):
             kept = {m.seq: m for m in messages if m.seq < self.covers}
@@ -635,17 +638,17 @@ class Log:
         self.phase = Phase.READY
 
     def first_live(self) -> int:
-        """The first seq that is not in an archive."""
+        """Return the first seq that is not in an archive."""
         state = self.known_state()
         return state.archive.last + 1 if state.archive is not None else 1
 
     @property
     def weight(self) -> int:
-        """About how many bytes the messages and tokens in memory hold."""
+        """Approximate number of bytes of the messages and idempotency keys in memory."""
         return (self.end - self.start if self.messages else 0) + self._tokens.weight
 
     def forget(self) -> None:
-        """Drop the messages and tokens in memory; the file has them."""
+        """Drop the messages and idempotency keys in memory; the file still has them."""
         before, self.phase = self.phase, Phase.UPDATING
         self._drop_messages()
         self._tokens.unlearn()
@@ -653,19 +656,19 @@ class Log:
         self.phase = before
 
     def _drop_messages(self) -> None:
-        """Drop the messages in memory, but not the tokens: reading those again is expensive."""
+        """Drop the messages in memory, but not the idempotency keys: reading them is expensive."""
         self.messages, self._in_sight = [], None
         self.start, self.covers = self.end, self.next_seq
 
-    # --- tokens ------------------------------------------------------------------------------
+    # --- idempotency keys --------------------------------------------------------------------
 
     def token(self, once: str) -> Token | None:
-        """Which messages a token stands for, among the newest thousand at least."""
+        """Find the messages of an idempotency key, among at least the newest thousand messages."""
         self._learn_tokens()
         return self._tokens.find(once)
 
     def tokens_upto(self, seq: int) -> list[Token]:
-        """The newest tokens of messages up to this seq, for a state that outlives them."""
+        """Return the newest idempotency keys of messages up to this seq, to keep in a state."""
         self._learn_tokens()
         return self._tokens.upto(seq)
 
@@ -698,7 +701,7 @@ class Log:
         state = self.known_state()
         records, _ = gather(self.read(0, self.end), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
-        # Of several changes with the same number the first counts.
+        # If several changes have the same number, the first one counts.
         found = {c.number: entry_of(c) for c in reversed(changes) if c.number in numbers}
         archives = archive.chain(self.directory, state, 1)
         while len(found) < len(numbers) and (opened := next(archives, None)) is not None:
@@ -707,10 +710,10 @@ class Log:
                     found.setdefault(change.number, entry_of(change))
         return found
 
-    # --- what is known of it -----------------------------------------------------------------
+    # --- state of the session ----------------------------------------------------------------
 
     def settled(self) -> tuple[State, int]:
-        """The state and the last seq as the next writer will find them, its own to change."""
+        """Return a copy of the state, and the last seq, as the next writer will see them."""
         state = copy(self.known_state())
         if self.tail is None:
             return state, self.next_seq - 1
@@ -718,7 +721,7 @@ class Log:
         return state, self.tail.next_seq - 1
 
     def info(self) -> SessionInfo:
-        """The session as of the last refresh."""
+        """Return the session's metadata as of the last refresh."""
         state, end = self.settled()
         created, updated = conversation_times(
             datetime.fromisoformat(state.created),
@@ -747,7 +750,7 @@ class Log:
             meta=deepcopy(state.meta),
             forked_from=state.forked_from,
             in_sight=tuple(sight),
-            # Not of the unfinished write at the end: its change does not hold yet.
+            # Without the unfinished write at the end: its change does not count yet.
             change=self.known_state().number,  # guard: view-change-of-unfinished-write
         )
 

@@ -1,4 +1,4 @@
-"""Key ↔ file name of a live log: reversible (stores/names.py), and the names of other programs."""
+"""File names of live logs: a reversible mapping from keys, and the names other programs use."""
 
 import re
 
@@ -8,26 +8,26 @@ SUFFIX = ".jsonl"
 
 
 def file_name(key: str) -> str:
-    """The name of a session's live log."""
+    """Return the name of a session's live log."""
     return escaped(key) + SUFFIX
 
 
 def key_of(name: str) -> str | None:
-    """The key that a file name spells out; None for any other file.
+    """Return the key that a file name encodes; None for any other file.
 
-    A key too long to be spelled out stands inside its file.
+    The name of a very long key does not contain it: the key is read from the file.
     """
     stem = name.removesuffix(SUFFIX)
     return unescaped(stem) if stem != name else None
 
 
 def is_long(name: str) -> bool:
-    """Whether this is the name of a log whose key must be looked up inside."""
+    """Return whether this is the name of a log whose key must be read from the file."""
     return bool(re.fullmatch(r"[a-z0-9_.%A-F-]{120}~[0-9a-f]{64}\.jsonl", name))
 
 
 def reference_names(key: str) -> set[str]:
-    """The names under which the reference systems would keep the same session."""
+    """Return the file names that the reference systems would use for the same session."""
     return {
         re.sub(r"[:/\\]", "_", key) + SUFFIX,
         re.sub(r"[^\w-]", "_", key) + SUFFIX,

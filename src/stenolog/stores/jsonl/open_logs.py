@@ -1,6 +1,6 @@
-"""The logs that are open in this process, bounded in number and in memory.
+"""Open-log cache: the logs that this process has open, limited in number and in memory.
 
-A log is thrown away whenever the file is no longer the one that was read.
+A log is dropped from the cache when its path is found to name another file.
 """
 
 import errno
@@ -25,11 +25,11 @@ from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.writer import now
 
 AT_ONCE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB  # guard: append-lock
-"""How a lock is taken: a wait is ours to bound."""
+"""Flags for flock: exclusive and non-blocking, because `flock` below limits the wait itself."""
 
 _LOCK_POLL: Final = 0.0002
 _PATIENCE: Final = 0.25
-"""How long to wait for another thread to let go of a descriptor when there are no more."""
+"""Seconds to wait for another thread to release a descriptor when the limit is reached."""
 _MOST_OPEN: Final = 512
 _MOST_ENTRIES: Final = 8192
 
@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 
 class Logs:
-    """Every open log of one folder."""
+    """The open logs of one folder."""
 
     def __init__(self, directory: Directory, *, busy_timeout: float, cache_bytes: int) -> None:
         self.directory = directory
         self.suspects: set[str] = set()
-        """Names of logs with a failed sync that could not be made good yet."""
+        """Names of logs whose sync failed and that are not yet renewed."""
         self._busy_timeout = busy_timeout
         self._cache_bytes = cache_bytes
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -51,14 +51,14 @@ class Logs:
         self._mutex = threading.Lock()
         self._open: OrderedDict[str, Log] = OrderedDict()
         self.opened = self._open.get
-        """The log of a key, if it is open."""
+        """Return the log of a key if it is open."""
         self._alive: weakref.WeakSet[Log] = weakref.WeakSet()
         self._locked: dict[str, Log] = {}
         self.entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """Files whose entry in the folder this process knows to be on the disk."""
+        """Inode and device, by name, of files whose folder entry is known to be on the disk."""
         self._held = 0
 
-    # --- finding -----------------------------------------------------------------------------
+    # --- opening -----------------------------------------------------------------------------
 
     def _get(self, key: str, *, create: bool) -> Log | None:
         with self._mutex:
@@ -76,7 +76,7 @@ class Logs:
         log = Log(self.directory, name, key, descriptor)
         with self._mutex:
             self._alive.add(log)
-            # Another thread may have been faster; then this descriptor closes by itself.
+            # Another thread may have been faster; then this log is dropped and its file closed.
             log = self._open.setdefault(key, log)
             while len(self._open) > self._most_open:
                 self._open.popitem(last=False)
@@ -92,7 +92,7 @@ class Logs:
                 scarce = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
                 if not scarce or time.monotonic() > deadline:
                     raise
-            # What an old traceback still refers to holds a descriptor, too.
+            # Logs that only an old traceback refers to hold descriptors, too.
             gc.collect()
             with self._mutex:
                 idle = len(self._open)
@@ -103,7 +103,7 @@ class Logs:
                 time.sleep(_LOCK_POLL)
 
     def refuse_beside_foreign(self, key: str) -> None:
-        """An empty session of ours must not shadow one that another program kept for the key."""
+        """Raise ForeignLog if another program has a log for the key, which ours would shadow."""
         for name in names.reference_names(key):
             try:
                 descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
@@ -121,13 +121,13 @@ class Logs:
                 )
 
     def touch(self, log: Log) -> None:
-        """It is in use: others are let go of first."""
+        """Mark the log as recently used, so that others are dropped first."""
         with self._mutex:
             if self._open.get(log.key) is log:
                 self._open.move_to_end(log.key)
 
     def discard(self, log: Log) -> None:
-        """Forget a log; its file is read anew when it is next needed."""
+        """Drop a log; its file is read again at the next use."""
         with log.mutex:
             suspect = log.suspect
         with self._mutex:
@@ -139,7 +139,7 @@ class Logs:
     # --- reading -----------------------------------------------------------------------------
 
     def read(self, key: str, look: Callable[[Log], T]) -> T | None:
-        """What a log says, up to date; None where there is no such session."""
+        """Return the result of `look` on the up-to-date log; None if there is no such session."""
         deadline = time.monotonic() + self._busy_timeout
         while True:
             try:
@@ -166,10 +166,10 @@ class Logs:
     def gathered(
         self, key: str, look: Callable[[Log], tuple[T, Found]]
     ) -> tuple[T, list[Message]] | None:
-        """What a log says, and what was found in it with what archives add; None: no such session.
+        """Return what `look` returns, its messages completed from archives; None: no session.
 
-        Archives are read while nobody has to wait. Where a purge takes them away meanwhile, all of
-        it is looked at anew. Raises StoreBusy where that happens again and again.
+        Archives are read without holding the mutex. If a purge deletes them during that time, the
+        whole read is repeated. Raises StoreBusy if that happens until the timeout.
         """
         deadline = time.monotonic() + self._busy_timeout
         while True:
@@ -184,9 +184,9 @@ class Logs:
             _check_time(deadline, key)
 
     def _completed(self, log: Log, found: Found) -> list[Message] | None:
-        """Return what was found and what archives add.
+        """Return the messages that were found, together with those from archives.
 
-        None if the log must be read again: it was replaced, or is not loaded any more.
+        None if the log must be read again: it was replaced, or is no longer loaded.
         """
         messages = found.messages
         if found.low:
@@ -194,13 +194,13 @@ class Logs:
                 archives = log.archives_of(found)
             except OSError as error:
                 raise explained(error, f"reading the archives of {log.key!r}") from error
-            # A purge replaces the log before it deletes its archives.
+            # A purge replaces the log before it deletes the archives.
             # guard: missing-archive-reported
             if any(one.bad for one in archives) and not log.is_at(self.directory.stat(log.name)):
                 return None
             with log.mutex:
                 if not log.is_loaded:
-                    return None  # another reader failed meanwhile
+                    return None  # another reader failed
                 messages = log.complete(found, archives)
         self.trim(log)
         return messages
@@ -208,10 +208,10 @@ class Logs:
     # --- locking -----------------------------------------------------------------------------
 
     def lock(self, key: str, *, create: bool) -> Log | None:
-        """The log with its lock held and all that others wrote taken in; None: no such session.
+        """Return the log, locked and up to date; None if there is no such session.
 
-        Whatever happens, `unlock` must be called afterwards. Raises StoreBusy and what reading
-        raises, OSError included.
+        The caller must call `unlock` afterwards, also after an error. Raises StoreBusy, and as
+        reading does, including OSError.
         """
         deadline = time.monotonic() + self._busy_timeout
         while True:
@@ -227,7 +227,7 @@ class Logs:
             flock(log.descriptor, deadline, f"the log of {key!r}")
             found = self.directory.stat(log.name)
             if found is None or not log.is_at(found):  # guard: inode-after-lock
-                # Replaced while we waited: what is locked is not what the name stands for.
+                # Replaced while waiting: the locked file no longer has the name.
                 self.discard(log)
                 self.unlock(key)
                 _check_time(deadline, key)
@@ -243,7 +243,7 @@ class Logs:
                 self._make_good(log)
                 self.unlock(key)
                 continue
-            # An empty file may be another one than was known by this number.
+            # An empty file may be a new one that reuses a known inode number.
             if new or self.entries.get(log.name) != (log.inode, log.device):
                 self.directory.sync()
                 self.entries[log.name] = (log.inode, log.device)
@@ -252,7 +252,7 @@ class Logs:
             return log
 
     def unlock(self, key: str) -> None:
-        """Let other processes in. Harmless where nothing was locked."""
+        """Release the lock of a session's log. Does nothing if it is not locked."""
         log = self._locked.get(key)
         if log is not None:
             self.release(log)
@@ -264,11 +264,11 @@ class Logs:
             try:
                 fcntl.flock(log.descriptor, fcntl.LOCK_UN)
             except OSError:
-                # The lock goes with the descriptor, and that with the last use of the log.
+                # The lock ends with the descriptor, which closes after the last use of the log.
                 self.discard(log)
 
     def _make_good(self, log: Log) -> None:
-        """Move a log whose sync failed to a new file, before anything is appended to it."""
+        """Copy a log whose sync failed to a new file, before any append."""
         with log.mutex:
             log.suspect = True
         try:
@@ -282,13 +282,13 @@ class Logs:
     # --- bounds ------------------------------------------------------------------------------
 
     def trim(self, log: Log) -> None:
-        """Keep the messages in memory within the limit; the least recently used go first."""
+        """Keep the messages in memory within the limit; drop the least recently used first."""
         with log.mutex:
             weight, before = log.weight, log.weighed
             log.weighed = weight
         if weight == before:
             return
-        # Not exact if threads race, or if a log was dropped; the sum below is.
+        # Inexact if threads race or a log was dropped; the sum below corrects it.
         self._held += weight - before
         if self._held <= self._cache_bytes:
             return
@@ -304,9 +304,10 @@ class Logs:
                 other.weighed = 0
 
     def close(self) -> None:
-        """Let go of every file, also of logs that nothing but an old traceback still refers to.
+        """Close every file, also of logs that only an old traceback refers to.
 
-        Only when nobody is inside; in a forked child the parent's locks stay as they are.
+        Call this only when no other thread uses the store. In a forked child the parent keeps its
+        locks.
         """
         for log in list(self._alive):
             log.close()
@@ -319,13 +320,16 @@ def _weight(log: Log) -> int:
 
 
 def _check_time(deadline: float, key: str) -> None:
-    """Somebody replaces the file again and again: give up when it is time."""
+    """Raise StoreBusy if the deadline has passed while other processes keep replacing the file."""
     if time.monotonic() > deadline:
         raise StoreBusy(f"the log of {key!r} is replaced all the time; try again")
 
 
 def flock(descriptor: int, deadline: float, what: str) -> None:
-    """Wait for the lock of a file, looking often: backing off starves. Raises StoreBusy."""
+    """Wait for the lock of a file. Raises StoreBusy.
+
+    The interval stays short: with a back-off, this process would starve among faster ones.
+    """
     while True:
         try:
             fcntl.flock(descriptor, AT_ONCE)

@@ -1,9 +1,10 @@
-"""Deleting for good: whole sessions, or how one began.
+"""Purge: delete sessions, or the first messages of a session, permanently.
 
-What leads to something goes after it, so that a call which was cut short is simply made again.
+A purge deletes a file that refers to others only after those others, so that an interrupted purge
+can simply be repeated.
 
-The order of locks: archive folder (as in a compaction) → gate → flock of the live file → flock of
-a file in the trash → mutex.
+Lock order: archive folder (as in a compaction) → gate → flock of the live file → flock of a file in
+the trash → mutex.
 """
 
 import os
@@ -36,13 +37,13 @@ from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
 from stenolog.stores.state import copy, not_reached, present
 
 ASIDE: Final = "aside"
-"""Where `steno doctor` puts what it moves out of the way."""
+"""Folder for files that `steno doctor` moves out of the way."""
 
 _ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
 
 
 class Purging:
-    """The purges of one store."""
+    """Purges of one store."""
 
     def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
         self._logs = logs
@@ -50,15 +51,16 @@ class Purging:
         self._directory = logs.directory
         self._busy_timeout = busy_timeout
 
-    # --- everything --------------------------------------------------------------------------
+    # --- whole sessions ----------------------------------------------------------------------
 
     def purge(self, key: str) -> Purged:
-        """As Store.purge, of all that there is."""
+        """As Store.purge, for the whole session."""
         self._queue.alone(key, lambda: self._hide(key))
         with _under_way(key):
             hidden = trash.keys(self._directory, purged=True)
             purged = [entry for entry, found in hidden if found == key]
-            # Whoever hid them may have been killed, and nothing of what may come back is deleted.
+            # The process that hid them may have been killed before its sync. Nothing is deleted
+            # of a session that a power cut could make visible again.
             trash.settle(self._directory)  # guard: purge-settles-trash
         if not purged:
             raise NoSuchSession(key)
@@ -74,7 +76,7 @@ class Purging:
         with _under_way(key):
             hidden = [self._hide_deleted(entry) for entry in meant]
             trash.settle(self._directory)
-        # One that is not there any more was brought back meanwhile.
+        # An entry that is None was restored before it could be hidden.
         return self._destroyed(key, [entry for entry in hidden if entry is not None], alone=False)
 
     def unfinished(self) -> list[Trashed]:
@@ -95,7 +97,7 @@ class Purging:
         raise NoSuchSession(uid, "no purge of it was interrupted")
 
     def _destroyed(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
-        """Delete what was hidden; `alone`: also what only tells of the key."""
+        """Delete hidden sessions; with `alone`, also files that are only known by the key."""
         with _under_way(key):
             alone = alone or self._is_vacant(key)
             lives = [self._destroy(key, entry, alone=alone) for entry in purged]
@@ -110,7 +112,7 @@ class Purging:
         )
 
     def _hide(self, key: str) -> None:
-        """Out of sight, each life in one step: from then on they only have to be cleared away."""
+        """Hide each session of the key in one step. After that, only deletions remain."""
         with self._standing_still(key) as log, _reading(key):
             live = log if log is not None and exists(log) else None
             if live is not None:
@@ -121,8 +123,8 @@ class Purging:
             with _under_way(key) if deleted else _reading(key):
                 for entry in deleted:
                     self._hide_deleted(entry)
-                # Not before all that may fail: who is in a turn goes on where nothing came of it.
-                # And not after the log went: what he writes would begin the session again.
+                # After all steps that may fail: a turn continues if the purge fails early.
+                # And before the log is removed: a write of that turn would recreate the session.
                 if live is not None or log is None or log.file_size() == 0:
                     leases.end(self._directory, key)
             if live is not None:
@@ -131,7 +133,7 @@ class Purging:
                     _unlink(self._directory.descriptor, f".{live.name}.new")
 
     def _is_vacant(self, key: str) -> bool:
-        """Whether no session has the key; then a turn in one that had it is over."""
+        """Return whether no session has the key; if so, end the lease of an earlier one."""
         if self._size(key):
             return False
         vacant: list[bool] = []
@@ -151,9 +153,9 @@ class Purging:
 
     @contextmanager
     def _standing_still(self, key: str) -> Iterator[Log | None]:
-        """The live log, or an empty one, while no session of the key begins, ends or comes back.
+        """Lock the live log, or an empty one: no session of the key can begin, end or be restored.
 
-        None where no session can begin: another program's log is in the way.
+        Yields None if no session can be created, because another program's log has the name.
         """
         try:
             log = self._logs.lock(key, create=True)
@@ -170,14 +172,14 @@ class Purging:
                 self._logs.discard(log)
 
     def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
-        """As it is called from then on; None where it is not there any more."""
+        """Return the renamed entry; None if it is no longer in the trash."""
         with trash.opened(self._directory, entry, until=self._deadline()) as log:
             return None if log is None else trash.hide(self._directory, entry)
 
     def _destroy(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
-        """All there is of a session, and last the log, by which the rest is found.
+        """Delete all files of a session, and last the log, which leads to the others.
 
-        The seqs of its messages; None where somebody else was faster.
+        Return the seqs of its messages; None if another process has deleted it already.
         """
         with (
             self._archives(entry.uid, create=False) as archives,
@@ -199,10 +201,10 @@ class Purging:
                 _unlink(folder, unfinished, entry.name)
             return found
 
-    # --- the beginning -----------------------------------------------------------------------
+    # --- the first messages ------------------------------------------------------------------
 
     def purge_before(self, key: str, before: int) -> Purged:
-        """As Store.purge, of the messages below this seq."""
+        """As Store.purge, for the messages below this seq."""
         gone, summary = self._purge_before(key, before)
         with _under_way(key):
             self._delete_catalog()
@@ -234,7 +236,7 @@ class Purging:
     def _purge_before_once(
         self, key: str, uid: str, folder: int | None, before: int
     ) -> tuple[list[Span], str] | None:
-        """None where the session was replaced meanwhile. The archives stand still."""
+        """Purge once; return None if the session was replaced. The archive folder is locked."""
         state = self._logs.read(key, lambda log: copy(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
@@ -261,20 +263,20 @@ class Purging:
         self._queue.alone(key, work)
         if not done:
             return None
-        # Only now: until the log was replaced, it named the old ones.
+        # Only after the log is replaced: until then it names the old archives.
         with _under_way(key):
             remains.sweep(folder, prepared.names)  # guard: purge-sweeps-archives
         return done[0]
 
     def _whole(self, log: Log, entry: Undo) -> Undo:
-        """An undo entry with all that belongs to it; one that is damaged is not kept."""
+        """Return a complete undo step; a damaged one becomes a step that the purge drops."""
         try:
             with log.mutex:
                 return log.undo_step(entry)
         except DamagedStore:
             return Undo(number=entry.number, op=entry.op, newly=[(1, 1)])
 
-    # --- what it does not reach ------------------------------------------------------------
+    # --- copies that a purge does not reach --------------------------------------------------
 
     def _copies(self, key: str) -> Iterator[str]:
         name = re.escape(names.file_name(key))
@@ -284,9 +286,9 @@ class Purging:
                     yield f"{ASIDE}/{found} is a copy of {key!r} that doctor put there; remove it"
 
     def _forks(self, key: str) -> tuple[list[str], list[str]]:
-        """The sessions that were forked from this one, deleted ones included.
+        """Return the keys of all forks of this session, including deleted ones.
 
-        And, in words, those of which that cannot be told.
+        The second list describes the logs that may be forks but cannot be read.
         """
         here, forks, unread = self._directory, list[str](), list[str]()
         with trash.opened_folder(here, trash.FOLDER) as folder:
@@ -318,7 +320,7 @@ class Purging:
         return time.monotonic() + self._busy_timeout
 
     def _attempts(self, key: str) -> Iterator[None]:
-        """Try again for as long as others replace the session meanwhile."""
+        """Yield until the deadline, for retries while other processes replace the session."""
         deadline = self._deadline()
         while True:
             yield
@@ -326,13 +328,13 @@ class Purging:
                 raise StoreBusy(f"{key!r} is replaced all the time; try again")
 
     def _delete_catalog(self) -> None:
-        """Delete the catalog, which quotes what is purged. Raises OSError, StoreBusy."""
+        """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
         path = self._directory.path / catalog_file.NAME
         delete_catalog(self._directory.descriptor, path, seconds=self._busy_timeout)
 
     @contextmanager
     def _archives(self, uid: str, *, create: bool) -> Iterator[int | None]:
-        """The folder of a session's archives while nobody else changes what is in it."""
+        """Lock the folder of a session's archives, so that no other process changes it."""
         folder = self._directory.subfolder(archive.FOLDER, uid, create=create)
         if folder is None:
             yield None
@@ -346,7 +348,7 @@ class Purging:
 
 @contextmanager
 def _reading(key: str) -> Iterator[None]:
-    """While nothing has happened yet. Raises StoreUnavailable, DamagedStore."""
+    """Translate errors before the first effect. Raises StoreUnavailable, DamagedStore."""
     try:
         yield
     except OSError as error:
@@ -355,7 +357,7 @@ def _reading(key: str) -> Iterator[None]:
 
 @contextmanager
 def _under_way(key: str) -> Iterator[None]:
-    """From the first effect on: part of it is done, and the same call does the rest."""
+    """Translate errors after the first effect: part is done, and a repeated call does the rest."""
     try:
         yield
     except OSError as error:
@@ -371,7 +373,7 @@ def _present(log: Log) -> list[Span]:
 
 
 def _unlink(folder: int | None, *files: str) -> None:
-    """Delete files that are there, durably. Raises OSError."""
+    """Delete the files that exist, durably. Raises OSError."""
     if folder is None or not files:
         return
     for name in files:

@@ -1,8 +1,8 @@
-"""What a purge leaves of a log and its archives: the messages from one seq on, and no other bytes.
+"""Rewrite a log and its archives for a purge: keep only the messages from one seq on.
 
-States and changes are not copied, because they quote older summaries and tokens; neither are
-bytes that a void had set aside. A damaged line that stands behind a kept message is kept as it
-is: it was said later, so it is not what was to be purged.
+States and changes are not copied, because they quote older summaries and idempotency keys. Bytes
+that a void record marks as invalid are not copied either. A damaged line after a kept message is
+copied unchanged: it is newer than that message, so it is not part of what is purged.
 """
 
 import os
@@ -31,18 +31,18 @@ from stenolog.stores.state import blank, decide_purge, missing, only, present
 
 
 class Prepared(Struct, frozen=True):
-    """The archives of a log as they will be, written and not yet named by anything."""
+    """New archives of a log, written but not yet named by any state."""
 
     instead_of: Archive | None
-    """The newest of those that they take the place of."""
+    """The newest of the archives that they replace."""
     newest: Archive | None
     names: frozenset[str]
 
 
 def prepare(directory: Directory, folder: int, state: State, before: int) -> Prepared:
-    """Write what archives hold from this seq on to new ones. Raises OSError, DamagedStore.
+    """Copy the archived messages from this seq on to new archives. Raises OSError, DamagedStore.
 
-    The caller holds the lock of their folder, so nobody else changes which there are.
+    The caller holds the lock of the archive folder, so no other process changes the archives.
     """
     made: list[Archive] = []
     named = state.archive
@@ -68,11 +68,11 @@ def prepare(directory: Directory, folder: int, state: State, before: int) -> Pre
 
 
 def _renamed(named: Archive | None, state: State, before: int) -> Archive | None:
-    """What takes the place of an archive; None where nothing of it stays."""
+    """Return the archive that replaces this one; None if none of its messages is kept."""
     if named is None or named.last < before:
         return None
     first = max(named.first, before)
-    # No name that is in use: the old one counts until the log names the new one.
+    # An unused name: the old archive counts until the log names the new one.
     name = f"{first}-{named.last}.{state.generation + 1}.jsonl.gz"
     return Archive(name=name, first=first, last=named.last)
 
@@ -80,7 +80,7 @@ def _renamed(named: Archive | None, state: State, before: int) -> Archive | None
 def _check_chain(
     directory: Directory, state: State, named: Archive, below: Archive | None, before: int
 ) -> None:
-    """Raise DamagedStore where what lies below an archive should be kept and cannot be found."""
+    """Raise DamagedStore if the previous archive holds messages to keep and cannot be found."""
     if below is not None or named.first <= before:
         return
     wanted = spans.minus([(before, named.first - 1)], missing(state))
@@ -95,10 +95,10 @@ def _check_chain(
 def finish(
     log: Log, prepared: Prepared, before: int, look_up: Callable[[Undo], Undo], at: str
 ) -> list[Span] | None:
-    """Replace the live log by what stays of it; the seqs of the messages that are gone.
+    """Replace the live log by its remaining part; return the seqs of the purged messages.
 
-    None where the archives are not those that were prepared. The caller holds the append lock and
-    drops the log afterwards. Raises OSError.
+    None if the archives have changed since `prepare`. The caller holds the append lock and drops
+    the log afterwards. Raises OSError.
     """
     with log.mutex:
         log.check_known()
@@ -118,7 +118,7 @@ def finish(
 
 
 def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -> bytes:
-    """The changes that undo steps point to, because the state has no room for them."""
+    """Return the changes that undo steps refer to, because the state has no room for them."""
     lines = []
     for entry in state.undo:
         if entry.elsewhere:
@@ -128,7 +128,7 @@ def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -
 
 
 def kept(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
-    """The lines of the messages from this seq on, but for those that are gone anyway."""
+    """Return the lines of the messages from this seq on, without those that are gone already."""
     _, bad = gather(text, offset=0)
     damaged = {piece.offset for piece in bad if not piece.known}
     lines: list[bytes] = []
@@ -152,13 +152,13 @@ def kept(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
 
 
 class _Batch:
-    """Whether a line may go on saying that it is part of a batch."""
+    """Current batch: decides whether a line may keep its mark as part of a batch."""
 
     def __init__(self) -> None:
         self._first = 0
 
     def line(self, message: Message) -> bytes:
-        """The line of a message, which is part of a batch only if the first of it was kept."""
+        """Return the line of a message, as part of a batch only if the batch's first is kept."""
         part = part_of(message)
         if part is not None and part[0] == 1:
             self._first = message.seq
@@ -175,9 +175,9 @@ class _Batch:
 
 
 def sweep(folder: int, keep: frozenset[str]) -> None:
-    """Delete every other file in a folder of archives, whose lock the caller holds.
+    """Delete all files except `keep` in a folder of archives.
 
-    Raises OSError.
+    The caller holds the lock of the folder. Raises OSError.
     """
     with os.scandir(folder) as found:
         others = [entry.name for entry in found if entry.name not in keep]
@@ -188,7 +188,7 @@ def sweep(folder: int, keep: frozenset[str]) -> None:
 
 
 def remove_archives(directory: Directory, folder: int, uid: str) -> None:
-    """Delete the archives of a session that is no more, and their folder. Raises OSError."""
+    """Delete the archives of a purged session, and their folder. Raises OSError."""
     sweep(folder, frozenset())
     above = directory.subfolder(archive.FOLDER, create=False)
     if above is not None:

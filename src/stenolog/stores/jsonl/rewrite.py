@@ -1,6 +1,6 @@
-"""A log in a fresh file of the next generation: after a failed sync, and when it is compacted.
+"""Rewrite a log to a new file of the next generation: after a failed sync, and for compaction.
 
-The old file stays whole until the new one, synced and locked, takes its name.
+The old file stays complete until the new file, synced and locked, is renamed to its name.
 """
 
 import fcntl
@@ -24,22 +24,22 @@ _STATE: Final = LINE_START + b'state"'
 
 
 class Replayed(Struct, frozen=True):
-    """What the records of a log amount to, from its first line on."""
+    """Result of applying the records of a log from its first line on."""
 
     head: State
-    """The state that the file begins with."""
+    """State at the start of the file."""
     first_seq: int
-    """The seq that was next there."""
+    """Next seq at the start of the file."""
     state: State
     next_seq: int
     tail: Tail | None
 
 
 def replay(text: bytes, known: State, *, proven: bool = False) -> Replayed:
-    """The state as of the end of these bytes, which begin where the log begins.
+    """Return the state at the end of these bytes, which begin at the start of the log.
 
-    `known`: the state as of now, for a log whose first states are damaged. `proven`: something
-    that stands behind these bytes shows that all of them were synced.
+    `known` is the current state, for a log whose first states are damaged. `proven` means that a
+    later record proves that all these bytes were synced.
     """
     first = next(iter(gather(text, offset=0)[0]), None)
     head = next(states_in(text), None)
@@ -58,7 +58,7 @@ def replay(text: bytes, known: State, *, proven: bool = False) -> Replayed:
 
 
 def _first_state(known: State) -> StateRecord:
-    """What a log must have begun with, as far as that can be told from what it is now."""
+    """Return the probable first state of a log, derived from its current state."""
     state = blank(known.key, known.uid, known.generation, known.created)
     state.archive, state.purged, state.forked_from = known.archive, known.purged, known.forked_from
     state.floor = known.archive.last if known.archive is not None else 0
@@ -66,7 +66,7 @@ def _first_state(known: State) -> StateRecord:
 
 
 def states_in(text: bytes) -> Iterator[StateRecord]:
-    """The intact states, from the first on."""
+    """Yield the intact states in order."""
     start = text.find(_STATE)
     while start >= 0:
         newline = text.find(b"\n", start)
@@ -77,7 +77,7 @@ def states_in(text: bytes) -> Iterator[StateRecord]:
 
 
 def without_states(text: bytes) -> bytes:
-    """The same lines, byte for byte, less the state records."""
+    """Return the same lines, byte for byte, without the state records."""
     if _STATE not in text:  # guard: compaction-drops-old-states
         return text
     return b"".join(
@@ -118,7 +118,7 @@ def composed(
     next_seq: int,
     tail: Tail | None,
 ) -> bytes:
-    """A whole log of the next generation: its state twice, the lines, the state as of the end."""
+    """Return a complete log of the next generation: head state twice, lines, end state."""
     head, end = copy(head), copy(end)
     head.generation = end.generation = end.generation + 1
     parts = [
@@ -137,9 +137,9 @@ def composed(
 
 
 def swap(log: Log, text: bytes) -> None:
-    """Let a new file with this content take the log's name, durably.
+    """Replace the log's file by a new one with this content, durably.
 
-    The caller holds the lock of the old one and lets go of it afterwards. Raises OSError.
+    The caller holds the lock of the old file and releases it afterwards. Raises OSError.
     """
     folder = log.directory.descriptor
     temporary = f".{log.name}.new"
@@ -147,12 +147,12 @@ def swap(log: Log, text: bytes) -> None:
     try:
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Locked before it has the name: nobody appends to it before the name is on the disk.
+        # Locked before the rename: no process appends to it before the rename is on the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, log.name, src_dir_fd=folder, dst_dir_fd=folder)
         log.directory.sync()
     except BaseException:
-        # What it says must not outlive a purge; after the rename there is nothing of that name.
+        # The temporary file must not outlive a purge. After the rename it does not exist.
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise

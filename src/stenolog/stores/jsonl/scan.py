@@ -1,9 +1,9 @@
-"""Bytes of a log → the records that count, and what is wrong with the rest. Pure.
+"""Parse the bytes of a log: the records that count, and a description of any damage.
 
-Nearly always every line is intact and in order; `read_run` sees that in a few passes over the
-whole buffer and is done. Only where it does not hold is each line looked at: `examine` finds
-what damage left, judges batches with a missing line by what follows them, and says what the next
-writer has to set aside. docs/format.md, "Reading", has the rules by number.
+Nearly always every line is intact and in order; `read_run` verifies that in a few passes over the
+whole buffer. Otherwise `examine` inspects each line: it finds the records that damage has spared,
+decides about incomplete batches by the records after them, and returns the tail that the next
+writer has to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
 """
 
 import re
@@ -38,36 +38,36 @@ _seq_of = attrgetter("seq")
 _SHORTEST_LINE = 100
 _CRC_FIELD = b',"crc":"'
 _OURS = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
-"""Not a message, whatever else is wrong with it."""
+"""Start of a damaged control record, which cannot have been a message."""
 
 
 class Bad(Struct, frozen=True):
-    """A piece of the log that is not a record."""
+    """A part of the log that is not a record."""
 
     offset: int
     length: int
     known: bool
-    """A void record already says so."""
+    """Whether a void record covers it already."""
     text: bytes
 
 
 class Tail(Struct, frozen=True):
-    """What the next writer has to set aside before it appends."""
+    """End of a log that the next writer has to void before it appends."""
 
     bytes: int
-    """Bytes at the end that are not a record (they are not consumed)."""
+    """Number of bytes at the end that are not a record (they are not consumed)."""
     ends_line: bool
     """Whether the file ends with a newline."""
     next_seq: int
-    """Past every seq that may have been acknowledged."""
+    """Next seq, higher than every seq that may have been acknowledged."""
     seqs: list[Span]
     lost: list[Span]
     changes: list[int]
     damaged: bool
-    """Whether whole lines are among the bytes: those may have been acknowledged."""
+    """Whether the bytes include complete lines, which may have been acknowledged."""
 
     def as_void(self) -> Void:
-        """The body of the record that sets it aside."""
+        """Return the body of the void record for this tail."""
         return Void(
             bytes=self.bytes if self.ends_line else self.bytes + 1,
             seqs=self.seqs,
@@ -77,18 +77,18 @@ class Tail(Struct, frozen=True):
 
 
 def void_line(tail: Tail, at: str) -> bytes:
-    """The record that sets a tail aside, on a line of its own."""
+    """Return the void record for a tail, on a separate line."""
     line = control_line("void", tail.next_seq, at, tail.as_void())
     return line if tail.ends_line else b"\n" + line  # guard: void-record
 
 
 class Scan(Struct, frozen=True):
-    """What a stretch of a log holds."""
+    """Content of a part of a log."""
 
     records: list[Record]
     """The records that count, in order."""
     consumed: int
-    """How many bytes were judged for good; what follows may still become a record."""
+    """Number of bytes with a final verdict; the bytes after them may still become a record."""
     terminated: bool
     """Whether the consumed bytes end with a newline."""
     next_seq: int
@@ -98,7 +98,7 @@ class Scan(Struct, frozen=True):
 
 
 def read_run(buffer: bytes, next_seq: int) -> list[Record] | None:
-    """All records of whole lines that reach the end of a log, if all is as it should be."""
+    """Return the last records of a log; None if one is damaged or the last batch incomplete."""
     records = _intact_run(buffer, next_seq)
     if not records:
         return records
@@ -107,7 +107,7 @@ def read_run(buffer: bytes, next_seq: int) -> list[Record] | None:
 
 
 def _intact_run(buffer: bytes, next_seq: int | None) -> list[Record] | None:
-    """All records of a buffer of whole lines; None where one is damaged, void or out of order."""
+    """Return the records of complete lines; None if one is damaged, void or out of order."""
     lines = count_intact(buffer)
     if not lines:
         return None if lines is None else []
@@ -117,7 +117,7 @@ def _intact_run(buffer: bytes, next_seq: int | None) -> list[Record] | None:
         return None
     if len(records) != lines:
         return None
-    # Column by column: a message takes a seq, whatever else stands there names the next one.
+    # Compare whole columns: a message uses up a seq, any other record names the next one.
     kinds = list(map(type, records))
     first = records[0].seq if next_seq is None else next_seq
     expected = list(accumulate([kind is Message for kind in kinds], initial=first))
@@ -128,11 +128,11 @@ def _intact_run(buffer: bytes, next_seq: int | None) -> list[Record] | None:
 
 
 def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
-    """Every intact record of a stretch in the middle of a log, and what is not one.
+    """Return every intact record of a part in the middle of a log, and the other bytes.
 
-    Which of them count is known from the state that stands behind the stretch.
+    The state after that part determines which of the records count.
     """
-    # A batch may reach beyond either end of the stretch.
+    # A batch may extend beyond either end of the part.
     run = _intact_run(buffer, None)
     if run is not None:
         return run, []
@@ -145,40 +145,40 @@ def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
 
 
 def begins_well(buffer: bytes, start: int) -> bool:
-    """Whether a stretch may begin with the line that begins here.
+    """Return whether a part to be parsed may begin with the line at `start`.
 
-    Not with a void, nor with what it may speak of: these are judged together.
+    Not with a void record or with bytes that it may cover: those are judged together.
     """
     record = parse_line(buffer[start : buffer.find(b"\n", start)])
     return record is not None and not isinstance(record, VoidRecord)
 
 
 def part_of(record: Record) -> Span | None:
-    """Which line of which batch this is."""
+    """Return the position of the record in its batch and the size of the batch, or None."""
     return record._part if isinstance(record, Message) else record.part
 
 
 def is_joined(record: Record) -> bool:
-    """Whether it fails to prove that what stands before it was synced."""
+    """Return whether the record does not prove that the bytes before it were synced."""
     # guard: batch-line-is-no-proof
     return record._joined if isinstance(record, Message) else record.joined
 
 
 class _Piece(Struct):
-    """One stretch between newlines: a record, several, or none."""
+    """The bytes between two newlines: one record, several, or none."""
 
     start: int
     stop: int
     records: list[Record]
     bad: bytes
-    """The text, where it is not exactly one intact record."""
+    """The text, if it is not exactly one intact record."""
 
 
 def examine(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
-    """What a stretch that begins at a line and reaches the end of the log holds.
+    """Parse a part that begins at a line and reaches the end of the log.
 
-    `offset` is where it begins, `next_seq` the seq expected next; `proven`: it is the beginning
-    of a log that goes on behind it, so all of it was synced.
+    `offset` is the position of the part, `next_seq` the next expected seq. `proven` means that
+    the part is the start of a log with more records after it, so all of it was synced.
     """
     pieces, _ = _pieces(buffer)
     voids = [r.body for piece in pieces for r in piece.records if isinstance(r, VoidRecord)]
@@ -214,7 +214,7 @@ def examine(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) 
     kept.sort(key=lambda pair: pair[0])
     consumed = pieces[last_good].stop if last_good >= 0 else 0
     bad = _bad(pieces[: last_good + 1], pieces, offset)
-    # A message that stands there twice counts once, and is not passed over in silence.
+    # A duplicated message counts once, and the second copy is reported.
     bad += [
         Bad(offset + p.start, p.stop - p.start, False, buffer[p.start : p.stop])
         for p in (pieces[index] for index in sorted(again))
@@ -234,9 +234,9 @@ def examine(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) 
 
 
 def _pieces(buffer: bytes) -> tuple[list[_Piece], int]:
-    """The stretches between newlines, and where the unterminated rest begins.
+    """Split the buffer at newlines; return the pieces and the start of the unterminated rest.
 
-    A rest that holds an intact record is a piece like any other: it lacks only its newline.
+    A rest that holds an intact record is a normal piece: it lacks only its newline.
     """
     pieces: list[_Piece] = []
     start = 0
@@ -256,27 +256,27 @@ def _pieces(buffer: bytes) -> tuple[list[_Piece], int]:
 
 
 class _Batches:
-    """Sorts records into those that count and those that do not, batch by batch."""
+    """Sorter of records, batch by batch, into those that count and those that do not."""
 
     def __init__(self, void_seqs: Sequence[Span], void_changes: set[int]) -> None:
         self.kept: list[tuple[int, Record]] = []
         self.dropped: list[tuple[int, Record]] = []
         self.unproven: list[Record] = []
-        """Intact lines of batches that a void has to name."""
+        """Intact lines of incomplete batches that a void record has to name."""
         self.open_from: int | None = None
-        """The piece at which a batch begins that may still be in the making."""
+        """Index of the piece where a batch begins that a writer may still be writing."""
         self._void_seqs = void_seqs
         self._void_changes = void_changes
         self._open: list[tuple[int, Record]] = []
         self._holed = False
 
     def hole(self) -> None:
-        """A damaged line: if a batch is open, it may have been one of its lines."""
+        """Record a damaged line: if a batch is open, the line may have belonged to it."""
         if self._open:
             self._holed = True
 
     def take(self, record: Record, index: int, *, proven: bool) -> None:
-        """The next intact record, which stands in the piece of this index."""
+        """Add the next intact record, from the piece with this index."""
         part = part_of(record)
         if self._open and not self._continues(record, part):
             self.end(broken=True, proven=proven or not is_joined(record))
@@ -289,7 +289,7 @@ class _Batches:
             self.end(broken=True, proven=proven)
 
     def end(self, *, broken: bool, proven: bool) -> None:
-        """The open batch has all the lines it will get here."""
+        """Close the open batch, which gets no more lines in this part."""
         batch, self._open = self._open, []
         holed, self._holed = self._holed, False
         if not batch:
@@ -314,7 +314,7 @@ class _Batches:
         if part is None or last is None or part[1] != last[1] or part[0] <= last[0]:
             return False
         steps = part[0] - last[0]
-        # A change takes a line of the batch but no seq.
+        # A change counts as a line of the batch but uses no seq.
         return record.seq - before.seq == (steps if isinstance(before, Message) else steps - 1)
 
     def _is_void(self, record: Record) -> bool:
@@ -326,7 +326,7 @@ class _Batches:
 def _missing(
     found: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
 ) -> tuple[int, list[Span], set[int]]:
-    """The next seq, the seqs that should have been there, and records that came twice."""
+    """Return the next seq, the missing seqs, and the ids of duplicate records."""
     expected = next_seq
     gaps: list[Span] = []
     repeated: set[int] = set()
@@ -343,7 +343,7 @@ def _missing(
 
 
 def _bad(wrong: list[_Piece], pieces: list[_Piece], offset: int) -> list[Bad]:
-    """The pieces that are not a record, and whether a void among the others says so already."""
+    """Return the pieces that are not a record, and whether a void record covers each."""
     covered = spans.union(
         (other.start - record.body.bytes, other.start - 1)
         for other in pieces
@@ -364,7 +364,7 @@ def _tail(
     expected: int,
     batches: _Batches,
 ) -> Tail | None:
-    """What has to be set aside; None where the log ends as it should."""
+    """Return the tail that has to be voided; None if the log ends properly."""
     seqs: list[Span] = []
     lost: list[Span] = []
     changes: list[int] = []
@@ -375,7 +375,7 @@ def _tail(
         changes = [r.body.number for r in batches.unproven if isinstance(r, ChangeRecord)]
     opened = [record for piece in pieces for record in piece.records]
     if opened:
-        # A batch whose last lines are missing altogether was never acknowledged.
+        # A batch without its last lines was never acknowledged.
         seqs = spans.union((r.seq, r.seq) for r in opened if isinstance(r, Message))
         if opened[0].seq > expected:
             lost = spans.union(lost, [(expected, opened[0].seq - 1)])
@@ -400,10 +400,10 @@ def _tail(
 
 
 def _messages_in(damaged: list[bytes]) -> int:
-    """How many messages damaged lines may have held, at the most.
+    """Return the maximum number of messages that damaged lines may have held.
 
-    A line may have become several by a byte that turned into a newline, and several may have
-    become one where a block reads as NUL.
+    One line may have become several because a byte turned into a newline, and several may have
+    become one because a block reads as NUL.
     """
     unsure = [text for text in damaged if not _OURS.match(text)]
     if not unsure:
@@ -413,24 +413,24 @@ def _messages_in(damaged: list[bytes]) -> int:
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """The lines with their newlines; the last one may lack it."""
+    """Return the lines with their newlines; the last one may lack its newline."""
     *lines, rest = text.split(b"\n")
     whole = [line + b"\n" for line in lines]
     return [*whole, rest] if rest else whole
 
 
 def looks_torn(buffer: bytes) -> bool:
-    """Whether a file without any intact record can be the beginning of one of ours."""
+    """Return whether a file without intact records may be the start of one of our logs."""
     start = b'{"kind":"state",'
     text = buffer.strip(b"\n")  # guard: foreign-log-refused
-    # A block that never reached the disk reads as NUL; what follows it may be any part of a line.
+    # A block that never reached the disk reads as NUL; any part of a line may follow it.
     return text[:1] in (b"", b"\0") or text.startswith(start) or start.startswith(text)
 
 
 def find_state(buffer: bytes, *, at_start: bool) -> tuple[int, StateRecord | UnknownRecord] | None:
-    """The last intact state record of a buffer, and where its line begins.
+    """Return the last intact state record of a buffer, and the offset of its line.
 
-    `at_start`: the buffer begins where a line begins.
+    `at_start` means that the buffer begins at the start of a line.
     """
     needle = LINE_START + b'state"'
     found = buffer.rfind(needle)

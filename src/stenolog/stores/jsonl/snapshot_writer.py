@@ -1,13 +1,13 @@
-"""Writes copies of sessions from another store as logs.
+"""Write copies of sessions from another store as logs.
 
 A copy is always written completely: to a new file, with one archive for the messages that were
-archived. It is synced, and then renamed to its place while the lock of the copy that it replaces is
-held. If the session has moved (another key, into the trash or out of it), the new file is put into
-its place before the old one is removed. A note in the folder names the old file and the old
-archives, so that the next copy removes them if this one is killed.
+archived. It is synced, and then renamed to its final path while the lock of the copy that it
+replaces is held. If the session has moved (another key, into or out of the trash), the new file
+gets its name before the old one is removed. A note in the folder names the old file and the old
+archives, so that the next copy removes them if this process is killed.
 
-The last line of a copy is a change that changes nothing: as long as only states follow it, the copy
-was not written to.
+The last line of a copy is a change without effect. As long as only states follow it, no process
+has written to the copy.
 """
 
 import errno
@@ -57,7 +57,7 @@ _TEMPORARY: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
 
 
 class SnapshotWriter:
-    """Writes copies into one folder."""
+    """Writer of copies into one folder."""
 
     def __init__(
         self, logs: Logs, lifecycle: Lifecycle, memory: snapshots.Memory, *, busy_timeout: float
@@ -68,12 +68,12 @@ class SnapshotWriter:
         self._memory = memory
         self._busy_timeout = busy_timeout
         self._waiting: list[tuple[Life, _NewFile]] = []
-        """New sessions that are written, but neither synced nor in their place."""
+        """New sessions that are written, but not yet synced or renamed to their final path."""
         self._deleted: set[str] = set()
 
     @contextmanager
     def writing(self) -> Iterator["SnapshotWriter"]:
-        """Write copies; all are durable at the end. Raises NotStored, MaybeStored."""
+        """Write copies; all of them are durable at the end. Raises NotStored, MaybeStored."""
         try:
             self._directory.settle()
             self._clean_up()
@@ -128,7 +128,7 @@ class SnapshotWriter:
             self._place_waiting()
 
     def _place_waiting(self) -> None:
-        """Sync the new sessions, many at a time, and put each into its place."""
+        """Sync the new sessions, many at a time, and move each to its final path."""
         try:
             # Slow to import, and only a copy needs it.
             from concurrent.futures import ThreadPoolExecutor
@@ -146,7 +146,7 @@ class SnapshotWriter:
     # --- checks ------------------------------------------------------------------------------
 
     def _check(self, life: Life, instead_of: str) -> None:
-        """Raise SessionExists or StoreBusy as far as that can be seen without a lock."""
+        """Raise SessionExists or StoreBusy, as far as a check without a lock can show."""
         if instead_of:
             if snapshots.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
                 raise _changed(life)
@@ -160,7 +160,7 @@ class SnapshotWriter:
                 raise SessionExists(life.key)
 
     def _generation(self, life: Life, instead_of: str) -> int:
-        """Return the generation of the copy that is to be replaced."""
+        """Return the generation of the copy to be replaced."""
         with self._opened(life, _path_in(instead_of), hold=False) as log, log.mutex:
             return log.known_state().generation
 
@@ -173,10 +173,10 @@ class SnapshotWriter:
                 raise _changed(life)
             yield log
 
-    # --- places ------------------------------------------------------------------------------
+    # --- final paths -------------------------------------------------------------------------
 
     def _place(self, life: Life, new: "_NewFile") -> None:
-        """Put a new file into a place that is free. Raises SessionExists, OSError."""
+        """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
         if life.deleted is not None:
             with _trash_folder(self._directory) as folder:
                 if not new.link(_deleted_name(life), folder):
@@ -188,7 +188,7 @@ class SnapshotWriter:
             self._logs.refuse_beside_foreign(life.key)
             if new.link(name, self._directory.descriptor):
                 return
-        # An empty file may be in the way.
+        # An empty file may have the name.
         self._lifecycle.begin(
             life.key,
             lambda log: new.rename(log.name, self._directory.descriptor),
@@ -203,7 +203,7 @@ class SnapshotWriter:
         folder: int | None,
         archives: frozenset[str],
     ) -> None:
-        """Put a new file into its place and remove the copy that it replaces."""
+        """Give a new file its final name, and remove the copy that it replaces."""
         note = _Note(life.key, life.uid, old_path=_path_in(instead_of), path=_path_of(life))
         noted = folder is not None or note.moves
         if noted:
@@ -219,7 +219,7 @@ class SnapshotWriter:
                 self._directory.sync()  # guard: new-copy-durable-before-old-is-removed
                 self._remove(note.old_path)  # guard: moved-copy-removed
             else:
-                # Left by a process that was killed: a live one would hold the lock of the log.
+                # Left by a killed process: a running one would hold the lock of the log.
                 with suppress(FileNotFoundError):
                     os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
                 new.rename(note.path, self._directory.descriptor)
@@ -241,10 +241,10 @@ class SnapshotWriter:
         else:
             self._directory.sync()
 
-    # --- after a copy was killed -------------------------------------------------------------
+    # --- after a copy was interrupted --------------------------------------------------------
 
     def _clean_up(self) -> None:
-        """Remove what a killed copy left. Raises OSError, StoreBusy."""
+        """Remove the files of an interrupted copy. Raises OSError, StoreBusy."""
         for name in self._directory.names():
             if _TEMPORARY.fullmatch(name):
                 self._remove_unlocked(name)
@@ -265,7 +265,7 @@ class SnapshotWriter:
                 descriptor.close()
 
     def _finish(self, name: str) -> None:
-        """Remove the replaced copy that a note names, and archives that nothing leads to."""
+        """Remove the replaced copy that a note names, and archives that no state names."""
         try:
             note = _note_in((self._directory.path / name).read_bytes())
         except msgspec.DecodeError as error:
@@ -300,7 +300,7 @@ class SnapshotWriter:
 
     @contextmanager
     def _locked_archives(self, life: Life) -> Iterator[int | None]:
-        """Lock the folder of the session's archives; None if there is none and none is needed."""
+        """Lock the folder of the session's archives; None if none exists and none is needed."""
         folder = self._directory.subfolder(archive.FOLDER, life.uid, create=life.archived > 0)
         if folder is None:
             yield None
@@ -314,13 +314,13 @@ class SnapshotWriter:
 
 
 class _NewFile:
-    """A file that disappears when it is closed without a name of its own."""
+    """A temporary file that is deleted on close unless it was given a final name."""
 
     def __init__(self, directory: Directory, uid: str) -> None:
         self._folder = directory.descriptor
         self._name = f".{uid}-{os.urandom(4).hex()}.copy"
         self.placed = False
-        """Whether it has its name, perhaps not durably."""
+        """Whether it has its final name, perhaps not durably."""
         self.descriptor = create_anew(self._folder, self._name)
         # Other copies do not remove it, and no writer appends before its name is on the disk.
         fcntl.flock(self.descriptor, AT_ONCE)
@@ -346,25 +346,25 @@ class _NewFile:
         return snapshots.stamp(path, os.fstat(self.descriptor))
 
     def close(self) -> None:
-        """Close it, and delete it unless it was renamed."""
+        """Close it, and remove its temporary name."""
         with suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._folder)
         self.descriptor.release()
 
 
 class _Note(Struct, frozen=True):
-    """Names the copy that another one replaces."""
+    """File that names a copy being replaced, and the copy that replaces it."""
 
     key: str
     uid: str
     old_path: str = ""
-    """Where the replaced copy is."""
+    """Path of the replaced copy."""
     path: str = ""
-    """Where the new copy is."""
+    """Path of the new copy."""
 
     @property
     def moves(self) -> bool:
-        """Whether the new copy is in another place."""
+        """Whether the new copy has another path."""
         return self.path != self.old_path
 
 
@@ -372,7 +372,7 @@ def _note_in(text: bytes) -> _Note:
     """Return the note that a file holds. Raises DecodeError."""
     note = msgspec.json.decode(text, type=_Note)
     if not note.path:
-        # Earlier versions replaced a copy in place, and left no more than its archives.
+        # Earlier versions replaced a copy in place, and left only its archives.
         path = names.file_name(note.key)
         return replace(note, old_path=path, path=path)
     return note
@@ -410,7 +410,7 @@ def _write_life(
 
 
 class _Stream:
-    """An iterator of messages that can look at the next one."""
+    """Iterator over messages that can return the next seq in advance."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = iter(messages)
@@ -431,7 +431,7 @@ class _Stream:
 
     @property
     def first(self) -> int | None:
-        """The seq of the next message; None at the end."""
+        """Seq of the next message; None at the end."""
         message = self._peek()
         return None if message is None else message.seq
 
@@ -444,10 +444,10 @@ class _Stream:
 def _write_archive(
     folder: int, state: State, stream: _Stream, upto: int
 ) -> tuple[Archive, list[Token]]:
-    """Write the messages up to this seq to an archive, durably; return it and their tokens."""
+    """Write the messages up to this seq to a new archive; return it and its idempotency keys."""
     first = stream.first
     if first is None or first > upto:
-        # None of these messages is left, but the state still says how far they were archived.
+        # None of these messages is left, but the state still records how far they were archived.
         first = upto
     mark = "" if state.generation == 1 else f".{state.generation}"
     named = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
@@ -465,7 +465,7 @@ def _write_log(
 ) -> None:
     first = stream.first or life.last_seq + 1
     at, end = life.created, life.last_seq + 1
-    # Only the states hold tokens whose message is missing.
+    # Only the states hold the idempotency keys of missing messages.
     state.tokens = [*state.tokens, *life.tokens]
     head = control_line("state", first, at, state)
     lines = [head, control_line("state", first, at, state, joined=True)]
@@ -498,7 +498,7 @@ def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
-    """Yield the line of each message; the messages of one token form a batch."""
+    """Yield the line of each message; messages with the same idempotency key form a batch."""
     batch = (0, 0)
     for message in messages:
         seq, body = message.seq, message.to_json()
@@ -514,13 +514,13 @@ def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
 
 
 class _TokensSeen:
-    """Collects the tokens of messages for a state."""
+    """Collector of the idempotency keys of messages, for a state."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[str, int, int, list[bytes]]] = deque(maxlen=REMEMBERED)
 
     def watch(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield these messages and note their tokens."""
+        """Yield these messages and record their idempotency keys."""
         for message in messages:
             if message._once is not None and (found := token_of(message)) is not None:
                 self._seen.append((*found, message.seq, []))
@@ -531,7 +531,7 @@ class _TokensSeen:
             yield message
 
     def found(self) -> list[Token]:
-        """Return the tokens; the digest is empty if messages of one are missing."""
+        """Return the idempotency keys; the digest is empty if messages of one are missing."""
         return [
             Token(token, first, count, digest(bodies) if len(bodies) == count else "")
             for token, count, first, bodies in self._seen
@@ -547,7 +547,7 @@ def _path_in(stamp: str) -> str:
 
 
 def _path_of(life: Life) -> str:
-    """Return the path for a life, relative to the folder."""
+    """Return the path for a session, relative to the folder."""
     if life.deleted is None:
         return names.file_name(life.key)
     return f"{trash.FOLDER}/{_deleted_name(life)}"

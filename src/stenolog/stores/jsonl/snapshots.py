@@ -1,7 +1,7 @@
-"""Reads snapshots of sessions from logs (stores/snapshots.py).
+"""Read snapshots of sessions from logs (stores/snapshots.py).
 
-A snapshot is read through a separate descriptor, so that no writer waits for it. `hold` takes the
-lock of the log, which the writers of all processes wait for.
+A snapshot is read through a separate descriptor, so that no writer waits for it. With `hold`, the
+reader takes the lock of the log, and the writers of all processes wait.
 """
 
 import os
@@ -39,30 +39,30 @@ from stenolog.stores.jsonl.scan import gather, lines_of
 from stenolog.stores.snapshots import LifeMark, Reading, life_of
 
 COPIED: Final = "copied"
-"""Operation of the change at the end of a copy, which changes nothing. It is followed by the
-place of the copy: in any other place, the session was moved after the copy."""
+"""Operation of the change at the end of a copy, which has no effect. The place of the copy follows
+it (see `place_of`): if the log is in another place, the session was moved after the copy."""
 
 _MOVES: Final = 100
-"""Maximum number of attempts to find a life that is deleted and restored all the time."""
+"""Maximum number of attempts to find a session that is repeatedly deleted and restored."""
 _BLOCK: Final = 4 * 1024 * 1024
 _TAIL: Final = 64 * 1024
 
 
-# --- which there are -------------------------------------------------------------------------
+# --- list of sessions ------------------------------------------------------------------------
 
 
 class Memory:
-    """Caches what a store knows about unchanged files."""
+    """Cache of facts about unchanged files."""
 
     def __init__(self) -> None:
         self.marks: dict[str, tuple[str, LifeMark | None]] = {}
-        """Stamp and life of each live log, by file name."""
+        """Stamp and session of each live log, by file name."""
         self.synced: set[str] = set()
-        """Stamps of logs that are synced."""
+        """Stamps of synced logs."""
 
 
 def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
-    """Return every life in the folder: those in the trash, then the others, each by key.
+    """Return every session in the folder: those in the trash, then the live ones, each by key.
 
     Files of other programs and unfinished first writes are skipped.
     """
@@ -72,7 +72,7 @@ def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
         try:
             key = trash.key_at(directory, entry)
         except StoreUnavailable as error:
-            key, problem = path, str(error)  # only the file knows its key
+            key, problem = path, str(error)  # only the file contains its key
         if key is not None and (stood := stamp_of(directory, path)) is not None:
             at = timestamp(entry.deleted)
             mark = LifeMark(key=key, uid=entry.uid, deleted=at, stamp=stood, problem=problem)
@@ -82,7 +82,7 @@ def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
         stood = stamp_of(directory, name) if name.endswith(names.SUFFIX) else None
         if stood is not None:
             before = memory.marks.get(name)
-            # A changed mode, which may make a file readable, is not in the stamp.
+            # The stamp does not cover the file mode, which may have become readable.
             unread = before is not None and before[1] is not None and before[1].problem
             if before is None or before[0] != stood or unread:
                 before = stood, _living(directory, name)
@@ -97,7 +97,7 @@ def _place_of(mark: LifeMark) -> tuple[str, str]:
 
 
 def _living(directory: Directory, name: str) -> LifeMark | None:
-    """Return the life in a file of this name, or None."""
+    """Return the session in a file of this name, or None."""
     with suppress(ForeignLog):
         try:
             key = names.key_of(name) or _long_key(directory, name)
@@ -143,7 +143,7 @@ def stamp(path: str, found: os.stat_result) -> str:
     return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
 
 
-# --- one of them -----------------------------------------------------------------------------
+# --- one session -----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def read(
     until: float,
     hold: bool,
 ) -> Iterator[Reading]:
-    """Read one life; with `hold`, its lock is held until the end.
+    """Read one session; with `hold`, keep its log locked until the end.
 
     Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
     """
@@ -170,9 +170,9 @@ def read(
 
 @contextmanager
 def opened(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Iterator[Log]:
-    """Open the log of a life and read it to its end; with `hold`, lock it.
+    """Open the log of a session and read it to its end; with `hold`, lock it.
 
-    The life is searched under its key and in the trash. Raises NoSuchSession.
+    Searches under the session's key and in the trash. Raises NoSuchSession.
     """
     with ExitStack() as stack:
         for _ in range(_MOVES):
@@ -195,7 +195,7 @@ def opened(directory: Directory, mark: LifeMark, *, until: float, hold: bool) ->
 def opened_at(
     directory: Directory, path: str, uid: str, *, until: float, hold: bool
 ) -> Iterator[Log | None]:
-    """Open the log of this life at a path, and lock it if `hold`; None if it is not there."""
+    """Open the log of this session at a path, and lock it if `hold`; None if it is not there."""
     with ExitStack() as stack:
         entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
         if entry is not None:
@@ -216,7 +216,7 @@ def _let_go(log: Log, *, held: bool) -> None:
 
 
 def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
-    """Return the entry of the trash with this uid."""
+    """Return the entry of the trash with this uid, or None."""
     for entry in trash.entries(directory):
         if entry.uid == uid:
             return entry
@@ -224,7 +224,7 @@ def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
 
 
 def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Log | None:
-    """Open the log of the key if it is this life."""
+    """Return the live log of the key if it holds this session, otherwise None."""
     name = names.file_name(mark.key)
     while True:
         descriptor = directory.open(name)
@@ -254,7 +254,7 @@ def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool
 
 
 def _sync(log: Log, memory: Memory) -> None:
-    """Sync the log: a power cut must not take back what was copied. Raises OSError."""
+    """Sync the log: a power cut must not remove messages that were copied. Raises OSError."""
     stood = stamp(log.name, os.fstat(log.descriptor))
     if not log.directory.read_only and stood not in memory.synced:
         sync_file(log.descriptor)
@@ -297,7 +297,7 @@ def look(log: Log, *, after: int, settled: bool) -> Reading:
 
 
 def place_of(key: str, deleted: str | None) -> str:
-    """Return a short name for the place of a life: its key, or its time in the trash."""
+    """Return a short name for the place of a session: a hash of its key and time of deletion."""
     # Imported here because only copies need it.
     from hashlib import sha256
 
@@ -305,14 +305,14 @@ def place_of(key: str, deleted: str | None) -> str:
 
 
 def is_untouched(log: Log) -> bool:
-    """Return whether the log is a copy that was neither written to nor moved since."""
+    """Return whether the log is a copy that was not written to or moved since it was made."""
     entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
     return place_of(log.key, deleted) in _copied_to(log)
 
 
 def _copied_to(log: Log) -> list[str]:
-    """Return the places in the last line of a copy; empty if anything but states follows it."""
+    """Return the places in the last line of a copy; empty if other records than states follow."""
     with log.mutex:
         log.ensure_loaded()
         end = log.end
@@ -334,7 +334,7 @@ def _copied_to(log: Log) -> list[str]:
 
 
 def _steps(log: Log, state: State) -> list[Undo]:
-    """Return the complete undo steps; none before a damaged one can be undone."""
+    """Return the complete undo steps after the last damaged one; earlier ones cannot be undone."""
     wanted = {entry.number for entry in state.undo if entry.elsewhere}
     if not wanted:
         return list(state.undo)
@@ -349,11 +349,11 @@ def _steps(log: Log, state: State) -> list[Undo]:
     return steps
 
 
-# --- its messages ----------------------------------------------------------------------------
+# --- messages --------------------------------------------------------------------------------
 
 
 def messages(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
-    """Yield every readable message after a seq, archived ones included, by seq."""
+    """Yield every readable message after a seq in order, including archived ones."""
     gone = states.missing(state)
     newest = after
     for message in _stored(log, state, after):

@@ -1,6 +1,6 @@
 """JSONLStore: sessions as append-only files in a folder.
 
-The order of locks: gate (this process) → flock (all processes) → mutex (memory).
+Lock order: gate (this process) → flock (all processes) → mutex (memory).
 """
 
 import copy
@@ -76,13 +76,13 @@ from stenolog.stores.snapshots import LifeMark, LifeWriter, Reading
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT: Final = 5.0
 _FOLLOW_POLL: Final = 0.02
-"""Seconds between two looks at a followed log."""
+"""Seconds between two checks of a followed log."""
 
 _stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
 
 
 class _OpenSession:
-    """A session whose log is locked, as an operation sees it; None: there is no log."""
+    """A session as an operation sees it: its log is locked, or None if it has none."""
 
     def __init__(self, key: str, log: Log | None) -> None:
         """Read the state. The caller holds the mutex of the log."""
@@ -101,10 +101,11 @@ class _OpenSession:
 
 
 class JSONLStore:
-    """Sessions as files under `workspace/namespace`; stores/base.py says what each call means.
+    """Sessions as files under `workspace/namespace`; stores/base.py documents each method.
 
-    `busy_timeout`: how long a call waits for other writers. `cache_bytes`: how much of the newest
-    messages may stay in memory. `read_only`: no lock, no repair, no write at all.
+    `busy_timeout` is the time in seconds that a call waits for other writers. `cache_bytes` limits
+    the memory for the newest messages. With `read_only` the store takes no lock, repairs nothing
+    and writes nothing.
     """
 
     def __init__(
@@ -125,12 +126,12 @@ class JSONLStore:
         self._directory = Directory(Path(workspace) / namespace, read_only=read_only)
         self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
         self._fence: Check | None = None
-        """Raises LeaseLost where the turn is over behind which this store is."""
+        """Raises LeaseLost if the lease that this store belongs to has ended."""
         self._begin()
         _stores.add(self)
 
     def _begin(self) -> None:
-        """Locks and tables as a process begins with them, a forked child included."""
+        """Create the locks and tables, at the start and in a forked child."""
         self._leasing = threading.Lock()
         self._in_use = InUseCounter(self._release)
         self._logs = Logs(
@@ -152,7 +153,7 @@ class JSONLStore:
 
     @property
     def folder(self) -> Path:
-        """Where the logs are, and the index beside them."""
+        """Folder of the logs and of the catalog."""
         return self._directory.path
 
     def catalog_file(self) -> Path:
@@ -161,24 +162,24 @@ class JSONLStore:
 
     @property
     def read_only(self) -> bool:
-        """Whether it was opened so that nothing is written."""
+        """Whether the store was opened read-only."""
         return self._read_only
 
     @property
     def busy_timeout(self) -> float:
-        """How long a call waits for other writers, in seconds."""
+        """Seconds that a call waits for other writers."""
         return self._busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
-        """Append `{"role": role, "content": content}`; its seq."""
+        """Append `{"role": role, "content": content}`; return its seq."""
         return self._append(key, encode_object({"role": role, "content": content}), once)
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
-        """Append one message; its seq."""
+        """Append one message; return its seq."""
         payload = encode_object(message) if type(message) is dict else encode_message(message)
         return self._append(key, payload, once)
 
@@ -190,7 +191,7 @@ class JSONLStore:
         once: str | None = None,
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
-        """Append a batch, whole or not at all; its seqs."""
+        """Append a batch completely or not at all; return its seqs."""
         batch = batch_of(messages, once, at)
         if not batch.payloads:
             with self._in_use.entry:
@@ -200,7 +201,7 @@ class JSONLStore:
         return list(range(first, first + len(batch.payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """The appends of several callers in one write; for each its seqs, or what went wrong."""
+        """Append messages of several callers in one write; return the seqs or error of each."""
         results: list[list[int] | StenologError] = [[] for _ in appends]
         group: list[tuple[int, Batch]] = []
         for index, one in enumerate(appends):
@@ -222,7 +223,7 @@ class JSONLStore:
         return results
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
-        """One message: at once where nobody is in the way, else like any batch."""
+        """Append one message: by the fast path if no other writer is active, else as a batch."""
         if once is None and type(key) is str and not self._read_only:
             with self._in_use.entry:
                 seq = self._queue.append_at_once(key, payload, self._fence)
@@ -235,14 +236,14 @@ class JSONLStore:
             self._check(key, batch.once)
             return self._queue.append(key, batch, self._fence)
 
-    # --- changing what is in sight -----------------------------------------------------------
+    # --- changing what is visible ------------------------------------------------------------
 
     def set_summary(self, key: str, text: str) -> None:
         """Replace the summary and nothing else."""
         self._change(key, operations.set_summary(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last visible messages."""
+        """Hide all but the last `keep_last` visible messages."""
         self._change(key, operations.truncate(keep_last))
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
@@ -261,7 +262,7 @@ class JSONLStore:
         self._change(key, decide)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the session's own data; None removes one."""
+        """Set fields of the session's metadata; None removes a field."""
         self._change(key, operations.set_meta(fields))
 
     def pop(self, key: str) -> Message | None:
@@ -279,7 +280,7 @@ class JSONLStore:
         self._change(key, operations.set_history(messages, expect_last=expect_last))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Take back the newest operation that can be undone."""
+        """Undo the newest operation that can be undone."""
         return self._change(key, operations.undo(answered))
 
     def _change(self, key: str, decide: operations.Decide[T]) -> T:
@@ -301,9 +302,9 @@ class JSONLStore:
                 raise NoSuchSession(key)
             with log.mutex:
                 decision = decide(_OpenSession(key, log))
-            # A change carries the result of all earlier records, so those must be on the disk:
-            # another process may have died before it synced what it wrote. An operation that
-            # changes nothing is complete only when the records that it relies on are durable.
+            # A change contains the result of all earlier records, so those must be on the disk:
+            # another process may have died before it synced its write. An operation that changes
+            # nothing is complete only when the records that it relies on are durable.
             writer.sync(log)  # guard: change-syncs-ground
             if decision.change is not None:
                 stored, outcome = writer.change(log, decision.change, decision.payloads)
@@ -331,7 +332,7 @@ class JSONLStore:
     # --- compaction --------------------------------------------------------------------------
 
     def compact(self, key: str) -> Compacted:
-        """Move what lies below the floor into an archive."""
+        """Move the messages up to the floor into an archive."""
         with self._in_use.entry:
             self._check_turn(key)
             return self._compact(key)
@@ -351,7 +352,7 @@ class JSONLStore:
                         break
                     if folder is not None:
                         prepared = compaction.prepare(found[0], folder)
-                        # Not kept: its descriptor has the lock if that could not be released.
+                        # Drop it: its descriptor keeps the lock if the release failed.
                         found = None
                         return (
                             compaction.NOTHING if prepared is None else self._finish(key, prepared)
@@ -380,10 +381,10 @@ class JSONLStore:
             self._queue.alone(key, work)
         return done[0]
 
-    # --- beginning and ending ----------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
-        """Make a session of its own from what is in sight, up to the seq `at`."""
+        """Create a new session from the visible messages, up to the seq `at`."""
         check_key(new_key)
         check_whole(at=at)
         with self._in_use.entry:
@@ -391,13 +392,13 @@ class JSONLStore:
             self._lifecycle.fork(key, new_key, at)
 
     def delete(self, key: str) -> Trashed:
-        """Put the session into the trash."""
+        """Move the session to the trash."""
         with self._in_use.entry:
             self._check_turn(key)
             return self._lifecycle.delete(key)
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Bring back the last deleted session of this key, or the one of this uid."""
+        """Restore the last deleted session of this key, or the one with this uid."""
         if as_key is not None:
             check_key(as_key)
         with self._in_use.entry:
@@ -405,12 +406,12 @@ class JSONLStore:
             self._lifecycle.restore(key, uid, as_key)
 
     def list_trash(self) -> list[Trashed]:
-        """The deleted sessions, the last deleted first."""
+        """Return the deleted sessions, last deleted first."""
         with self._in_use.entry:
             return trash.listed(self._directory)
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete for good: the session, or its messages below a seq."""
+        """Delete the session, or its messages below a seq, permanently."""
         check_whole(before=before)
         with self._in_use.entry:
             self._check_turn(key)
@@ -422,18 +423,18 @@ class JSONLStore:
         return replace(purged, not_reached=(*purged.not_reached, *states.taken_from(meta)))
 
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
-        """Delete these sessions of a key for good, all of them in the trash, and nothing else."""
+        """Delete these sessions of a key from the trash permanently, and no others."""
         with self._in_use.entry:
             self._check_turn(key)
             return self._purging.purge_trash(key, lives)
 
     def unfinished_purges(self) -> list[Trashed]:
-        """What interrupted purges left."""
+        """Return the sessions whose purge was interrupted."""
         with self._in_use.entry:
             return self._purging.unfinished()
 
     def finish_purge(self, uid: str) -> Purged:
-        """End the interrupted purge of the session with this uid."""
+        """Finish the interrupted purge of the session with this uid."""
         with self._in_use.entry:
             self._check_writable()
             return self._purging.finish(uid)
@@ -445,11 +446,11 @@ class JSONLStore:
             return {}
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys whose lease is held now, by any process."""
+        """Return the keys whose lease is held now, by any process."""
         return leases.leased(self.folder, keys)
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
-        """The turn in this session: one holder at a time, in all processes."""
+        """Take the lease of this session: one holder at a time, in all processes."""
         states.check_lease(ttl, wait)
         deadline = time.monotonic() + (self._busy_timeout if wait is None else wait)
         with self._in_use.entry:
@@ -475,23 +476,24 @@ class JSONLStore:
         return lease
 
     def _check_there(self, key: str) -> None:
-        """Raise NoSuchSession where it was purged while the turn was waited for.
+        """Raise NoSuchSession if the session was purged while this call waited for the lease.
 
-        With the lock of the log, because a purge ends the turn first, and then takes the log away.
+        The check holds the lock of the log, because a purge first ends the lease and then removes
+        the log.
         """
         log = self._logs.lock(key, create=False)
         if log is None or not exists(log):
             raise NoSuchSession(key)
 
     def behind(self, lease: JSONLLease) -> "JSONLStore":
-        """The same store, which refuses writes once the lease is over."""
+        """Return this store with a check that rejects writes once the lease has ended."""
         fenced = copy.copy(self)
         fenced._fence = lease.check
         _stores.add(fenced)
         return fenced
 
     def _check_lease(self, log: Log | None) -> None:
-        """Raise LeaseLost where the turn is over; the log, whose lock is held, is as it was."""
+        """Raise LeaseLost if the lease has ended; then delete the locked log if it is empty."""
         try:
             if self._fence is not None:
                 self._fence()
@@ -505,20 +507,20 @@ class JSONLStore:
             raise StoreClosed("the store is closed")
 
     def stamps(self) -> dict[str, str]:
-        """For each session a mark that is another one after every change, made anywhere."""
+        """Return a stamp for each session that differs after every change by any process."""
         with self._in_use.entry:
             return listing.stamps(self._directory)
 
     def mark(self, name: str) -> str:
-        """The mark of this name; empty where it was never changed."""
+        """Return the change marker of this name; empty if it was never changed."""
         with self._in_use.entry:
             found = self._directory.stat(f".{name}")
         return "" if found is None else f"{found.st_ino}:{found.st_size}"
 
     def change_mark(self, name: str) -> None:
-        """Make it another one."""
+        """Change the change marker of this name."""
         self._check_writable()
-        # One more line, and no new file: two processes that do it at once do not collide.
+        # Append a line instead of replacing the file: concurrent processes do not conflict.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = self._directory.descriptor
         with self._in_use.entry:
@@ -543,7 +545,7 @@ class JSONLStore:
         after: int | None = None,
         full: bool = False,
     ) -> list[Message]:
-        """The visible messages by seq, or with `full` every one."""
+        """Return the visible messages by seq, or with `full` all messages."""
         check_last(last)
         check_whole(after=after)
 
@@ -559,11 +561,11 @@ class JSONLStore:
         return messages if last is None or not full else messages[max(0, len(messages) - last) :]
 
     def get_summary(self, key: str) -> str:
-        """The summary; empty where there is none."""
+        """Return the summary; empty if there is none."""
         return self._read(key, lambda log: log.known_state().summary) or ""
 
     def info(self, key: str) -> SessionInfo:
-        """What is known of the session."""
+        """Return the session's metadata and counts."""
         found = self._read(key, lambda log: log.info())
         if found is None:
             raise NoSuchSession(key)
@@ -599,7 +601,7 @@ class JSONLStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Keys in the order of their bytes."""
+        """Return the keys in byte order."""
         check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
@@ -614,7 +616,7 @@ class JSONLStore:
         uid: str | None = None,
         timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Yield each message past `after` once, by seq, as it arrives."""
+        """Yield each message after `after` once, by seq, as it arrives."""
         check_key(key)
         check_required(after=after)
         if self._closed.is_set():
@@ -630,10 +632,10 @@ class JSONLStore:
         )
 
     def _news(self, key: str, after: int) -> News | None:
-        """Return the messages after a seq; None if there is no session.
+        """Return the messages after a seq; None if the session does not exist.
 
-        They are synced before a follower acts on them: otherwise a power cut could take messages
-        back and give their seqs to others.
+        They are synced before a follower acts on them: otherwise a power cut could remove
+        messages and assign their seqs to others.
         """
 
         def look(log: Log) -> tuple[tuple[Log, str, int], Found]:
@@ -656,19 +658,19 @@ class JSONLStore:
     # --- snapshots ---------------------------------------------------------------------------
 
     def lives(self) -> list[LifeMark]:
-        """Every life in this folder, the deleted ones first."""
+        """Return every session in this folder, the deleted ones first."""
         with self._in_use.entry:
             return snapshots.lives(self._directory, self._memory)
 
     @contextmanager
     def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
-        """Read one life as of one moment."""
+        """Read one session as of one moment."""
         with self._in_use.entry, self._reading(mark, after, hold=False) as reading:
             yield reading
 
     @contextmanager
     def hold_life(self, mark: LifeMark) -> Iterator[Reading]:
-        """Read one life while the lock of its log keeps all writers waiting."""
+        """Read one session while the lock of its log makes all writers wait."""
         with self._in_use.entry, self._reading(mark, 0, hold=not self._read_only) as reading:
             yield reading
 
@@ -682,15 +684,15 @@ class JSONLStore:
 
     @contextmanager
     def writing_lives(self) -> Iterator[LifeWriter]:
-        """Write several, each to a file of its own."""
+        """Write several sessions, each to a separate file."""
         self._check_writable()
         with self._in_use.entry, self._snapshot_writer.writing() as writing:
             yield writing
 
-    # --- health and end ----------------------------------------------------------------------
+    # --- health and close --------------------------------------------------------------------
 
     def health(self) -> Health:
-        """Whether writes can be expected to work."""
+        """Return whether writes can be expected to succeed, and known problems."""
         with self._in_use.entry:
             return self._health()
 
@@ -713,7 +715,7 @@ class JSONLStore:
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
     def close(self) -> None:
-        """Let go of every file. A second call does nothing, or completes an interrupted one."""
+        """Close every file. A second call does nothing, or completes an interrupted one."""
         try:
             self._closed.set()
             _stores.discard(self)
@@ -722,7 +724,7 @@ class JSONLStore:
             for lease in held:
                 lease.release()
         finally:
-            # Twice, because Ctrl-C may strike within the first.
+            # Twice, because Ctrl-C may interrupt the first call.
             try:
                 self._in_use.end()
             finally:
@@ -745,13 +747,13 @@ class JSONLStore:
             return self._logs.read(key, look)
 
     def _check(self, key: str, once: str | None) -> None:
-        """For what looks whether the turn is over while the log stands still."""
+        """Check the arguments of a write that checks the lease later, under the log's lock."""
         check_key(key)
         check_once(once)
         self._check_mode()
 
     def _check_turn(self, key: str) -> None:
-        """For what does not."""
+        """Check the key, and the lease for an operation that has no later check under a lock."""
         check_key(key)
         self._check_writable()
 
@@ -769,9 +771,9 @@ class JSONLStore:
         for lease in list(self._leases):
             lease.forget()
         if self._closed.is_set():
-            # One behind a lease: what was closed is not opened again by a fork.
+            # Only the store of a lease gets here: a fork must not reopen a closed store.
             return
-        # A thread of the parent may have held what is inside of it.
+        # A thread of the parent may have held the lock inside the event.
         self._closed = threading.Event()
         self._begin()
 

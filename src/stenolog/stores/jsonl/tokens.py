@@ -1,7 +1,7 @@
-"""P12: which `once` tokens a log knows, of at least the newest thousand messages.
+"""Idempotency keys (tokens) of a log, for at least the newest thousand messages (P12).
 
-A token stands in the line of its message. Of archived messages the states carry them, so that
-no archive is opened for it.
+The line of a message contains its token. States carry the tokens of archived messages, so that no
+archive has to be opened to find one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from stenolog.records import Message, Record, Token
 from stenolog.stores.jsonl.scan import part_of
 
 REMEMBERED: Final = 1_000
-"""How many of the newest messages' tokens are known, at least."""
+"""Minimum number of newest messages whose tokens are known."""
 _BYTES: Final = 400
-"""About what one of them takes, with its digest and its place in the table."""
+"""Approximate bytes per token in memory, with its digest and dictionary entry."""
 
 
 class Tokens:
-    """The tokens of one log; nothing is looked up before somebody asks for one."""
+    """Tokens of one log, read when the first one is looked up."""
 
     __slots__ = ("_carried", "_known")
 
@@ -28,34 +28,34 @@ class Tokens:
 
     @property
     def learnt(self) -> bool:
-        """Whether the newest messages were looked at."""
+        """Whether the tokens of the newest messages were read."""
         return self._known is not None
 
     @property
     def weight(self) -> int:
-        """About how many bytes those in memory hold."""
+        """Approximate number of bytes of the tokens in memory."""
         return _BYTES * len(self._known or ())
 
     def unlearn(self) -> None:
-        """The log is read anew."""
+        """Forget the tokens, because the log is being read again."""
         self._known = None
 
     def carry(self, tokens: Iterable[Token]) -> None:
-        """Take in those that stand in a state, the newest state first."""
+        """Add the tokens of a state; the caller passes the newest state first."""
         for token in tokens:
             self._carried.setdefault(token.token, token)
 
     def learn(self, messages: Sequence[Message]) -> None:
-        """Begin with those of the newest messages."""
+        """Set the known tokens to those of the states and of these messages."""
         self._known = {**self._carried, **_tokens_of(messages)}
 
     def add(self, records: Sequence[Record]) -> None:
-        """Take in what was appended, once anybody has asked."""
+        """Add the tokens of appended records, if the tokens were read before."""
         if self._known is not None:
             self._known.update(_tokens_of(records))
 
     def find(self, once: str) -> Token | None:
-        """Which messages a token stands for."""
+        """Return the messages of an idempotency key, or None."""
         known = self._known or {}
         if len(known) > 2 * REMEMBERED:
             newest = sorted(known.values(), key=_first)[-REMEMBERED:]
@@ -63,7 +63,7 @@ class Tokens:
         return known.get(once)
 
     def upto(self, seq: int) -> list[Token]:
-        """The newest of messages up to this seq, for a state that outlives them."""
+        """Return the newest tokens of messages up to this seq, to keep in a state."""
         known = [token for token in (self._known or {}).values() if token.first <= seq]
         return sorted(known, key=_first)[-REMEMBERED:]
 
@@ -73,7 +73,7 @@ def _first(token: Token) -> int:
 
 
 def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
-    """The tokens that stand in these records."""
+    """Return the tokens in these records."""
     found = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:
@@ -85,7 +85,7 @@ def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
                 and (part_of(member) or (1, 1)) == (place, count)
                 and member.seq == record.seq + place - 1
             ]
-            # What a damaged one said is not known; then the count must do.
+            # Without the text of a damaged message there is no digest; only the count is compared.
             told = digest(members) if len(members) == count else ""
             found[record._once] = Token(record._once, record.seq, count, told)
     return found

@@ -1,10 +1,11 @@
-"""The trash: logs of deleted sessions, whole, each under its uid and the time of its end.
+"""Trash: complete logs of deleted sessions, each named by its uid and the time of its deletion.
 
-Into it a log goes by one rename. Out of it, it goes in two: first it is renewed where it lies, so
-that it is another file from then on, then it is renamed into the place of an empty one. Whoever
-still has the old file open sees that the name stands for another, and syncs the folder before it
-writes. So a session is always whole, and in one place only. Where it gets another key, the file
-says in between which one it has in the trash; last of all it is renewed once more, without that.
+A delete moves the log into the trash with one rename. A restore takes two steps: it first replaces
+the log in the trash by a new file, then renames that file to the live name, which an empty file
+has. A process that still has the old file open notices that the name belongs to another file, and
+syncs the folder before it writes. So a session is always complete and in exactly one place. If the
+session is restored under another key, the new file also records its key in the trash until the
+restore is complete; the last step rewrites the file without that.
 """
 
 import fcntl
@@ -38,7 +39,7 @@ from stenolog.stores.jsonl.rewrite import composed, replay, states_in, swap
 FOLDER: Final = TRASH
 
 PURGED: Final = ".purged"
-"""Behind the name of a log that is out of sight for good, and not yet deleted."""
+"""Suffix of a log that is hidden permanently, and not yet deleted."""
 
 _NAME: Final = re.compile(r"([0-9a-f]{1,64})\.(\d{8}T\d{6}\.\d{6}Z)\.jsonl(\.purged)?")
 _STAMP: Final = "%Y%m%dT%H%M%S.%fZ"
@@ -60,7 +61,7 @@ class Entry(Struct, frozen=True):
 
 
 def entry_of(name: str) -> Entry | None:
-    """What a file name in the trash says; None for any other name."""
+    """Parse a file name in the trash; return None for any other name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -72,9 +73,9 @@ def entry_of(name: str) -> Entry | None:
 
 
 def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
-    """What lies in the trash, the last deleted first. Raises StoreUnavailable, DamagedStore.
+    """Return the entries of the trash, last deleted first. Raises StoreUnavailable, DamagedStore.
 
-    `purged`: only what is about to be deleted for good; else that is left out.
+    With `purged`, return only the logs that a purge has hidden; otherwise only the others.
     """
     with opened_folder(directory, FOLDER) as folder:
         try:
@@ -89,8 +90,8 @@ def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
 def put(log: Log, at: str, *, purged: bool = False) -> Entry:
     """Rename a log into the trash, durably. The caller holds its lock. Raises OSError, NotStored.
 
-    The name of a file in the trash does not tell the key, so a log whose states are all damaged
-    gets a new one first.
+    The name of a file in the trash does not contain the key. So a log without an intact state
+    gets a new state first.
     """
     with log.mutex:
         log.ensure_loaded()
@@ -108,7 +109,7 @@ def put(log: Log, at: str, *, purged: bool = False) -> Entry:
         deleted = _deletion_time(folder, at)
         name = f"{uid}.{deleted.strftime(_STAMP)}{names.SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
-        # Where it went to first: so it is somewhere, also where a rename is not one step.
+        # The target folder first: so the log keeps a name even if the rename is not atomic.
         sync_folder(folder)
         directory.sync()
     finally:
@@ -117,12 +118,12 @@ def put(log: Log, at: str, *, purged: bool = False) -> Entry:
 
 
 def _deletion_time(folder: int, at: str) -> datetime:
-    """Return this time, or a later one than all in the trash: the clock may have been set back."""
+    """Return this time, or one after all in the trash if the clock was set back."""
     deleted = datetime.fromisoformat(at)
     stamps = [found[2] for name in names_in(folder) if (found := _NAME.fullmatch(name)) is not None]
     newest = max(stamps, default="")
     if newest >= deleted.strftime(_STAMP):
-        with suppress(ValueError, OverflowError):  # a name that another program made
+        with suppress(ValueError, OverflowError):  # a name made by another program
             return _moment(newest) + timedelta(microseconds=1)
     return deleted
 
@@ -132,7 +133,7 @@ def _moment(stamp: str) -> datetime:
 
 
 def hide(directory: Directory, entry: Entry) -> Entry:
-    """Let nobody restore a log any more, durably. The caller holds its lock. Raises OSError."""
+    """Make a log unrestorable, durably. The caller holds its lock. Raises OSError."""
     name = entry.name + PURGED
     with opened_folder(directory, FOLDER) as folder:
         if folder is not None:
@@ -145,9 +146,9 @@ def hide(directory: Directory, entry: Entry) -> Entry:
 def opened(
     directory: Directory, entry: Entry, *, until: float | None = None
 ) -> Iterator[Log | None]:
-    """A log in the trash, read; None where it is not there. Raises what reading it raises.
+    """Open and read a log in the trash; None if it is not there. Raises as reading does.
 
-    With a time (of the monotonic clock) its lock is held, and waited for until then.
+    With `until` (a time of the monotonic clock), wait for its lock until then, and hold it.
     """
     log = None
     with opened_folder(directory, FOLDER) as folder:
@@ -184,21 +185,21 @@ def listed(directory: Directory) -> list[Trashed]:
 
 
 def told(log: Log, entry: Entry) -> Trashed:
-    """What there is to say of a deleted session."""
+    """Return the description of a deleted session."""
     with log.mutex:
         count = log.info().count
     return Trashed(key=log.key, uid=entry.uid, deleted=entry.deleted, count=count)
 
 
 def keys(directory: Directory, *, purged: bool = False) -> Iterator[tuple[Entry, str]]:
-    """The key of each deleted session, the last deleted first. Raises StoreUnavailable."""
+    """Yield each deleted session with its key, last deleted first. Raises StoreUnavailable."""
     for entry in entries(directory, purged=purged):
         if (key := key_at(directory, entry)) is not None:
             yield entry, key
 
 
 def key_at(directory: Directory, entry: Entry) -> str | None:
-    """Return the key of a deleted session, or its uid if no state in its file is intact.
+    """Return the key of a deleted session, or its uid if its file has no intact state.
 
     None if the file is gone or cannot be read. Raises StoreUnavailable.
     """
@@ -213,7 +214,7 @@ def key_at(directory: Directory, entry: Entry) -> str | None:
 
 
 def nameless(directory: Directory) -> Iterator[Entry]:
-    """Files of which nobody can tell what key they had: no state in them is intact.
+    """Yield the files whose key is unknown, because they have no intact state.
 
     Raises StoreUnavailable.
     """
@@ -225,7 +226,7 @@ def nameless(directory: Directory) -> Iterator[Entry]:
 
 
 def _deleted_key(state: State, entry: Entry) -> str:
-    """The key that a session had when it was deleted."""
+    """Return the key that a session had when it was deleted."""
     was = state.deleted_as
     return was.key if was is not None and was.name == _plain(entry) else state.key
 
@@ -235,9 +236,9 @@ def _plain(entry: Entry) -> str:
 
 
 def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
-    """Let a log of the trash take the place of a live one, under this key. Raises OSError.
+    """Replace a live log by a log of the trash, under this key. Raises OSError.
 
-    The caller holds the locks of both, and nothing that counts is in the live one.
+    The caller holds the locks of both, and the live one contains no session.
     """
     was = None if key == log.key else DeletedAs(log.key, _plain(entry))
     text = _renewed(log, key, was)
@@ -251,16 +252,17 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
         descriptor = create_anew(folder, temporary)
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Locked before it has the name: nobody appends to it before the name is on the disk.
+        # Locked before the rename: no process appends to it before the rename is on the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
-        # Or the second rename might last and the first not: then it were in two places.
+        # A power cut must not keep the second rename without the first: the session would then
+        # be in two places.
         sync_folder(folder)  # guard: restore-sync-between-renames
         os.rename(entry.name, live.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync()
         sync_folder(folder)
         if was is not None:
-            # While the lock is still held: nothing was appended that this would leave out.
+            # The lock is still held, so no append can be missing from this copy.
             swap(live, _renewed(log, key, None, generations=2))
     except BaseException:
         with suppress(OSError):
@@ -272,14 +274,14 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
 
 
 def _renewed(log: Log, key: str, was: DeletedAs | None, *, generations: int = 1) -> bytes:
-    """The same log in a later generation, under this key."""
+    """Return the content of the log in a later generation, under this key."""
     with log.mutex:
         known, updated = log.known_state(), log.updated
     text = log.read(0, log.file_size())
     found = replay(text, known)
     found.head.key = found.state.key = key
     found.head.deleted_as = found.state.deleted_as = was  # guard: cut-restore-keeps-key
-    found.state.generation += generations - 1  # `composed` adds one
+    found.state.generation += generations - 1  # `composed` adds 1
     return composed(
         found.head,
         found.state,
@@ -292,7 +294,7 @@ def _renewed(log: Log, key: str, was: DeletedAs | None, *, generations: int = 1)
 
 
 def head_state(descriptor: int) -> State | None:
-    """The state that a log begins with; None where no state is intact. Raises OSError."""
+    """Return the first state of a log; None if no state is intact. Raises OSError."""
     size = os.fstat(descriptor).st_size
     for length in (_HEAD, size):
         found = next(states_in(os.pread(descriptor, length, 0)), None)
@@ -302,7 +304,7 @@ def head_state(descriptor: int) -> State | None:
 
 
 def head_at(directory: Directory, folder: int | None, name: str, path: str) -> State | None:
-    """The same of a file in a folder; None also where it is not there.
+    """Return the first state of a log in a folder; None also if the file does not exist.
 
     Raises StoreUnavailable, DamagedStore.
     """
@@ -318,9 +320,9 @@ def head_at(directory: Directory, folder: int | None, name: str, path: str) -> S
 
 
 def settle(directory: Directory) -> None:
-    """Have what was put in and taken out on the disk, before anybody is told of it.
+    """Sync renames into and out of the trash before a caller relies on them.
 
-    Who did it may have been killed before that. Raises StoreUnavailable.
+    The process that renamed a log may have been killed before its sync. Raises StoreUnavailable.
     """
     try:
         directory.settle()
@@ -333,7 +335,7 @@ def settle(directory: Directory) -> None:
 
 @contextmanager
 def opened_folder(directory: Directory, *below: str) -> Iterator[int | None]:
-    """A descriptor of a folder below; None where it is not there. Raises as `explained` has it."""
+    """Open a nested folder; None if it does not exist. Raises as `explained`."""
     try:
         folder = directory.subfolder(*below, create=False)
     except OSError as error:
@@ -347,7 +349,7 @@ def opened_folder(directory: Directory, *below: str) -> Iterator[int | None]:
 
 
 def names_in(folder: int | None) -> list[str]:
-    """What stands in a folder, if there is one. Raises OSError."""
+    """Return the names in a folder; empty if `folder` is None. Raises OSError."""
     if folder is None:
         return []
     with os.scandir(folder) as found:
@@ -379,9 +381,9 @@ def _is_at(folder: int | None, name: str, descriptor: int) -> bool:
 
 
 def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
-    """The log behind a descriptor, which is its own from now on.
+    """Return the log of a descriptor, and let the log own the descriptor.
 
-    If no state in it is intact, the name of the file has the uid, and that stands for the key.
+    If no state in it is intact, the uid in the file name is used as the key.
     """
     name = f"{FOLDER}/{entry.name}"
     log = Log(directory, name, entry.uid, descriptor)

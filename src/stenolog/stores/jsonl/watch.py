@@ -1,10 +1,10 @@
-"""Which files of a folder changed since it was last looked at, told by the system.
+"""Find the files of a folder that changed since the last call, with inotify.
 
-To look at 10,000 files takes 25 ms, however it is done. Linux tells (inotify) what was written,
-made, renamed or removed in a folder, by any process of the machine, before the call that did it
-returns. Where the system does not tell, or not everything, all files are looked at, as if there
-were no watch: on other systems, on file systems that others may change unseen, when events were
-dropped, when the folder itself was moved.
+Checking 10,000 files takes 25 ms, whatever the method. Linux reports every write, creation, rename
+and deletion in a folder by any process of the machine, before the system call returns. If events
+are unavailable or incomplete, the caller checks all files, as without a watch: on other systems,
+on file systems that other machines may change, after an overflow of the event queue, and after
+the folder was moved.
 """
 
 import os
@@ -25,20 +25,20 @@ _ALL_MAY_HAVE_CHANGED: Final = _OF_FOLDER | _UNMOUNT | _OVERFLOW | _IGNORED
 _EVENT: Final = struct.Struct("iIII")
 _CHUNK: Final = 64 * 1024
 
-# File systems on which nothing changes but through this machine's kernel, which tells it:
-# ext2 to ext4, xfs, btrfs, f2fs, zfs, tmpfs. By statfs(2), as a `long` that stands first.
+# File systems that only change through the kernel of this machine, which reports every change:
+# ext2 to ext4, xfs, btrfs, f2fs, zfs, tmpfs. Values of f_type, the first `long` of statfs(2).
 _WATCHABLE: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
 
 
 class Watch:
-    """The events of one folder, from now on."""
+    """Events of one folder since the watch was created."""
 
     def __init__(self, folder: int) -> None:
-        """Begin; `folder` is a descriptor of it. Raises OSError where that is not possible."""
+        """Start the watch; `folder` is a descriptor. Raises OSError if that is not possible."""
         self._events = CLOSED
         if sys.platform != "linux":
             raise OSError("only Linux tells")
-        # Slow to import, and only for who looks again and again.
+        # Slow to import, and only needed by callers that list repeatedly.
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +46,7 @@ class Watch:
         if libc.fstatfs(folder, about) < 0 or about[0] not in _WATCHABLE:
             raise OSError("this file system may not tell all")
         self._process = os.getpid()
-        # As in `open_descriptor`: Ctrl-C cannot come between the call and the assignment.
+        # As in `open_descriptor`: Ctrl-C cannot interrupt between the call and the assignment.
         begun = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
         (self._events,) = map(Descriptor, begun)
         if self._events < 0:
@@ -60,11 +60,11 @@ class Watch:
         self._mutex = threading.Lock()
 
     def changed(self) -> set[str] | None:
-        """The names that something happened to since the last call; None: it may be all of them.
+        """Return the names with events since the last call; None if any file may have changed.
 
-        After None the watch is of no use any more.
+        After None the watch must be replaced.
         """
-        # A forked child has the same queue: what it took out the parent would miss.
+        # A forked child shares the queue: the parent would miss the events that the child reads.
         if os.getpid() != self._process or self._events < 0:
             return None
         found: set[str] = set()
@@ -80,13 +80,13 @@ class Watch:
                     return None
 
     def close(self) -> None:
-        """Let go of it; otherwise that happens when nobody refers to it."""
+        """Close the watch. Otherwise it closes when the last reference is gone."""
         events, self._events = self._events, CLOSED
         events.close()
 
 
 def _take(told: bytes, names: set[str]) -> bool:
-    """Add the names that events tell of; False where they tell of more than that."""
+    """Add the names of these events; return False if one is not about a single file."""
     at = 0
     while at < len(told):
         _, mask, _, length = _EVENT.unpack_from(told, at)

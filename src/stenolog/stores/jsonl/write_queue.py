@@ -1,16 +1,17 @@
-"""The write queue of each session: which thread writes, and the result of each caller's append.
+"""Write queue of each session: which thread writes, and the result of each caller's append.
 
 One thread of this process at a time holds the gate of a session and the lock of its log. Threads
 that wait to append to the same session share one write and one sync (group commit). There is no
 background thread. A thread that finds the gate free leads: it takes every append that waits for
 its session, writes them, and wakes the other threads. Every wait is bounded, and after each wait
 the thread checks again whether it should lead. So no thread depends on another one to wake it, or
-to put it back: a thread that is in no queue while none leads was taken by a leader that Ctrl-C
-interrupted.
+to return it to the queue: a thread that is in no queue while no thread leads was taken by a leader
+that Ctrl-C interrupted.
 
-The gate's lock is never waited for. It is taken by `(taken,) = map(lock.acquire, (False,))` inside
-a `try`: the interpreter checks for Ctrl-C after each call that it makes itself, which would lose
-the result of a plain `lock.acquire`, and not between that call and the assignment.
+No thread blocks on the gate's lock. A thread takes it by `(taken,) = map(lock.acquire, (False,))`
+inside a `try`. The interpreter checks for Ctrl-C after each call that it makes itself, so a plain
+`lock.acquire` could lose its result; it does not check between the call that `map` makes and the
+assignment.
 """
 
 import fcntl
@@ -40,7 +41,7 @@ from stenolog.stores.jsonl.open_logs import AT_ONCE, Logs
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, put
 
 GATES: Final = 1024
-"""Maximum number of gates, whatever the number of sessions; each is made when first needed."""
+"""Maximum number of gates, for any number of sessions; each is created at its first use."""
 
 _LOOK_AGAIN: Final = 0.02
 _UNDER_WAY: Final = 30.0
@@ -49,11 +50,11 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 _TOUCH_EVERY: Final = 63  # a mask
 
 Check = Callable[[], None]
-"""Raises StenologError where something may not be written any more."""
+"""Raises StenologError if the caller is no longer allowed to write."""
 
 
 class Pending:
-    """A caller that waits for a session: to append, maybe in a group, or to do something else."""
+    """A caller that waits for a session: to append, perhaps in a group, or for other work."""
 
     __slots__ = ("_bell", "batch", "begun", "check", "done", "error", "first", "key")
 
@@ -63,12 +64,12 @@ class Pending:
         self.key = key
         self.batch = batch
         self.check = check
-        """Raises if it must not be written any more; called while the log is locked."""
+        """Raises if the append is no longer allowed; called while the log is locked."""
         self.begun = False
         """Whether a leader has started to write it."""
         self.done = False
         self.first = 0
-        """The seq of its first message."""
+        """Seq of its first message."""
         self.error: BaseException | None = None
         self._bell = threading.Lock()
         self._bell.acquire()
@@ -81,26 +82,26 @@ class Pending:
 
     def ring(self) -> None:
         """Wake the caller."""
-        with suppress(RuntimeError):  # it was rung already
+        with suppress(RuntimeError):  # already woken
             self._bell.release()
 
     def wait(self) -> None:
-        """Wait until woken, but not for long."""
+        """Wait until woken, for at most a short time."""
         self._bell.acquire(timeout=_LOOK_AGAIN)
 
 
 class Gate:
-    """Orders the writers of this process that may touch the same session."""
+    """Queue of the writers of this process that may use the same session."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.waiting: list[Pending] = []
 
     def enter(self, mine: Pending, lead: Callable[[list[Pending]], None], deadline: float) -> None:
-        """Return when mine is done. Raises StoreBusy, MaybeStored.
+        """Return when `mine` is done. Raises StoreBusy, MaybeStored.
 
-        Either this thread calls `lead` with a group that starts with mine, and `lead` finishes
-        each of them; or another thread does.
+        Either this thread calls `lead` with a group that starts with `mine`, and `lead` finishes
+        each member; or another thread does.
         """
         try:
             self.waiting.append(mine)
@@ -109,7 +110,7 @@ class Gate:
                     mine.wait()
                     self._check(mine, deadline)
         finally:
-            # Left twice, because Ctrl-C may strike within the first.
+            # Twice, because Ctrl-C may interrupt the first call.
             try:
                 self._leave(mine)
             finally:
@@ -118,12 +119,12 @@ class Gate:
     def _may_go(self, mine: Pending) -> bool:
         if self.lock.locked():
             return False
-        # In order of arrival: otherwise a thread that returns at once would always be first.
+        # In order of arrival: otherwise a thread that returns immediately would always be first.
         # guard: write-queue-interrupt
         return self.waiting[:1] == [mine] or mine not in self.waiting
 
     def _try_to_go(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> bool:
-        """Lead, unless another thread took the lock first; then return False."""
+        """Lead and return True; return False if another thread took the lock first."""
         taken = False
         try:
             (taken,) = map(self.lock.acquire, (False,))
@@ -135,7 +136,7 @@ class Gate:
         return taken
 
     def _go(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
-        """Lead, unless a leader was interrupted while it wrote this. The lock is held."""
+        """Lead, unless a leader was interrupted while it wrote `mine`. The lock is held."""
         if mine.begun:  # guard: begun-write-not-repeated
             mine.finish(error=MaybeStored(f"{mine.key!r}: the write it went into was interrupted"))
             return
@@ -152,11 +153,11 @@ class Gate:
     def call_next(self) -> None:
         """Wake the caller that has waited longest."""
         if self.waiting:
-            with suppress(IndexError):  # it did not wait
+            with suppress(IndexError):  # it stopped waiting
                 self.waiting[0].ring()
 
     def _take(self, mine: Pending) -> list[Pending]:
-        """Mine, and the appends that wait for the same session."""
+        """Remove and return `mine` and the appends that wait for the same session."""
         self._withdraw(mine)
         group = [mine]
         if mine.batch is None or not self.waiting:
@@ -172,7 +173,7 @@ class Gate:
         return group
 
     def _withdraw(self, pending: Pending) -> bool:
-        """Remove it from the queue; return False if another thread has."""
+        """Remove it from the queue; return False if another thread has removed it."""
         try:
             self.waiting.remove(pending)
         except ValueError:
@@ -190,7 +191,7 @@ class Gate:
 
 
 class WriteQueue:
-    """Orders the writers of one store in this process."""
+    """Write queues of one store in this process."""
 
     def __init__(self, logs: Logs, *, busy_timeout: float) -> None:
         self._logs = logs
@@ -200,8 +201,8 @@ class WriteQueue:
     def append_at_once(self, key: str, payload: bytes, check: Check | None = None) -> int:
         """Append one message to an open log if no other writer waits; return its seq.
 
-        0: a full append is needed, and nothing was done. Raises NotStored, MaybeStored, and what
-        `check` raises.
+        0 means that nothing was done and a full append is needed. Raises NotStored, MaybeStored,
+        and as `check`.
         """
         log, gate = self._logs.opened(key), self._gates.get(hash(key) % GATES)
         if log is None or gate is None or gate.waiting:
@@ -248,7 +249,7 @@ class WriteQueue:
         ]
 
     def alone(self, key: str, work: Callable[[], None]) -> None:
-        """Run something while no other writer of this process touches the session."""
+        """Call `work` while no other writer of this process uses the session."""
 
         def lead(group: list[Pending]) -> None:
             try:
@@ -266,7 +267,7 @@ class WriteQueue:
         except OSError as error:
             raise Outcome(0, error).failure(f"writing {key!r}") from error
         finally:
-            # Twice, because Ctrl-C may strike within the first.
+            # Twice, because Ctrl-C may interrupt the first call.
             try:
                 self._logs.unlock(key)
             finally:
@@ -277,7 +278,7 @@ class WriteQueue:
         return self._gates.get(place) or self._gates.setdefault(place, Gate())
 
     def _lead(self, group: list[Pending]) -> None:
-        """Write appends to one session in one write; finish each of them in any case."""
+        """Write appends to one session in one write; always finish each of them."""
         key = group[0].key
         log = None
         try:
@@ -303,7 +304,7 @@ class WriteQueue:
                 self._logs.unlock(key)
             for pending in group:
                 if not pending.done:
-                    # Only an interruption leads here, and what it left behind is not known.
+                    # Only an interruption leads here; whether the write happened is unknown.
                     pending.finish(error=MaybeStored(f"{key!r}: the write was interrupted"))
         if log is not None:
             self._logs.trim(log)
@@ -319,7 +320,7 @@ class WriteQueue:
                 continue
             if batch.once is not None:
                 if batch.once in tokens:
-                    # The same token twice in one group: the second waits for the first.
+                    # The same idempotency key twice in one group: the second waits for the first.
                     later.append(pending)
                     continue
                 tokens.add(batch.once)
@@ -343,7 +344,7 @@ class WriteQueue:
             self._write(log, later)
 
     def _known(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
-        """Return whether the session has the token; then finish the append."""
+        """Return whether the session has the idempotency key; if so, finish the append."""
         with log.mutex:
             token = log.token(once) if log.state_if_any() is not None else None
         if token is None:
@@ -356,14 +357,14 @@ class WriteQueue:
         try:
             writer.sync(log)
         except OSError as error:
-            # Nothing more goes into a log whose sync has failed.
+            # No more appends to a log whose sync has failed.
             pending.finish(error=Outcome(0, error, unknown=True).failure(f"syncing {log.key!r}"))
             raise
         pending.finish(first=token.first)
         return True
 
     def settle(self, log: Log, outcome: Outcome) -> None:
-        """After an error, drop the log so that the file is read again; raise an interrupt."""
+        """After an error, drop the log so that the file is read again; raise an interruption."""
         if outcome.error is None:
             return
         self._logs.discard(log)
@@ -374,14 +375,14 @@ class WriteQueue:
 def fast_append(
     logs: Logs, log: Log, payload: bytes, check: Check | None = None
 ) -> tuple[int, Outcome | None, bool]:
-    """Append one message to an open log that no other process has changed since.
+    """Append one message to an open log that no other process has changed.
 
-    Return its seq or 0, the outcome, and whether the cache grew. One function on purpose: right
-    after a sync the processor's caches are cold, and each call of a Python function then costs
-    several times what it costs in a loop.
+    Return its seq or 0, the outcome, and whether the cache grew. The outcome is None if a full
+    append is needed; then nothing was done. The caller holds the gate of the session. `check`
+    raises StenologError if the write is no longer allowed.
 
-    The outcome is None if a full append is needed; then nothing was done. The caller holds the
-    gate of the session. `check` raises StenologError if nothing may be written any more.
+    This is a single function on purpose: right after a sync the processor's caches are cold, and
+    each call of a Python function then costs several times as much as in a loop.
     """
     descriptor = log.descriptor
     cached = False
@@ -427,24 +428,24 @@ def fast_append(
                     log.grew(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
                 else:
                     log.passed(seq, at, before + len(line), len(line))
-        except BaseException as error:  # noqa: BLE001  it is stored; the caller raises it
+        except BaseException as error:  # noqa: BLE001  it is stored; the caller raises the error
             return seq, Outcome(len(line), error), False
     except (BlockingIOError, FileNotFoundError):
         return 0, None, False
     except OSError as error:
         return 0, Outcome(0, error), False
     finally:
-        # Not in a separate function: Ctrl-C may strike on the way into one.
+        # Not in a separate function: Ctrl-C may interrupt the call of one.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         except OSError:
-            # The lock goes with the descriptor, and that with the last use of the log.
+            # The lock ends with the descriptor, which closes after the last use of the log.
             logs.discard(log)
     return seq, outcome, cached
 
 
 def _is_refused(pending: Pending) -> bool:
-    """Return whether it must not be written any more; then finish it."""
+    """Return whether the append is no longer allowed; if so, finish it."""
     try:
         if pending.check is not None:
             pending.check()
@@ -454,7 +455,7 @@ def _is_refused(pending: Pending) -> bool:
 
 
 def clear_away(log: Log) -> None:
-    """Remove the file if it is empty and nothing took its place. The caller holds its lock."""
+    """Delete the file if it is empty and still has its name. The caller holds its lock."""
     with suppress(OSError, StenologError):
         if log.file_size() == 0 and log.is_at(log.directory.stat(log.name)):
             os.unlink(log.name, dir_fd=log.directory.descriptor)

@@ -1,6 +1,6 @@
-"""Putting records at the end of a log: one write, one sync, and the truth about what happened.
+"""Append records to a log: one write, one sync, and an exact report of the result.
 
-Everything here runs with the log's lock held and with what others wrote taken in.
+All functions expect the caller to hold the log's lock and to have read all that others wrote.
 """
 
 import os
@@ -32,13 +32,13 @@ from stenolog.stores.jsonl.scan import Tail, void_line
 from stenolog.stores.state import apply_void, blank, copy
 
 STATE_EVERY_BYTES: Final = 1024 * 1024
-"""After so many bytes a state is due, unless it would be much of what is written."""
+"""Bytes after which a state is written, unless states would be a large part of the file."""
 
-_second = (0, "")  # when the second that was spelled out last began, and how it is written
+_second = (0, "")  # the last formatted second: its start in microseconds, and its text
 
 
 def now() -> str:
-    """The present moment, as it is written."""
+    """Return the current time in the stored format."""
     global _second
     micros = time.time_ns() // 1000
     began, text = _second
@@ -50,28 +50,28 @@ def now() -> str:
     return f"{text}{micros:06d}Z"
 
 
-# Made once per append.
-
-
 class Opening(Struct, frozen=True, gc=False):
-    """What a write begins with, before the records it is made for."""
+    """Bytes that a write begins with, before the records of the caller.
+
+    One is created per append, so the garbage collector does not track it.
+    """
 
     offset: int
-    """Where the write goes: the end of the file."""
+    """Offset of the write: the end of the file."""
     text: bytes
     next_seq: int
     joined: bool
-    """Whether the line after it is joined."""
+    """Whether the next line is joined, so that it does not prove a sync of earlier lines."""
     records: Sequence[Record] | None = None
-    """What the text holds; None: it changes more than can be told so."""
+    """Records in `text`; None if the log must read them from the file."""
 
     def followed_by(self, records: list[Record]) -> list[Record] | None:
-        """All records of the write."""
+        """Return all records of the write, or None."""
         return None if self.records is None else [*self.records, *records]
 
 
 def begin(log: Log, at: str) -> Opening:
-    """Return what has to be written before the next record.
+    """Return the bytes that must be written before the next record.
 
     The caller holds the lock of the log. Raises ReadOnly, OSError, and as `Log.load`.
     """
@@ -83,7 +83,7 @@ def begin(log: Log, at: str) -> Opening:
         terminated = log.terminated
         due = copy(log.known_state()) if not new and _state_is_due(log) else None
     if tail is not None:  # guard: torn-tail-set-aside
-        # The void proves all that stands before it, so that must be on the disk first.
+        # The void record proves that all bytes before it are on the disk, so sync them first.
         sync(log)
         reports.warning(
             "%s: %d bytes of an interrupted write are set aside; they stay in the file and do not "
@@ -108,12 +108,12 @@ def begin(log: Log, at: str) -> Opening:
 
 
 def sync(log: Log) -> None:
-    """Sync what others wrote. Raises OSError, and then the log is suspect.
+    """Sync what other processes wrote. After an OSError the log is suspect.
 
-    A sync that failed is not tried again: it would succeed although data was lost.
+    A failed sync is not retried: the second sync would succeed although data was lost.
     """
     with log.mutex:
-        # A log that is not loaded may have any end; syncing once more does no harm.
+        # The end of a log that is not loaded is unknown; one more sync does no harm.
         end = log.end if log.is_loaded else -1
         if log.is_loaded and log.synced >= end and log.tail is None:
             return
@@ -128,7 +128,7 @@ def sync(log: Log) -> None:
 
 
 def _first_states(key: str, at: str, tail: Tail | None = None) -> bytes:
-    """A new log begins with its state twice, so that one damaged line loses nothing."""
+    """Return the start of a new log: its state twice, so that one damaged line loses nothing."""
     state = blank(key, os.urandom(8).hex(), 1, at)
     seq = 1
     if tail is not None:
@@ -146,25 +146,25 @@ def _state_is_due(log: Log) -> bool:
 
 
 class Outcome(Struct, frozen=True):
-    """What became of a write.
+    """Result of a write.
 
-    Tracked by the garbage collector: the traceback of the error refers to frames that refer to the
-    outcome, and to the log with its descriptor.
+    The garbage collector tracks it: the traceback of the error refers to frames, and those refer
+    to the outcome and to the log with its descriptor.
     """
 
     stored: int
-    """How many of its bytes are in the log for good."""
+    """Number of bytes that are durably in the log."""
     error: BaseException | None = None
-    """What went wrong, if only afterwards; then the log must be read anew."""
+    """Error of the write, or of a step after it; the log must then be read again."""
     unknown: bool = False
-    """The rest may be there or not; else it is surely absent."""
+    """Whether the other bytes may be in the log; otherwise they certainly are not."""
 
     def holds(self, end: int) -> bool:
-        """Whether the lines that end here are stored; the last newline does not matter."""
+        """Return whether the lines up to this end are stored; the last newline is optional."""
         return self.stored >= end - 1
 
     def failure(self, doing: str) -> NotStored | MaybeStored:
-        """What to tell a caller whose records are not among those stored: one object each."""
+        """Return a new error for a caller whose records are not stored."""
         reason = str(explained(self.error, doing)) if isinstance(self.error, OSError) else doing
         if self.unknown:
             failure: NotStored | MaybeStored = MaybeStored(
@@ -177,20 +177,21 @@ class Outcome(Struct, frozen=True):
 
 
 STORED: Final = Outcome(sys.maxsize)
-"""All of it, and nothing went wrong."""
+"""Outcome of a write that succeeded completely."""
 
 
 def put(log: Log, before: int, text: bytes) -> Outcome:
-    """Append these bytes, which begin at the offset `before`, and sync them.
+    """Append these bytes at the offset `before`, and sync them.
 
-    An interruption (Ctrl-C) is settled before it is told.
+    After an interruption (Ctrl-C) this function first determines how many bytes are stored,
+    then returns the interruption in the outcome.
     """
     error: BaseException | None = None
     try:
         written = os.write(log.descriptor, text)
         if written != len(text):
             write_all(log.descriptor, text[written:])
-    except BaseException as caught:  # noqa: BLE001  settled below, then raised by the caller
+    except BaseException as caught:  # noqa: BLE001  handled below, then raised by the caller
         error = caught
     stored = len(text)
     while True:  # guard: acknowledge-after-sync
@@ -209,9 +210,9 @@ def put(log: Log, before: int, text: bytes) -> Outcome:
 
 
 def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
-    """Put all that came before a failed sync into a fresh file, where the write surely is not.
+    """Copy everything before a failed sync to a new file, which surely lacks the failed write.
 
-    What the old file holds on the disk nobody can say, and syncing it again would lie.
+    What the old file has on the disk is unknown, and a second sync would wrongly succeed.
     """
     with log.mutex:
         log.suspect = True  # guard: failed-sync-marks-log
@@ -225,10 +226,10 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
 
 
 def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
-    """Append batches in one write. Raises ReadOnly, OSError where nothing was tried.
+    """Append batches in one write. Raises ReadOnly, OSError before the write.
 
-    The first seq of each batch that is there for good, 0 for each that is not, and what became
-    of the write.
+    Return the first seq of each batch that is durably stored, 0 for each other one, and the
+    outcome of the write.
     """
     at = now()
     opening = begin(log, at)
@@ -264,11 +265,11 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
 
 
 def _taken_in(log: Log, opening: Opening, records: list[Record], length: int) -> Outcome:
-    """What was just stored, in memory too. Whatever goes wrong with that, it is stored."""
+    """Add stored records to the log in memory. They are stored even if this fails."""
     try:
         with log.mutex:
             log.grew(opening.offset, opening.followed_by(records), length)
-    except BaseException as error:  # noqa: BLE001  raised by the caller when all are told
+    except BaseException as error:  # noqa: BLE001  raised by the caller after all have results
         return Outcome(length, error)
     return STORED
 
@@ -276,7 +277,7 @@ def _taken_in(log: Log, opening: Opening, records: list[Record], length: int) ->
 def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> tuple[bool, Outcome]:
     """Append one change, together with the messages that belong to it. Raises as append.
 
-    Whether it is there for good, and what became of the write.
+    Return whether it is durably stored, and the outcome of the write.
     """
     at = now()
     opening = begin(log, at)
