@@ -144,7 +144,9 @@ class WholeStore(Protocol):
     def writing_lives(self) -> AbstractContextManager[LifeWriter]:
         """Return a writer for several lives.
 
-        They are durable when the `with` ends without an error. An error in `write` rolls back only that life, and more lives may follow. If the `with` ends
+        They are durable when the `with` ends without an error.
+
+        An error in `write` rolls back only that life, and more lives may follow. If the `with` ends
         with an error, some lives may have been written, each completely. A store has at most one
         writer at a time. A read inside the `with` may or may not see the new lives.
         """
