@@ -194,7 +194,7 @@ class AsyncStore:
         await self.close()
 
     def _behind(self, store: Store) -> "AsyncStore":
-        """Return an AsyncStore for another facade of the same store, with the same threads."""
+        """Return an AsyncStore for a fenced view of the same store, with the same threads."""
         if store is self._store:
             return self
         other = copy.copy(self)
@@ -283,7 +283,7 @@ class AsyncLease:
         self._lease = lease
         self._calls = store
         self.store = store._behind(lease.store)
-        """The store; its writes raise LeaseLost when the lease is lost. See `Lease.store`."""
+        """The store, with writes that are fenced by the lease. See `Lease.store`."""
 
     @property
     def key(self) -> str:
@@ -419,7 +419,7 @@ class _Follower:
             # The store was closed before the first call of the thread: end normally, as if closed
             # later.
             self._put(loop, None if was_open and self._closing.is_set() else error)
-        except Exception as error:  # noqa: BLE001 - it is raised where the messages are awaited
+        except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
             self._put(loop, error)
         else:
             self._put(loop, None)
@@ -472,7 +472,7 @@ class _Follower:
 def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseException:
     try:
         return store.add_messages(key, append.messages, once=append.once, at=append.at)
-    except Exception as error:  # noqa: BLE001 - it belongs to one caller, who raises it
+    except Exception as error:  # noqa: BLE001 - raised by the caller of this append
         return error
 
 

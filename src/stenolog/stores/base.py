@@ -126,8 +126,8 @@ class Store(Protocol):
          keys share data.
     P7   Many writers: threads, tasks and processes append at the same time. Each acknowledged
          message is stored exactly once, each writer's order is kept, and readers never wait.
-    P8   Errors are typed and name the party that must act. After `NotStored` the message is
-         certainly not stored; after `MaybeStored` that is unknown.
+    P8   Errors are typed, and grouped by the party that must act (see errors.py). After `NotStored`
+         the message is certainly not stored; after `MaybeStored` that is unknown.
     P9   Bounded cost: the cost of an append does not depend on the length of the session; the
          cost of a read depends on the number of visible messages.
     P10  Lossless: messages are returned exactly as they were given. A message that cannot be stored
@@ -255,8 +255,8 @@ class Store(Protocol):
         """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
         Messages that were appended since stay visible. `answered`: first and last seq of the answer
-        to the messages that a replace appended; `undo` of that replace hides the answer with them,
-        in the same step. The last eight operations can be undone; there is no redo. Raises
+        to the history that a replace left visible; `undo` of that replace hides the answer in the
+        same step. The last eight operations can be undone; there is no redo. Raises
         NothingToUndo.
         """
         ...
@@ -317,7 +317,7 @@ class Store(Protocol):
         ...
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session, which differs after every change by any process.
+        """Return a stamp for each session. It differs after every change by any process.
 
         An index compares stamps to find the sessions that it must read again.
         """
@@ -417,10 +417,11 @@ class Lease(Protocol):
 
     @property
     def store(self) -> Store:
-        """The store; its writes raise LeaseLost when the lease is lost.
+        """The store, with writes that are fenced by the lease.
 
-        That is after a release, after another holder took over, or after the session was purged.
-        Writes still work if only the ttl has passed, and if the session is deleted or restored.
+        They raise LeaseLost after a release, after another holder took over, and after the session
+        was purged. They still work if only the ttl has passed, and if the session is deleted or
+        restored.
         """
         ...
 
@@ -536,10 +537,11 @@ class MarkedStore(Protocol):
 def conversation_times(
     created: datetime, updated: datetime, *, meta: Mapping[str, Any], last_seq: int
 ) -> tuple[datetime, datetime]:
-    """Return when a conversation began and was last continued, from the times of the session.
+    """Return when a conversation started and was last continued, from the times of the session.
 
     The meta of an imported session contains receipts (`imported`) with its times in the other
-    program. The conversation began then, and was last continued then until a message is added here.
+    program. The conversation started then, and was last continued then until a message is added
+    here.
     """
     if "imported" not in meta:
         return created, updated

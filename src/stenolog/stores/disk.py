@@ -168,7 +168,7 @@ def sync_entries(path: Path) -> None:
     try:
         folder = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
-        return  # a folder of another user, who is responsible for its entries
+        return  # a folder of another user
     try:
         sync_folder(folder)
     finally:

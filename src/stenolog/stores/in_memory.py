@@ -451,7 +451,7 @@ class InMemoryStore:
             return self._leases[key]
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session, which differs after every change."""
+        """Return a stamp for each session. It differs after every change."""
         with self._open():
             return {key: f"{found.uid}:{found.version}" for key, found in self._sessions.items()}
 
@@ -520,7 +520,7 @@ class InMemoryStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Return the keys in byte order, which is the order of their characters."""
+        """Return the keys in byte order, the same as the order of their code points."""
         check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise errors.UsageError(f"limit={limit}: a number of sessions is not negative")

@@ -16,7 +16,7 @@ else:
     RLock = type(threading.RLock())
 
 
-class ThreadLock(RLock):  # type: ignore[misc]  # final for type checkers alone
+class ThreadLock(RLock):  # type: ignore[misc]  # final only for type checkers
     """A reentrant lock, used only with `with`.
 
     `with` enters a lock that is written in C in one step. In a Python `__enter__`, Ctrl-C could

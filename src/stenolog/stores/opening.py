@@ -144,7 +144,7 @@ def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -
 
 def check_no_file(place: str | os.PathLike[str]) -> None:
     """Raise UsageError if the path of a folder is a file."""
-    if not os.path.isfile(place):  # noqa: PTH113 - pathlib takes a while to import
+    if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
         return
     found, name = b"", os.fspath(place)
     with suppress(OSError), open(place, "rb") as file:  # noqa: PTH123

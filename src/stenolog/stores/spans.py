@@ -46,7 +46,7 @@ def size(spans: Iterable[Span]) -> int:
 
 
 def contains(spans: Sequence[Span], seq: int) -> bool:
-    """Return whether the seq is in one of the spans, which are sorted and disjoint."""
+    """Return whether the seq is in one of the sorted, disjoint spans."""
     place = bisect_right(spans, (seq, sys.maxsize)) - 1
     return place >= 0 and seq <= spans[place][1]
 

@@ -278,7 +278,7 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
 def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
     """Undo exactly the operation of the entry.
 
-    If that is a replace, also hide the answer to its messages, which would lose its question.
+    If that is a replace, also hide the answer to the history it left: its question disappears.
     """
     after = spans.minus(_all_hidden(state), entry.newly)
     after = spans.union(after, _withdrawn(entry, answered))

@@ -234,7 +234,7 @@ class Connections:
         self._wake()
 
     def connect(self, deadline: float) -> Transaction:
-        """Open a new connection, which does not count towards the maximum without a slot.
+        """Open a new connection. It is outside the pool unless `take` gives it a slot.
 
         Retries until the deadline if the server does not answer yet. Raises psycopg.Error,
         StoreClosed, UsageError.

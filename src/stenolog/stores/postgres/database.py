@@ -178,7 +178,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """Open a write transaction, which is committed at the end, or rolled back by any error."""
+        """Open a write transaction; commit it at the end, or roll it back after any error."""
         self.check_writable()
         with self._sorted(write_failure), self._taken() as transaction:
             self._begin_writing(transaction)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
-# Reads the system catalogs: to_regclass may use the state from when the transaction began.
+# Reads the system catalogs: to_regclass may return the state at the start of the transaction.
 _TABLES: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
     SELECT typname

@@ -25,7 +25,7 @@ class PostgresStore(SQLStore):
     """Sessions in a PostgreSQL database. stores/base.py documents each call.
 
     `url`: a URL of libpq, `postgresql://user@host1,host2/database?sslmode=require`. `schema`:
-    schema of the tables, which are created if they do not exist. `busy_timeout`: maximum wait for
+    schema of the tables; missing tables are created. `busy_timeout`: maximum wait for
     other writers, and for the return of an unreachable server, in seconds. `connections`: maximum
     number of open connections. `answer_timeout`: seconds that the server may take, beyond
     `busy_timeout`, to answer one statement; then the connection is closed and the call raises

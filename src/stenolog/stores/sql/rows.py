@@ -266,7 +266,7 @@ def past(prefix: str) -> str | None:
     while prefix:
         code = ord(prefix[-1])
         if code < 0x10FFFF:
-            # Skip the surrogates, which are not characters.
+            # Surrogates are not characters: skip them.
             return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
         prefix = prefix[:-1]
     return None

@@ -126,7 +126,7 @@ def keys(
 
 
 def stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
-    """Return a stamp for each session, which differs after every change."""
+    """Return a stamp for each session. It differs after every change."""
     found: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:

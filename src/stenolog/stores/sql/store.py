@@ -403,7 +403,7 @@ class SQLStore:
         )
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session, which differs after every change."""
+        """Return a stamp for each session. It differs after every change."""
         return self._dialect.look(
             lambda transaction: sessions.stamps(transaction, self._namespace, self._dialect.damage)
         )

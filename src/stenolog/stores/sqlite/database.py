@@ -2,7 +2,7 @@
 
 One connection writes (connections.py) and a few read (readers.py); none survives a fork. Writers
 queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers see the
-data that was committed when they began, and never wait for writers.
+data that was committed when they started, and never wait for writers.
 """
 
 import os
@@ -98,7 +98,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """Open a write transaction, which is committed at the end, or rolled back by any error.
+        """Open a write transaction; commit it at the end, or roll it back after any error.
 
         Raises StoreBusy, NotStored, MaybeStored, and the errors raised inside.
         """
@@ -245,7 +245,7 @@ class Database:
                 writer.commit()
             except (apsw.Error, OSError, UnicodeDecodeError, StenologError) as error:
                 failure = writer.failure(error)
-            except BaseException as error:  # noqa: BLE001 - raised below, when all are told
+            except BaseException as error:  # noqa: BLE001 - raised below
                 writer.tried, interruption = writer.committed, error
             finally:
                 writer.leave()

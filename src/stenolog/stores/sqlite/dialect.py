@@ -238,7 +238,7 @@ class SQLiteDialect:
                 return (f"the catalog beside {database.file} has it: {error}; purge again",)
             database.rewrite()
             with database.write() as transaction:
-                # Purges that other processes have begun since stay.
+                # Keep the rows of purges that other processes have started since.
                 transaction.run("end_purge", last)
         except StoreBusy:
             return (f"the log of {database.file} has it while others read; purge again",)

@@ -261,7 +261,7 @@ class FileLock:
 
 
 class _Lock:
-    """A flock on one file, which is created when it is first needed."""
+    """A flock on one file. The file is created when it is first needed."""
 
     __slots__ = ("_descriptor", "_path")
 

@@ -30,7 +30,7 @@ _MAGIC: Final = b"SQLite format 3\0"
 
 
 def resolved(file: str | os.PathLike[str]) -> Path:
-    """Return the path without symlinks, except in its last part, which is not followed."""
+    """Return the path without symlinks; its last part is not followed."""
     path = Path(file)
     if path.name in ("", "..") or "\0" in str(path):
         raise UsageError(f"{os.fspath(file)!r} is not the name of a file")

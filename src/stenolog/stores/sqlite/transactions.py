@@ -79,10 +79,10 @@ class Transaction:
         return body
 
     def check_format(self) -> None:
-        """Do nothing: the version was checked when the transaction began."""
+        """Do nothing: the version was checked at the start of the transaction."""
 
     def check_row_format(self, version: int | None) -> None:
-        """Do nothing: the version was checked when the transaction began."""
+        """Do nothing: the version was checked at the start of the transaction."""
 
     # --- messages ----------------------------------------------------------------------------
 
