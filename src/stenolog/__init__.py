@@ -176,8 +176,8 @@ __all__ = [
 ]
 
 
-# Who does not use an engine, the face, or the memory, does not wait for it: these come when they
-# are asked for.
+# Engines, the session facade, the agent and the memory are imported on first use, so that a program
+# does not wait for parts that it does not need.
 _LATER = {
     "AgentInstance": "stenolog.agent.instance",
     "AgentLoop": "stenolog.agent.loop",

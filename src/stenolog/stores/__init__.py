@@ -1,1 +1,1 @@
-"""Where sessions live: the protocol, and one room or file per engine."""
+"""Stores for sessions: the `Store` protocol, and one package or module per engine."""

@@ -1,4 +1,4 @@
-"""What callers hand over, checked in the same way wherever it is taken."""
+"""Checks of arguments, shared by all stores."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from stenolog.records import Message
 
 
 def check_whole(**numbers: int | None) -> None:
-    """Raise UsageError unless each is a whole number, or none."""
+    """Raise UsageError unless each value is an integer or None."""
     for name, number in numbers.items():
         if number is not None and (type(number) is bool or not isinstance(number, int)):
             raise UsageError(f"{name}={number!r}: a whole number is wanted")
 
 
 def check_required(**numbers: int) -> None:
-    """Raise UsageError unless each is a whole number."""
+    """Raise UsageError unless each value is an integer."""
     check_whole(**numbers)
     for name, number in numbers.items():
         if number is None:
@@ -24,16 +24,16 @@ def check_required(**numbers: int) -> None:
 
 
 def check_last(last: int | None) -> None:
-    """Raise UsageError unless `last` is None or a number of messages."""
+    """Raise UsageError unless `last` is None or a number of messages, 0 or more."""
     check_whole(last=last)
     if last is not None and last < 0:
         raise UsageError(f"last={last}: how many messages, 0 or more")
 
 
 def check_store(store: object, taker: str) -> None:
-    """Raise UsageError where whoever takes a Store was given the face of a loop, or anything else.
+    """Raise UsageError unless `store` is a Store.
 
-    The answers of the face would be taken for those of a store.
+    A `SessionStore` facade is rejected as well: its results would be mistaken for those of a store.
     """
     if not hasattr(store, "add_messages"):
         name = type(store).__name__
@@ -44,7 +44,7 @@ def check_store(store: object, taker: str) -> None:
 
 
 def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
-    """The payloads of a list of messages. Raises RefusedMessage, UsageError."""
+    """Return the payloads of a list of messages. Raises RefusedMessage, UsageError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         hint = "; for one message use add_full_message" if isinstance(messages, Mapping) else ""
         raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}{hint}")
@@ -52,14 +52,14 @@ def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
 
 
 def check_namespace(name: str) -> None:
-    """Raise UsageError unless a folder in UTF-8 could have this name, as in other engines."""
+    """Raise UsageError unless the name is valid as a folder name in UTF-8, on all engines."""
     encoded = name.encode("utf-8", "replace").decode()
     if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
         raise UsageError(f"namespace {name!r} is not the name of a folder")
 
 
 def check_text(**texts: str | None) -> None:
-    """Raise UsageError unless each is text that a key could hold, or none."""
+    """Raise UsageError unless each value is text that a key can contain, or None."""
     for name, text in texts.items():
         try:
             if text is not None:

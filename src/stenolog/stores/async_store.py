@@ -1,11 +1,11 @@
-"""The same store for asyncio: every method awaitable, on threads of its own.
+"""An asyncio version of `Store`: every method is awaitable and runs on a thread pool.
 
-A call that is cancelled before it was handed to a thread is not made. Afterwards it runs to its
-end, and CancelledError is raised when it is settled: nobody goes on while a write of theirs is
-still under way.
+A call that is cancelled before it reaches a thread does not run. Later, it runs to its end, and
+CancelledError is raised when its outcome is known: a task never continues while one of its writes
+is still running.
 
-Appends to one session go over in groups: while one group is being stored, further appends wait
-in the loop and then go together, so that a store which can do so syncs once for all of them.
+Appends to one session are grouped: while a group is being stored, further appends wait in the loop
+and then form the next group. A `GroupStore` syncs once for a whole group.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from stenolog.stores.state import check_lease
 
 THREADS: Final = 32
 LOOK_UP_SECONDS: Final = 0.5
-"""How often the thread of a follower looks whether somebody still listens."""
+"""Interval at which a follower's thread checks whether its reader is still there."""
 AHEAD: Final = 256
-"""How many messages the thread of a follower may be ahead of its reader."""
+"""Maximum number of messages that a follower's thread may be ahead of its reader."""
 WAIT_SECONDS: Final = 5.0
-"""How long a lease is waited for, where neither the caller nor the store says."""
+"""Maximum wait for a lease if neither the caller nor the store sets one."""
 LEASE_POLL_SECONDS: Final = 0.01
 
 P = ParamSpec("P")
@@ -60,7 +60,7 @@ def _awaited(
 
 
 class AsyncStore:
-    """A Store whose methods are awaited; it closes the store that it was given."""
+    """A Store with awaitable methods. Closing it closes the underlying store."""
 
     def __init__(self, store: Store) -> None:
         check_store(store, "AsyncStore")
@@ -68,7 +68,7 @@ class AsyncStore:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="stenolog")
         self._closing = threading.Event()
         self._closed = threading.Event()
-        # A key stands here while a group of its appends is under way, with those that wait.
+        # Waiting appends by key. A key is present while a group of its appends is being stored.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_Appending]]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class AsyncStore:
     ) -> list[int]:
         return await self._append(key, Append(messages=messages, once=once, at=at))
 
-    # Like Store: the same signatures and docstrings. A new Store method is one more line.
+    # Same signatures and docstrings as Store. A new Store method needs one more line.
     add_message = _awaited(Store.add_message, by=_add_message)
     add_full_message = _awaited(Store.add_full_message, by=_add_full_message)
     add_messages = _awaited(Store.add_messages, by=_add_messages)
@@ -123,18 +123,18 @@ class AsyncStore:
     health = _awaited(Store.health)
 
     async def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "AsyncLease":
-        """Take the turn in this session: one holder at a time, in all processes.
+        """Acquire the lease for a turn in this session: one holder at a time, across all processes.
 
-        It guards turns, not appends: plain calls always work. Waits up to `wait` seconds for the
-        current holder [default: the store's busy_timeout]. A call that is cancelled while it waits
-        does not hold the lease. Raises NoSuchSession, also if the session is deleted meanwhile;
-        StoreBusy.
+        The lease guards turns, not appends: calls on the store itself always work. Waits up to
+        `wait` seconds for the current holder [default: the store's busy_timeout]. A call that is
+        cancelled during the wait does not hold the lease. Raises NoSuchSession, also if the session
+        is deleted during the wait; StoreBusy.
         """
         check_lease(ttl, wait)
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, PatientStore) else WAIT_SECONDS
-        # Waits in the loop: waiting threads could keep the holder from a thread to finish on.
+        # Wait in the loop: waiting threads could use up the pool, so that the holder cannot finish.
         deadline = monotonic() + wait
         while True:
             try:
@@ -150,7 +150,7 @@ class AsyncStore:
             await self._call(lambda: taken.append(self._store.lease(key, ttl=ttl, wait=0)))
         except asyncio.CancelledError:
             for lease in taken:
-                self._submit(lease.release)  # whoever waits for it may be cancelled again
+                self._submit(lease.release)  # not awaited: the waiting task may be cancelled again
             raise
         return taken[0]
 
@@ -162,14 +162,13 @@ class AsyncStore:
         uid: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Message, None]:
-        """Yield each message past `after` once, by seq, as it arrives, from any process.
+        """Yield each message after seq `after` once, by seq, as any process stores it.
 
-        Ends when no message came for `timeout` seconds, or the store is closed; ends at once when
-        its task is cancelled. With `uid`, follows only that session (`SessionInfo.uid`): raises
-        SessionDeleted if the key has no session, or another one. Without it, waits for a session
-        that does not exist yet, then follows that one until it is deleted. Give `uid` together
-        with an `after` that you read earlier: a session that was created again counts its messages
-        from 1.
+        Ends when no message arrives for `timeout` seconds, when the store is closed, or immediately
+        when its task is cancelled. With `uid`, follows only that session (`SessionInfo.uid`):
+        raises SessionDeleted if the key has no session, or another one. Without it, waits until the
+        session exists, then follows that session until it is deleted. If `after` comes from an
+        earlier read, pass `uid` too: a session that was created again counts its messages from 1.
         """
         follower = _Follower(
             self._store, key, after=after, uid=uid, timeout=timeout, closing=self._closing
@@ -177,9 +176,9 @@ class AsyncStore:
         return follower.messages()
 
     async def close(self) -> None:
-        """Close the store and end the threads; a second call does nothing.
+        """Close the store and end the threads. Later calls raise StoreClosed.
 
-        Later calls raise StoreClosed.
+        Closing a store twice does nothing.
         """
         if self._closed.is_set():
             return
@@ -195,7 +194,7 @@ class AsyncStore:
         await self.close()
 
     def _behind(self, store: Store) -> "AsyncStore":
-        """The same threads for another face of the same store."""
+        """Return an AsyncStore for a fenced view of the same store, with the same threads."""
         if store is self._store:
             return self
         other = copy.copy(self)
@@ -224,14 +223,14 @@ class AsyncStore:
         queues = self._queues.setdefault(loop, {})
         if key not in queues:
             queues[key] = []
-            # Not at once: tasks that are ready now can still join.
+            # Delayed, so that tasks that are ready now can join the group.
             loop.call_soon(self._hand_over, loop, key)
         appending = _Appending(append)
         queues[key].append(appending)
         return await appending.outcome(withdraw=lambda: not appending.handed_over)
 
     def _hand_over(self, loop: Loop, key: str) -> None:
-        """Send off all appends of the session that wait; runs in the loop."""
+        """Submit all waiting appends of the session as one group. Runs in the loop."""
         queues = self._queues[loop]
         group = [appending for appending in queues.pop(key) if not appending.given_up]
         if not group:
@@ -273,33 +272,33 @@ class AsyncStore:
     ) -> None:
         for appending, outcome in zip(group, outcomes, strict=True):
             appending.settle(outcome)
-        # Behind the tasks that were just woken, so that their next appends go along.
+        # After the tasks that were just woken, so that their next appends join the group.
         loop.call_soon(self._hand_over, loop, key)
 
 
 class AsyncLease:
-    """A Lease whose methods are awaited; an async context manager that releases."""
+    """A Lease with awaitable methods. As an async context manager it releases on exit."""
 
     def __init__(self, store: AsyncStore, lease: Lease) -> None:
         self._lease = lease
         self._calls = store
         self.store = store._behind(lease.store)
-        """The store, whose writes raise LeaseLost once the turn is over: as Lease.store."""
+        """The store, with writes that are fenced by the lease. See `Lease.store`."""
 
     @property
     def key(self) -> str:
-        """The session."""
+        """Key of the session."""
         return self._lease.key
 
     @property
     def epoch(self) -> int:
-        """Number that grows with each lease of the key: writes elsewhere can be fenced by it."""
+        """Fencing token: a number that grows with each lease of the key."""
         return self._lease.epoch
 
     async def lost(self) -> bool:
-        """Return whether it was released, has run out, was taken over, or its session was purged.
+        """Return whether the lease was released, expired or taken over, or its session was purged.
 
-        Awaited, unlike Lease.lost, because it reads from the store.
+        Awaitable, unlike Lease.lost, because it reads from the store.
         """
         try:
             return await self._calls._call(lambda: self._lease.lost)
@@ -307,14 +306,14 @@ class AsyncLease:
             return True
 
     async def renew(self) -> None:
-        """Extend the lease by another ttl from now. Raises LeaseLost."""
+        """Extend the lease to ttl seconds from now. Raises LeaseLost."""
         await self._calls._call(self._lease.renew)
 
     async def release(self) -> None:
         """Release the lease; a second call does nothing.
 
-        Does nothing either if the store was closed, which released it. A cancelled call still
-        releases.
+        Does nothing if the store was closed, because that released the lease. A cancelled call
+        still releases.
         """
         with suppress(StoreClosed):
             await self._calls._call(self._lease.release, always=True)
@@ -327,7 +326,7 @@ class AsyncLease:
 
 
 class _Waiting(Generic[T]):
-    """A call that is under way, as the task that waits for it sees it."""
+    """A running call, as seen by the task that waits for it."""
 
     def __init__(self) -> None:
         self._wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -335,7 +334,7 @@ class _Waiting(Generic[T]):
 
     @property
     def given_up(self) -> bool:
-        """Whether its task was cancelled, also where that has not run since."""
+        """Whether its task was cancelled, even if the task has not run since."""
         return self._wake.cancelled()
 
     def settle(self, outcome: T | BaseException) -> None:
@@ -344,7 +343,10 @@ class _Waiting(Generic[T]):
             self._wake.set_result(None)
 
     async def outcome(self, withdraw: Callable[[], bool]) -> T:
-        """What the call gave. `withdraw` calls it off, and says whether it still could."""
+        """Wait for the outcome of the call, and return or raise it.
+
+        `withdraw` tries to cancel the call and returns whether it succeeded.
+        """
         cancelled: asyncio.CancelledError | None = None
         while not self._outcome:
             try:
@@ -370,9 +372,9 @@ class _Appending(_Waiting[list[int]]):
 
 
 class _Follower:
-    """A thread that follows a session, and what it has found so far.
+    """A thread that follows a session, with a queue of the messages it found.
 
-    It follows for half a second at a time: a store cannot be told that its reader went away.
+    It follows for half a second at a time, because a store cannot notice that the reader has left.
     """
 
     def __init__(
@@ -414,9 +416,10 @@ class _Follower:
         try:
             self._follow(loop)
         except StoreClosed as error:
-            # Closed before the thread made its first call: the follower ends as if it came later.
+            # The store was closed before the first call of the thread: end normally, as if closed
+            # later.
             self._put(loop, None if was_open and self._closing.is_set() else error)
-        except Exception as error:  # noqa: BLE001 - it is raised where the messages are awaited
+        except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
             self._put(loop, error)
         else:
             self._put(loop, None)
@@ -435,7 +438,7 @@ class _Follower:
                 begun = True
                 for message in arrivals:
                     if uid is None:
-                        break  # it exists now; its messages are read once its uid is known
+                        break  # the session exists now; read its messages once its uid is known
                     self._room.acquire()
                     self._put(loop, message)
                     if self._stopped:
@@ -469,12 +472,12 @@ class _Follower:
 def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseException:
     try:
         return store.add_messages(key, append.messages, once=append.once, at=append.at)
-    except Exception as error:  # noqa: BLE001 - it belongs to one caller, who raises it
+    except Exception as error:  # noqa: BLE001 - raised by the caller of this append
         return error
 
 
 def _own(error: BaseException) -> BaseException:
-    """One exception object per caller, because raising one adds to it."""
+    """Return a copy of the exception for each caller, because raising one modifies it."""
     twin = type(error).__new__(type(error))
     twin.args = error.args
     twin.__dict__.update(error.__dict__)
@@ -489,6 +492,6 @@ def _post_outcome(loop: Loop, waiting: _Waiting[T], job: Future[T]) -> None:
 
 
 def _post(loop: Loop, callback: Callable[[], None]) -> None:
-    # A closed loop takes nothing more; then nobody waits in it either.
+    # A closed loop accepts no callbacks, and no task waits in it.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)

@@ -1,4 +1,7 @@
-"""What every store promises: the protocol, its promises by number, and the values it speaks in."""
+"""The store interface: `Store`, its numbered promises P1 to P13, and the values that its calls use.
+
+The other protocols here (`GroupStore`, `PurgingStore` …) are optional abilities of a store.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,11 +15,12 @@ from stenolog.errors import StenologError
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
 
 FORKED_AT: Final = "forked_at"
-"""The field of a fork's meta: the seq up to which it was taken over from its source."""
+"""Field of a fork's meta: the last seq that was copied from the source."""
 NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
-"""Fields of the meta that `fork` does not copy: which answers were sent or received, which requests
-were answered, how often a turn was resumed, and where a chat continues. All of it was done for the
-source, and the seqs in it mean other messages in the fork."""
+"""Fields of the meta that `fork` does not copy: delivered and received answers, answered requests,
+the number of resumes of a turn, and the session in which a chat continues. They describe the
+source, and their seqs belong to other messages in the fork.
+"""
 
 
 def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
@@ -34,22 +38,22 @@ def forked_at(info: SessionInfo) -> int:
 class SessionView(Struct, frozen=True, kw_only=True):
     """Info, summary and visible messages of a session at one moment.
 
-    Three numbers tell whether an earlier view still holds, apart from newly appended messages:
+    Three numbers show whether an earlier view is still valid, apart from appended messages:
 
-    - `uid`: another one if the key was deleted and created again, or purged.
+    - `uid`: differs if the key was deleted and created again, or purged.
     - `generation`: grows with every step that moves or destroys messages: `compact` and
       `purge(before=)` on all engines, a copy written over the session on the database and file
       engines, and on JSONL every replacement of the log file, for example after a failed sync.
     - `change`: grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
       `set_summary`, `set_meta` and `undo`. Calls that change nothing do not count.
 
-    Deleting and restoring a session under the same key may leave all three as they were: the
-    content is the same, too.
+    Deleting and restoring a session under the same key may leave all three unchanged; the content
+    is then unchanged, too.
     """
 
     info: SessionInfo
     messages: tuple[Message, ...]
-    """The visible messages by seq; of a tail, only the new ones."""
+    """Visible messages by seq; in a tail only the new ones."""
     upto: int
     """Seq up to which messages were read.
 
@@ -57,9 +61,9 @@ class SessionView(Struct, frozen=True, kw_only=True):
     `info` counts the seqs of that write, but its messages cannot be read yet.
     """
     last: int | None = None
-    """The limit that the view was taken with."""
+    """Maximum number of messages that the view was requested with."""
     after: int | None = None
-    """For a tail: `upto` of the view that it continues. None for a full view."""
+    """In a tail: `upto` of the view that it continues. None in a full view."""
 
     @property
     def key(self) -> str:
@@ -83,20 +87,20 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """Summary of the messages below the floor; empty if there is none."""
+        """Summary of the messages up to the floor; empty if there is none."""
         return self.info.summary
 
     @property
     def is_tail(self) -> bool:
-        """Whether it holds only the messages after an earlier view."""
+        """Whether the view holds only the messages after an earlier view."""
         return self.after is not None
 
     def holds(self, uid: str, generation: int, change: int) -> bool:
-        """Return whether a session with these numbers only has appended messages since."""
+        """Return whether a session with these numbers differs only by appended messages."""
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
-        """Return the full view at the moment of `newer`, which `Store.refresh(self)` returned."""
+        """Return the full view at the time of `newer`, the result of `Store.refresh(self)`."""
         if newer.after is None:
             return newer
         messages = self.messages + newer.messages
@@ -107,46 +111,55 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Store(Protocol):
-    """Where sessions live. Every method means the same on every engine.
+    """Storage for sessions. Every method behaves the same on every engine.
 
     P1   Durable: when an append returns, the message survives `kill -9` and power loss.
-    P2   Whole or absent: after any crash a message, a batch, a summary, a checkpoint, a replaced
-         history is there completely or not at all.
-    P3   Never glued, never silent: a torn tail is set aside and reported, the next append starts
-         on a clean line; damage in the middle hides only itself and is reported.
-    P4   Nothing destroyed: what is truncated, cleared, hidden, summarised, replaced or compacted
-         stays readable with `full=True`, and `undo` takes it back.
-    P5   No race between summary and talk: a checkpoint hides the messages up to the seq it names,
-         whatever arrived meanwhile.
-    P6   No two keys share anything: any non-empty text up to 1,024 bytes of UTF-8 is a key.
-    P7   Many writers: threads, tasks and processes append at once; each acknowledged message is
-         there exactly once, each writer's own order is kept, readers never wait.
-    P8   Errors surface: typed, sorted by who must act; `NotStored` is surely absent,
-         `MaybeStored` is unknown.
-    P9   Bounded cost: an append costs the same at any length; reading costs what is visible.
-    P10  Lossless: what goes in comes out; what cannot be kept is refused and nothing is written.
-    P11  Private: files 0600, directories 0700, no symlink below the workspace is followed.
-    P12  Once: a token that the session already has is not stored again.
-    P13  Readable for ever: every released format stays readable, a newer one is refused by name.
+    P2   Atomic: after any crash, a message, a batch, a summary, a checkpoint or a replaced history
+         is stored completely or not at all.
+    P3   Damage is contained and reported: an incomplete last line is skipped and reported, and the
+         next append starts on a new line. Damage in the middle affects only the damaged records.
+    P4   Nothing is destroyed: messages that were truncated, cleared, hidden, summarized, replaced
+         or compacted stay readable with `full=True`, and `undo` makes them visible again.
+    P5   Summaries do not race with appends: a checkpoint hides the messages up to the seq that it
+         names, never one that was appended later.
+    P6   Keys are independent: any non-empty text of up to 1,024 bytes of UTF-8 is a key, and no two
+         keys share data.
+    P7   Many writers: threads, tasks and processes append at the same time. Each acknowledged
+         message is stored exactly once, each writer's order is kept, and readers never wait.
+    P8   Errors are typed, and grouped by the party that must act (see errors.py). After `NotStored`
+         the message is certainly not stored; after `MaybeStored` that is unknown.
+    P9   Bounded cost: the cost of an append does not depend on the length of the session; the
+         cost of a read depends on the number of visible messages.
+    P10  Lossless: messages are returned exactly as they were given. A message that cannot be stored
+         exactly is rejected, and nothing is written.
+    P11  Private: files have mode 0600, directories 0700; symlinks below the workspace are not
+         followed.
+    P12  Idempotent: an append whose idempotency key (`once`) the session has is not stored again.
+    P13  Readable in all later versions: every released format stays readable. A newer format is
+         rejected with an error that names it.
 
-    Unknown key: reads give `[]` and `""`; `info`, `view` and `refresh` raise NoSuchSession, `undo`
-    NothingToUndo;
-    truncate, clear, hide, compact do nothing and create nothing; `pop` gives None; `delete`,
-    fork, restore, purge and lease raise NoSuchSession; add, set_summary, set_history and set_meta
-    create the session.
+    Unknown key: reads return `[]` and `""`; `pop` returns None. `info`, `view`, `refresh`,
+    `delete`, `fork`, `restore`, `purge` and `lease` raise NoSuchSession, `undo` raises
+    NothingToUndo. `truncate_history`, `clear`, `hide` and `compact` do nothing and create nothing.
+    Appends, `set_summary`, `set_history` and `set_meta` create the session.
     """
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
-        """Append `{"role": role, "content": content}`; its seq. Raises as add_full_message."""
+        """Append `{"role": role, "content": content}` and return its seq.
+
+        Raises the same errors as `add_full_message`.
+        """
         ...
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
-        """Append one message; its seq. With a token the session has, the first one's seq.
+        """Append one message and return its seq.
 
-        Raises RefusedMessage, OnceConflict, InvalidKey (nothing written); StoreBusy, NotStored
-        (surely absent); MaybeStored (retry with the same token).
+        `once`: idempotency key. If the session has it already, return the seq of the first append.
+
+        Raises RefusedMessage, OnceConflict, InvalidKey (nothing was written); StoreBusy, NotStored
+        (certainly not stored); MaybeStored (retry with the same `once`).
         """
         ...
 
@@ -158,9 +171,11 @@ class Store(Protocol):
         once: str | None = None,
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
-        """Append a batch, whole or not at all; its seqs. Raises as add_full_message.
+        """Append a batch completely or not at all, and return its seqs.
 
-        `at`: when each was said, for messages that were first kept elsewhere; else it is now.
+        `once`: one idempotency key for the whole batch. `at`: times of the messages, for messages
+        that were first stored elsewhere [default: now]. Raises the same errors as
+        `add_full_message`.
         """
         ...
 
@@ -172,26 +187,30 @@ class Store(Protocol):
         after: int | None = None,
         full: bool = False,
     ) -> list[Message]:
-        """The visible messages by seq: those past `after`, of these the `last`.
+        """Return the visible messages by seq.
 
-        `full=True`: every message, hidden, replaced and archived ones included and marked.
+        `after`: only messages with a greater seq. `last`: of these only the last ones. `full=True`:
+        every message, including hidden, replaced and archived ones, each with its `hidden` flag.
         """
         ...
 
     def get_summary(self, key: str) -> str:
-        """What stands for the messages below the floor; empty where there is none."""
+        """Return the summary of the messages up to the floor; empty if there is none."""
         ...
 
     def set_summary(self, key: str, text: str) -> None:
-        """Replace the summary and nothing else. Raises as add_full_message."""
+        """Replace the summary and nothing else. Raises the same errors as `add_full_message`."""
         ...
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last visible ones: none or less hides all, enough changes nothing."""
+        """Hide all visible messages except the last `keep_last`.
+
+        0 or less hides all. If no more than `keep_last` are visible, nothing changes.
+        """
         ...
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
-        """Hide all messages and empty the summary, in one step that `undo` takes back.
+        """Hide all messages and empty the summary, as one operation for `undo`.
 
         `upto`: hide only messages up to this seq.
         """
@@ -206,127 +225,133 @@ class Store(Protocol):
     ) -> None:
         """Make exactly these messages visible; the summary stays.
 
-        The common prefix stays as it is, the rest is hidden, only the new tail is appended.
-        `expect_last`: raise StaleHistory and change nothing if the last seq of the session is not
-        this one, because a message was appended since the caller looked. 0: no session.
+        The common prefix is not touched, the other visible messages are hidden, and only the new
+        tail is appended. `expect_last`: raise StaleHistory and change nothing if the last seq of
+        the session is another one, because a message was appended since the caller read the
+        session; 0 expects that the session has no messages.
         """
         ...
 
     def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages with these seqs, both included."""
+        """Hide the messages from seq `first` to seq `last`, both included."""
         ...
 
     def pop(self, key: str) -> Message | None:
-        """Hide the last visible message and return it; None where there is none."""
+        """Hide the last visible message and return it, or None if no message is visible."""
         ...
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
-        """Replace the summary and hide everything up to this seq, in one record.
+        """Replace the summary and hide everything up to the seq `upto`, in one step.
 
-        At or below the floor only the summary changes. Raises UsageError beyond the end,
-        StaleCheckpoint where the floor is not the expected one.
+        If `upto` is not above the floor, only the summary changes. `expect_floor`: raise
+        StaleCheckpoint if the floor is another one. Raises UsageError if `upto` is greater than the
+        last seq.
         """
         ...
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Take back the newest truncate, clear, hide, replace, checkpoint or set_summary.
+        """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
-        Messages that were appended since stay, but for those that are `answered`, first and last
-        seq, to what a replace left in sight: they are hidden with it, in the same step. Eight
-        deep, no redo. Raises NothingToUndo.
+        Messages that were appended since stay visible. `answered`: first and last seq of the answer
+        to the history that a replace left visible; `undo` of that replace hides the answer in the
+        same step. The last eight operations can be undone; there is no redo. Raises
+        NothingToUndo.
         """
         ...
 
     def compact(self, key: str) -> Compacted:
-        """Move what lies below the floor out of the live storage, into an archive."""
+        """Move the messages up to the floor out of the live storage, into an archive."""
         ...
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
-        """Make a session of its own from what is in sight, up to the seq `at`, that included.
+        """Create a session `new_key` from the visible messages up to `at`, inclusive.
 
-        The fork has the same messages byte for byte, seqs, times, summary and meta, without the
-        fields in NOT_FORKED. `forked_from` names its source, the field `forked_at` of its meta the
-        last seq. It has no hidden messages, no undo steps and no idempotency keys. Raises
-        NoSuchSession; SessionExists; UsageError where `at` is beyond the end or below the floor,
-        whose summary would tell of more.
+        The fork has the same messages byte for byte, with the same seqs, times, summary and meta,
+        except the fields in NOT_FORKED. `forked_from` names its source, and the field `forked_at`
+        of its meta the last copied seq. It has no hidden messages, no undo steps and no idempotency
+        keys. Raises NoSuchSession; SessionExists; UsageError if `at` is greater than the last seq,
+        or below the floor: the summary would describe messages that the fork should not have.
         """
         ...
 
     def delete(self, key: str) -> Trashed:
-        """Put the session into the trash, in one step. Raises NoSuchSession."""
+        """Move the session into the trash, in one step. Raises NoSuchSession."""
         ...
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Bring back the last deleted session of this key, or the one of this uid.
+        """Restore the last deleted session of this key, or the one with this uid.
 
-        Raises NoSuchSession where the trash has none, SessionExists where the key (or `as_key`)
-        is taken.
+        `as_key`: restore it under this key. Raises NoSuchSession if it is not in the trash,
+        SessionExists if the key is in use.
         """
         ...
 
     def list_trash(self) -> list[Trashed]:
-        """The deleted sessions, the last deleted first."""
+        """Return the deleted sessions, the last deleted first."""
         ...
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete for good: the only call that destroys. Raises NoSuchSession.
+        """Delete permanently; no other call destroys messages. Raises NoSuchSession.
 
-        Without `before`, the session with its archives and every deleted session of this key: no
-        trace of the key stays. With `before`, the messages below this seq, in the live storage and
-        in archives, with their tokens, voids, and the undo steps that reach them; the session
-        stays, and keeps of them only which seqs they were. A call that was interrupted is made
-        again. A turn in a session that is gone is over: its lease is lost, and what its holder
-        still writes does not bring the session back. Where nothing could be done, it goes on.
+        Without `before`: purge the session with its archives, and every deleted session of this
+        key, so that no trace of the key stays. With `before`: purge the messages below this seq, in
+        the live storage and in archives, with their idempotency keys, their voids and the undo
+        steps that would bring them back; the session stays, and records only which seqs were
+        purged.
+
+        After an interruption, call `purge` again. If the session itself is purged, the lease of a
+        turn in it is lost, and later writes of the lease holder do not create the session again. If
+        the purge fails without effect, the turn continues.
         """
         ...
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "Lease":
-        """The turn in this session: one holder at a time, in all processes.
+        """Acquire the lease for a turn in this session: one holder at a time, across all processes.
 
-        It guards turns, not appends: plain calls always work. Waits for the holder before it for
-        `wait` seconds, else the store's busy_timeout. Raises NoSuchSession, also where the
-        session goes meanwhile, StoreBusy.
+        The lease guards turns, not appends: calls on the store itself always work. Waits up to
+        `wait` seconds for the current holder [default: the store's busy_timeout]. Raises
+        NoSuchSession, also if the session is deleted during the wait; StoreBusy.
         """
         ...
 
     def stamps(self) -> dict[str, str]:
-        """For each session a mark that is another one after every change, made anywhere.
+        """Return a stamp for each session. It differs after every change by any process.
 
-        What an index needs to know which sessions to look at again.
+        An index compares stamps to find the sessions that it must read again.
         """
         ...
 
     def info(self, key: str) -> SessionInfo:
-        """What is known of the session. Raises NoSuchSession."""
+        """Return the info of the session. Raises NoSuchSession."""
         ...
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment. Raises NoSuchSession.
 
-        `last`: only so many messages, the newest.
+        `last`: maximum number of messages; the newest are returned.
         """
         ...
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return what is new since a view was taken. Raises NoSuchSession.
+        """Return the changes since a view was taken. Raises NoSuchSession.
 
         If uid, generation and change number are those of `view`, the result is a tail: its info is
-        current and its messages are those appended since. Otherwise it is a full view with the
-        same `last`, maybe of another session with this key. `view.merged(result)` is the full
-        view in both cases.
+        current and its messages are those appended since. Otherwise it is a full view with the same
+        `last`, possibly of another session with this key. `view.merged(result)` is the full view in
+        both cases.
         """
         ...
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Keys in the order of their bytes; `after` is the last key of the page before."""
+        """Return the keys in byte order. `after`: the last key of the previous page."""
         ...
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the session's own data (title, tags …); None removes one."""
+        """Set fields of the session's meta (title, tags …). None removes a field."""
         ...
 
     def follow(
@@ -337,22 +362,25 @@ class Store(Protocol):
         uid: str | None = None,
         timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Yield each message past `after` once, by seq, as it arrives, from any process.
+        """Yield each message after seq `after` once, by seq, as any process stores it.
 
-        Ends when nothing came for `timeout` seconds, or the store is closed. With `uid`, follows
-        only that session (`SessionInfo.uid`): raises SessionDeleted if the key has no session, or
-        another one. Without it, waits for a session that does not exist yet, then follows that one
-        until it is deleted. Give `uid` together with an `after` that you read earlier: a session
-        that was created again counts its messages from 1.
+        Ends when no message arrives for `timeout` seconds, or when the store is closed. With `uid`,
+        follows only that session (`SessionInfo.uid`): raises SessionDeleted if the key has no
+        session, or another one. Without it, waits until the session exists, then follows that
+        session until it is deleted. If `after` comes from an earlier read, pass `uid` too: a
+        session that was created again counts its messages from 1.
         """
         ...
 
     def health(self) -> Health:
-        """Whether writes can be expected to work, and what is wrong where not."""
+        """Return whether writes are expected to work, and the problems if not."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; a second call does nothing. Later calls raise StoreClosed."""
+        """Close the store and release its resources. Later calls raise StoreClosed.
+
+        Closing a store twice does nothing.
+        """
         ...
 
     def __enter__(self) -> Self: ...
@@ -367,45 +395,47 @@ class Store(Protocol):
 
 @runtime_checkable
 class Lease(Protocol):
-    """The turn in a session, until it is released, or ttl seconds passed without `renew`.
+    """The right to run a turn in a session, until `release`, or until ttl passes without `renew`.
 
-    A context manager that releases. On the JSONL store the lock is gone with its holder and ttl
-    only tells doctor when to call the holder stalled.
+    As a context manager it releases on exit. On the JSONL store the operating system releases the
+    lock when the holder's process ends; there, ttl only decides when `steno doctor` reports a
+    holder as stalled.
     """
 
     @property
     def key(self) -> str:
-        """The session."""
+        """Key of the session."""
         ...
 
     @property
     def epoch(self) -> int:
-        """Grows with each lease of the key: who writes elsewhere can fence by it.
+        """Fencing token: a number that grows with each lease of the key.
 
-        Also where the session was deleted or purged in between, and another one begun.
+        It also grows if the session was deleted or purged and another session has the key now.
         """
         ...
 
     @property
     def store(self) -> Store:
-        """The store, whose writes raise LeaseLost once the turn is over.
+        """The store, with writes that are fenced by the lease.
 
-        That is when it was released, another holder took over, or the session was purged. To have
-        run out alone is no harm, nor is it where the session is deleted, or brought back.
+        They raise LeaseLost after a release, after another holder took over, and after the session
+        was purged. They still work if only the ttl has passed, and if the session is deleted or
+        restored.
         """
         ...
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, has run out, was taken over, or the session was purged."""
+        """Whether the lease was released, expired or taken over, or the session was purged."""
         ...
 
     def renew(self) -> None:
-        """Another ttl from now. Raises LeaseLost."""
+        """Extend the lease to ttl seconds from now. Raises LeaseLost."""
         ...
 
     def release(self) -> None:
-        """Let the next one in, and write no more; a second call does nothing."""
+        """Release the lease; later writes through `store` fail. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -419,7 +449,7 @@ class Lease(Protocol):
 
 
 class Append(Struct, frozen=True, kw_only=True):
-    """One caller's append, as a group of them is handed over."""
+    """One append of a caller, as a member of a group."""
 
     messages: Sequence[Message | Mapping[str, Any]]
     once: str | None = None
@@ -428,89 +458,90 @@ class Append(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class PatientStore(Protocol):
-    """A store that tells how long its calls wait for others."""
+    """A store that reports how long its calls wait for locks."""
 
     @property
     def busy_timeout(self) -> float:
-        """In seconds."""
+        """Maximum wait, in seconds."""
         ...
 
 
 @runtime_checkable
 class GroupStore(Protocol):
-    """A store that takes the appends of several callers to one session in one go."""
+    """A store that can store appends of several callers to one session in one write."""
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """For each append its seqs, or what went wrong with it; each is whole or absent."""
+        """Return for each append its seqs or its error. Each is stored completely or not at all."""
         ...
 
 
 Deleted = tuple[str, datetime]
-"""A session in the trash, by its uid and when it was deleted."""
+"""Uid and deletion time of a session in the trash."""
 
 
 @runtime_checkable
 class PurgingStore(Protocol):
-    """A store that purges exactly what somebody decided on, and ends what was interrupted."""
+    """A store that can purge selected sessions and finish interrupted purges."""
 
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
-        """Delete these sessions of a key for good, and nothing else of it.
+        """Purge exactly these deleted sessions of a key.
 
-        What was brought back, deleted anew or begun since stays. Raises NoSuchSession where the
-        trash has not all of them; then nothing was done.
+        Sessions that were restored, deleted again or created since stay. Raises NoSuchSession, and
+        changes nothing, if not all of them are in the trash.
         """
         ...
 
     def unfinished_purges(self) -> list[Trashed]:
-        """What interrupted purges left: out of sight for good, and not yet deleted.
+        """Return the sessions of interrupted purges: hidden permanently, but not yet deleted.
 
-        The key and the uid are empty where nobody can tell any more. To purge the key again ends
-        it, and so does `finish_purge`.
+        Key and uid are empty if they are no longer known. `finish_purge`, or another purge of the
+        key, finishes the purge.
         """
         ...
 
     def finish_purge(self, uid: str) -> Purged:
-        """End the interrupted purge of the session with this uid, and touch no other.
+        """Finish the interrupted purge of the session with this uid, and change no other session.
 
-        Raises NoSuchSession where there is none.
+        Raises NoSuchSession if there is no such purge.
         """
         ...
 
 
 @runtime_checkable
 class LeaseListStore(Protocol):
-    """A store that can tell which sessions are leased."""
+    """A store that knows which sessions are leased."""
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys whose lease is held now, by any process."""
+        """Return those of the keys that are leased now, by any process."""
         ...
 
 
 def leased_keys(store: Store, keys: Collection[str]) -> set[str]:
-    """Return those of the keys whose lease is held now; none if the store cannot tell."""
+    """Return those of the keys that are leased now; none if the store does not know."""
     return store.leased(keys) if isinstance(store, LeaseListStore) else set()
 
 
 @runtime_checkable
 class MarkedStore(Protocol):
-    """A store that tells all processes when something they keep beside it is out of date."""
+    """A store whose change markers show all processes that derived data is out of date."""
 
     def mark(self, name: str) -> str:
-        """The mark of this name, as it is now; empty where it was never changed."""
+        """Return the current change marker of this name; empty if it was never changed."""
         ...
 
     def change_mark(self, name: str) -> None:
-        """Make it another one than it ever was, durably. Raises StoreUnavailable, ReadOnly."""
+        """Give the marker a new value, durably. Raises StoreUnavailable, ReadOnly."""
         ...
 
 
 def conversation_times(
     created: datetime, updated: datetime, *, meta: Mapping[str, Any], last_seq: int
 ) -> tuple[datetime, datetime]:
-    """Return when a conversation began and was last continued, from the times of the session.
+    """Return when a conversation started and was last continued, from the times of the session.
 
-    An imported session has receipts in its meta, `imported`, with its times in the other program:
-    it began then, and was last continued then until a message is added here.
+    The meta of an imported session contains receipts (`imported`) with its times in the other
+    program. The conversation started then, and was last continued then until a message is added
+    here.
     """
     if "imported" not in meta:
         return created, updated
@@ -521,9 +552,9 @@ def conversation_times(
 
 
 def _imported_times(receipts: object) -> Iterator[tuple[datetime, datetime, object]]:
-    """Yield the two times of each receipt, and the last seq when it was made.
+    """Yield the two times of each receipt, and the last seq at the time of the import.
 
-    Any client may write meta, so values that are no receipts are skipped.
+    Any client may write meta, so values that are not receipts are skipped.
     """
     for one in receipts if isinstance(receipts, list) else ():
         try:

@@ -13,12 +13,12 @@ from stenolog.stores.arguments import encoded
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """Messages of one caller, which count together or not at all."""
+    """Messages of one caller, stored together or not at all."""
 
     payloads: Sequence[bytes]
     once: str | None = None
     times: Sequence[str] | None = None
-    """When each was said, if that is not now."""
+    """Time of each message; None for the current time."""
 
 
 def batch(
@@ -26,19 +26,22 @@ def batch(
     once: str | None,
     at: Sequence[datetime] | None,
 ) -> Batch:
-    """What one caller wants appended. Raises RefusedMessage, UsageError."""
+    """Check and encode one append. Raises RefusedMessage, UsageError."""
     check_once(once)
     payloads = encoded(messages)
     return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
 
 
 def token_bytes(once: str) -> bytes:
-    """A token as databases keep it: it may hold a lone surrogate, which their texts cannot."""
+    """Return an idempotency key as databases store it.
+
+    As bytes: it may contain a lone surrogate, which database texts cannot.
+    """
     return once.encode("utf-8", "surrogatepass")
 
 
 def token_text(kept: bytes) -> str:
-    """The token that is kept like this."""
+    """Return the idempotency key that `token_bytes` encoded."""
     return kept.decode("utf-8", "surrogatepass")
 
 

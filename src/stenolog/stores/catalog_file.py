@@ -1,7 +1,7 @@
-"""The catalog file beside a store: its name, and its deletion by a purge.
+"""The catalog file of a store: its name, and its deletion by a purge.
 
 The package `catalog` reads and writes the file, and holds the flock of its lock file while it
-writes. The catalog quotes messages, so a store deletes it with every purge; the next reader makes
+writes. The catalog quotes messages, so a store deletes it with every purge; the next reader builds
 it again.
 """
 
@@ -15,11 +15,11 @@ from typing import Final, Protocol, runtime_checkable
 from stenolog.stores.disk import open_descriptor, sync_folder, wait_for_lock
 
 NAME: Final = "catalog.db"
-"""Name of the catalog in a folder of logs."""
+"""File name of the catalog in a folder of logs."""
 
 _SUFFIX: Final = ".catalog"
 _PLAIN: Final = re.compile(r"[a-z0-9_-]{1,64}")
-"""Namespaces that are part of a file name as they are, also where case is ignored."""
+"""Namespaces that a file name can contain unchanged, even on a file system that ignores case."""
 
 
 @runtime_checkable
@@ -27,12 +27,12 @@ class CatalogFileStore(Protocol):
     """A store with a place for a catalog file."""
 
     def catalog_file(self) -> Path | None:
-        """Return the path of the catalog; None if none may be kept beside this store."""
+        """Return the path of the catalog; None if this store can have no catalog file."""
         ...
 
 
 def journal_of(name: str) -> str:
-    """Return the name of the journal that SQLite keeps beside a catalog."""
+    """Return the name of SQLite's journal for a catalog."""
     return f"{name}-journal"
 
 
@@ -80,9 +80,9 @@ def delete_catalogs(file: Path, *, seconds: float) -> None:
 
 
 def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
-    """Delete this catalog in the open folder durably, if there is one.
+    """Delete this catalog in the open folder durably, if it exists.
 
-    Waits `seconds` for a program that writes it. Raises OSError, StoreBusy.
+    Waits up to `seconds` for a program that writes it. Raises OSError, StoreBusy.
     """
     names = (path.name, journal_of(path.name))
     if not any(_is_file(folder, name) for name in names):
@@ -91,7 +91,8 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
     lock = open_descriptor(lock_of(path.name), flags, dir_fd=folder)
     try:
         wait_for_lock(lock, seconds=seconds, what=f"the catalog {path}")
-        # The journal last: it means nothing without its file, but a file without it may be torn.
+        # The journal last: without its database it is useless, but a database without its journal
+        # may be incomplete.
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)  # guard: purge-drops-catalog
@@ -101,7 +102,7 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
 
 
 def _is_file(folder: int, name: str) -> bool:
-    """Return whether the name is in use, by anything but a folder: a folder is no catalog."""
+    """Return whether the name exists and is not a folder: a folder is no catalog."""
     try:
         return not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:

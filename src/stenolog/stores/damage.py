@@ -1,4 +1,4 @@
-"""What a process has met in a database that is gone, or not as it was stored."""
+"""Damaged or missing messages that this process found in a database."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from stenolog.stores.locks import ThreadLock
 
 
 class Damage:
-    """The damaged messages that one process has met in a database, as far as it has read."""
+    """Damaged messages that this process found in a database, as far as it has read it."""
 
     def __init__(self) -> None:
         self._mutex = ThreadLock()
@@ -16,7 +16,10 @@ class Damage:
         self._met: dict[str, list[Span]] = {}
 
     def note(self, uid: str, lost: Sequence[Span], intact: Iterable[Message]) -> None:
-        """What was read of a life of a session; somebody may have put the file back since."""
+        """Record the outcome of a read of one session: lost seqs, and intact messages.
+
+        Seqs that are intact now are removed: the database file may have been replaced by a backup.
+        """
         if not lost and uid not in self._met:
             return
         with self._mutex:
@@ -40,5 +43,5 @@ class Damage:
             reports.warning("%s cannot be read: %s; `steno doctor` says more", what, done)
 
     def of(self, uid: str) -> list[Span]:
-        """The seqs of a life of a session that were met damaged or not at all."""
+        """Return the known damaged or missing seqs of the session with this uid."""
         return list(self._met.get(uid, ()))

@@ -1,4 +1,4 @@
-"""Calls to the system that more than one engine makes, each with its one right way."""
+"""System calls for files and folders, shared by the engines."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ class Descriptor(int):
         """Close it; a second call does nothing. An error is ignored: all data was synced."""
         if self >= 0 and not self._closed:
             self._closed = True
-            # The next call is the one that closes it: Ctrl-C cannot come between.
+            # The next call must be the one that closes: Ctrl-C could strike after any other.
             try:  # noqa: SIM105
                 os.close(self)
             except OSError:
@@ -43,13 +43,13 @@ class Descriptor(int):
     def release(self) -> None:
         """Release its flock, if it holds one, and close it.
 
-        Closing alone is not enough: a child forked meanwhile has the same open file.
+        Closing alone is not enough: a child that was forked since shares the open file.
         """
         try:
             if self >= 0 and not self._closed:
                 release_lock(self)
         except OSError:
-            pass  # the lock goes with the descriptor
+            pass  # closing the descriptor releases the lock
         finally:
             self.close()
 
@@ -64,20 +64,20 @@ def open_descriptor(
     path: str | Path, flags: int, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Descriptor:
     """Open a file or a folder. Raises OSError."""
-    # The interpreter checks for signals after each call it makes itself, and not between these.
+    # The interpreter checks for signals after each call in bytecode, but not between these.
     opened = map(partial(os.open, dir_fd=dir_fd), (path,), (flags,), (mode,))
     (descriptor,) = map(Descriptor, opened)
     return descriptor
 
 
 def duplicate(descriptor: int) -> Descriptor:
-    """Open the same file or folder once more. Raises OSError."""
+    """Open the same file or folder again. Raises OSError."""
     (copy,) = map(Descriptor, map(os.dup, (descriptor,)))
     return copy
 
 
 def read_all(descriptor: int, start: int, stop: int) -> bytes:
-    """Read these bytes of a file, fewer where it ends before. Raises OSError."""
+    """Read the bytes from start to stop, fewer if the file ends before. Raises OSError."""
     parts = []
     while start < stop:
         part = os.pread(descriptor, stop - start, start)
@@ -89,14 +89,14 @@ def read_all(descriptor: int, start: int, stop: int) -> bytes:
 
 
 def write_all(descriptor: int, text: bytes) -> None:
-    """Write all of it, however many calls that takes. Raises OSError."""
+    """Write all bytes, in as many calls as needed. Raises OSError."""
     view = memoryview(text)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def sync_file(descriptor: int) -> None:
-    """Return only when what was written through any descriptor of this file is on the disk."""
+    """Sync the file: return when all writes, through any descriptor, are on the disk."""
     if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
@@ -104,10 +104,10 @@ def sync_file(descriptor: int) -> None:
 
 
 def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
-    """Overwrite lines of a file where they stand, each by as many bytes; how many.
+    """Overwrite lines of a file in place, each by as many bytes, and return their number.
 
-    Others may append meanwhile, and nobody who has it open is left with an old file. Raises
-    OSError; FileNotFoundError where there is none.
+    Other processes may append at the same time, and descriptors of the file stay valid. Raises
+    OSError; FileNotFoundError if the file does not exist.
     """
     descriptor = open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     changed = offset = 0
@@ -129,19 +129,20 @@ def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
 
 
 def sync_folder(descriptor: int) -> None:
-    """Return only when a folder's entries are on the disk. Raises OSError."""
+    """Sync a folder: return when its entries are on the disk. Raises OSError."""
     try:
         os.fsync(descriptor)  # guard: folder-fsync
         if sys.platform == "darwin":
             sync_file(descriptor)
     except OSError as error:
-        # Some file systems cannot sync a folder and say so; they keep entries in order anyway.
+        # Some file systems cannot sync a folder and report EINVAL; they keep entries in order
+        # anyway.
         if error.errno != errno.EINVAL:
             raise
 
 
 def make_private(path: Path) -> None:
-    """Make a folder (and those above it) that only its owner may enter, durably."""
+    """Create a folder and its parents with mode 0700, durably."""
     if path.is_dir():
         return
     make_private(path.parent)
@@ -151,9 +152,9 @@ def make_private(path: Path) -> None:
 
 
 def refusal(path: Path) -> str | None:
-    """Why nothing can be written to a file or a folder, and what to do; None where it can.
+    """Return why a file or folder cannot be written to, and what to do; None if it can.
 
-    Raises OSError where it cannot be looked at.
+    Raises OSError if it cannot be examined.
     """
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return f"{path}: {READ_ONLY_DISK}"
@@ -163,11 +164,11 @@ def refusal(path: Path) -> str | None:
 
 
 def sync_entries(path: Path) -> None:
-    """Sync a folder by its path, where we may open it. Raises OSError."""
+    """Sync a folder by its path, if this user may open it. Raises OSError."""
     try:
         folder = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
-        return  # somebody else's folder, and they saw to what is in it
+        return  # a folder of another user
     try:
         sync_folder(folder)
     finally:
@@ -175,9 +176,9 @@ def sync_entries(path: Path) -> None:
 
 
 def replace_file(folder: int, name: str, text: bytes) -> None:
-    """Put this text under the name, whole or not at all, readable by its owner only.
+    """Replace the file `name` atomically, with mode 0600.
 
-    Raises OSError; the file that stood there before stays then, unless the last sync failed.
+    Raises OSError; the previous file then stays, unless only the last sync failed.
     """
     temporary = f".{name[:180]}.new"
     with suppress(FileNotFoundError):
@@ -198,7 +199,10 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
 
 
 def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = LOCK_POLL) -> None:
-    """Take the flock of an open file, looking often: backing off starves. Raises StoreBusy."""
+    """Acquire the flock of an open file. Raises StoreBusy.
+
+    It polls at a short, constant interval: with a growing one a process could wait forever.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -212,5 +216,5 @@ def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = L
 
 
 def release_lock(descriptor: int) -> None:
-    """Let go of a flock by name: a child forked meanwhile has the descriptor, too, and keeps it."""
+    """Release a flock explicitly: closing is not enough if a forked child shares the descriptor."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)

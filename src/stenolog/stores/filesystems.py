@@ -1,4 +1,4 @@
-"""Whether a folder is on a network file system, on whose locks and syncs nobody can rely."""
+"""Detection of network file systems, whose locks and syncs are not reliable."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,13 @@ _MOUNTS: Final = "/proc/self/mounts"
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 _kinds: dict[int, str] = {}
-"""The kind by device: it takes longer to find out than to open a store."""
+"""File system type by device number, cached: the lookup takes longer than opening a store."""
 
 
 def network_kind(folder: Path) -> str:
-    """What the network file system is called; empty on a local one, and where nobody tells.
+    """Return the type of the network file system; empty if it is local or unknown.
 
-    Raises OSError where there is no such folder.
+    Raises OSError if the folder does not exist.
     """
     device = folder.stat().st_dev
     if device not in _kinds:
@@ -28,17 +28,17 @@ def _look_up(folder: Path) -> str:
         mounts = Path(_MOUNTS).read_text(encoding="utf-8", errors="replace")
         return kind_at(str(folder.resolve()), mounts)
     except OSError:
-        return ""  # only Linux tells
+        return ""  # Only Linux has this file.
 
 
 def kind_at(path: str, mounts: str) -> str:
-    """The kind of the innermost file system that holds a path, by a table as in /proc/mounts."""
+    """Return the type of the innermost mount that holds a path, from a table like /proc/mounts."""
     best, kind = "", ""
     for fields in (line.split(" ") for line in mounts.splitlines()):
         if len(fields) > 2:
             point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[1])
             inside = path == point or path.startswith(point.rstrip("/") + "/")
-            # Of two at the same place the later one covers the other.
+            # A later mount at the same point covers the earlier one.
             if inside and len(point) >= len(best):
                 best, kind = point, fields[2]
     return kind

@@ -1,4 +1,4 @@
-"""What the doctor finds, whatever the engine."""
+"""Findings and reports of `steno doctor`, shared by all engines."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ from stenolog.stores import spans
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be."""
+    """One problem that `steno doctor` found."""
 
     kind: str
-    """A Kind, for a log; a database has kinds of its own."""
+    """A `Kind` for a log; databases have other kinds."""
     key: str | None = None
-    """The session it concerns; None where it is of none, or cannot be told."""
+    """Key of the session; None if the problem belongs to no session, or it is unknown."""
     path: str = ""
-    """The file, seen from the workspace, or the database."""
+    """Path of the file, relative to the workspace, or the database."""
     where: str = ""
-    """The place in it; empty for all of it."""
+    """Position in the file; empty for the whole file."""
     meaning: str
     advice: str
     repairable: bool = False
@@ -29,25 +29,25 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class RepairResult(Struct, frozen=True, kw_only=True):
-    """What a repair did for one finding."""
+    """Outcome of the repair of one finding."""
 
     finding: Finding
     done: bool
     words: str
-    """What was done, or why not."""
+    """What was done, or why it was not done."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What was looked at, and what is wrong with it."""
+    """Result of an examination."""
 
     workspace: str = ""
     sessions: int
-    """How many were examined, deleted ones included."""
+    """Number of examined sessions, including deleted ones."""
     findings: tuple[Finding, ...]
 
 
 def lost_before(key: str, where: str, lost: Sequence[Span]) -> Finding:
-    """What is said of messages that a session came without."""
+    """Return the finding for messages that were already lost when the session was copied."""
     return Finding(
         kind="lost message",
         key=key,
@@ -61,7 +61,7 @@ def lost_before(key: str, where: str, lost: Sequence[Span]) -> Finding:
 def unreadable(
     key: str, where: str, missing: Sequence[Span], broken: Sequence[Span], *, advice: str
 ) -> Iterator[Finding]:
-    """What is said of messages that are gone, and of those that are not as they were stored."""
+    """Yield the findings for missing messages and for damaged ones."""
     for kind, lost in (("missing message", missing), ("damaged message", broken)):
         if lost:
             yield Finding(
@@ -102,7 +102,7 @@ def damaged_changes(key: str, where: str, numbers: Sequence[int]) -> Finding:
 
 
 def past_the_end(key: str, where: str, count: int, last_seq: int, *, advice: str) -> Finding:
-    """What is said of messages whose seqs were never given out."""
+    """Return the finding for messages whose seqs were never assigned."""
     return Finding(
         kind="stray row",
         key=key,

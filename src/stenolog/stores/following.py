@@ -1,8 +1,8 @@
-"""Following a session: its messages as they arrive, and the changes of what is visible.
+"""Following a session: new messages as they arrive, and changes of visibility, summary and meta.
 
 `arrivals` polls for messages and is shared by the engines. `follow_changes` uses only calls that
-every store has, so it means the same on all of them: it compares `info()` between messages. A
-message is reported at once, a change within half a second.
+every store has, so it behaves the same on all of them: it compares `info()` between messages. A
+message is reported immediately, a change within half a second.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,10 +19,11 @@ from stenolog.stores.base import Store
 LOOK_SECONDS: Final = 0.5
 
 News = tuple[str, int, list[Message]]
-"""The uid of a session, its last seq, and the messages that are new."""
+"""Uid of the session, its last seq, and the new messages."""
 Kind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
-"""checkpoint: the oldest messages went out of sight. undo: messages came back. hide: others went.
-summary, meta: nothing but that changed."""
+"""checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other
+messages were hidden. summary, meta: only that changed.
+"""
 
 
 def arrivals(
@@ -35,9 +36,9 @@ def arrivals(
     timeout: float | None,
     poll: float,
 ) -> Iterator[Message]:
-    """Poll for messages after a seq until the store is closed, or nothing came for `timeout`.
+    """Poll for messages after a seq, until the store closes or none arrives for `timeout`.
 
-    `ask` returns None if there is no session. `wait` returns after so many seconds, or earlier.
+    `ask` returns None if there is no session. `wait` returns after the given seconds, or earlier.
     `uid`: follow only this session; None: the first one that is found.
     """
     idle_since = monotonic()
@@ -64,11 +65,11 @@ def arrivals(
 
 
 class Changed(Struct, frozen=True, kw_only=True):
-    """Something happened to a session that is no message."""
+    """A change of a session other than a new message."""
 
     kind: Kind
     info: SessionInfo
-    """What is known of the session since then."""
+    """Info of the session after the change."""
 
 
 def follow_changes(
@@ -79,9 +80,9 @@ def follow_changes(
     uid: str | None = None,
     timeout: float | None = None,
 ) -> Iterator[Message | Changed]:
-    """As `store.follow`, and each change of floor, visibility, summary and meta as it is seen.
+    """Yield messages like `store.follow`, and each change of floor, visibility, summary and meta.
 
-    Changes that were made and undone between two looks are not reported. Raises SessionDeleted.
+    Changes that were made and undone between two polls are not reported. Raises SessionDeleted.
     """
     known = info_of(store, key)
     if uid is not None and (known is None or known.uid != uid):
@@ -105,7 +106,7 @@ def follow_changes(
             yield message
             after, heard = message.seq, monotonic()
             if heard - looked > LOOK_SECONDS:
-                break  # where somebody talks all the time, it is looked, too
+                break  # check for changes even if messages arrive all the time
         try:
             found = info_of(store, key)
         except StoreClosed:
@@ -120,10 +121,10 @@ def follow_changes(
 
 
 def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list[Changed]:
-    """What has happened between two looks, messages aside; None: there was no session. Pure."""
+    """Return the changes between two infos, without new messages. None means no session. Pure."""
     if before is None or now is None or before.uid != now.uid:
         return []
-    # What was said since is news of its own.
+    # New messages are reported separately.
     old, new = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
     found: list[Kind] = []
     if spans.minus(new, old):
@@ -140,7 +141,7 @@ def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list
 
 
 def info_of(store: Store, key: str) -> SessionInfo | None:
-    """What is known of a session; None where there is none."""
+    """Return the info of a session, or None if it does not exist."""
     try:
         return store.info(key)
     except NoSuchSession:

@@ -1,7 +1,7 @@
-"""The contract in its shortest form: sessions as sets and dicts in this process.
+"""A store in the memory of this process: sessions as sets and dicts.
 
-It is the model that every other store is compared with, so it says what an operation means in
-the plainest way and shares nothing with them but the ground. Nothing outlives the process.
+Tests compare every other store with it. It therefore implements each operation in the simplest way
+and shares only basic modules with the others. Its content is lost when the process ends.
 """
 
 import copy
@@ -49,7 +49,7 @@ def _now() -> datetime:
 
 
 class _Step(Struct, frozen=True):
-    """What taking back one operation needs."""
+    """The data needed to undo one operation."""
 
     number: int
     op: str
@@ -74,21 +74,21 @@ class _Session(Struct):
     forked_from: str | None = None
     version: int = 0
     number: int = 0
-    """How many changes there were, for stores that number them."""
+    """Number of the newest change."""
     lost: list[Span] = []
     void: list[Span] = []
     copied: int = -1
-    """The version that a copy left it in."""
+    """The version at which a copy was written; -1 if the session is not a copy."""
 
     def visible(self) -> list[int]:
         return [seq for seq in self.messages if seq not in self.hidden]
 
     def floor(self) -> int:
-        """The seq up to which everything is hidden: a range that touches it becomes floor."""
+        """Return the seq up to which everything is hidden."""
         return next(seq for seq in count() if seq + 1 not in self.hidden)
 
     def read(self, seq: int) -> Message:
-        """A value of its own for each reader, marked as of now."""
+        """Return a copy of the message, with the current `hidden` flag."""
         return replace(self.messages[seq], hidden=seq in self.hidden)
 
     def live_bytes(self) -> int:
@@ -111,13 +111,13 @@ class _Session(Struct):
         append: Sequence[bytes] = (),
         summary: str | None = None,
     ) -> None:
-        """Carry out one operation that can be taken back; one that changes nothing is none."""
+        """Carry out one operation that can be undone. Record nothing if nothing changes."""
         newly = set(self.visible()).intersection(hide)
         was = None if summary is None or summary == self.summary else self.summary
         if not newly and was is None and not append:
             return
         hidden = self.hidden.union(hide) if newly else self.hidden
-        # The run that begins at 1 is the floor, and no range.
+        # The run that starts at 1 is the floor and does not count as a range.
         if sum(seq - 1 not in hidden for seq in hidden - {1}) > MAX_HIDDEN_RANGES:
             raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
         self.hidden = hidden
@@ -126,7 +126,7 @@ class _Session(Struct):
         self.steps.append(_Step(self.number, op, newly, set(self.append(append)), was))
 
     def fork(self, key: str, upto: int) -> "_Session":
-        """A session of its own from what is in sight; it shares nothing that can change."""
+        """Return a new session with the visible messages, sharing nothing mutable."""
         if not self.floor() <= upto <= self.last_seq:
             raise errors.UsageError(
                 f"at={upto}: from {self.floor()} to {self.last_seq} is possible"
@@ -145,7 +145,7 @@ class _Session(Struct):
         )
 
     def purge(self, before: int) -> list[int]:
-        """Let go of the messages below this seq, and of all that leads or tells of them."""
+        """Remove the messages below a seq with all data about them; return their seqs."""
         gone = {seq for seq in range(1, self.last_seq + 1) if seq < before}
         if not gone:
             return []
@@ -156,7 +156,7 @@ class _Session(Struct):
         for step in steps:
             self.steps.append(step)
             if step.was or gone & (step.newly | step.added):
-                self.steps.clear()  # alone, those before it would lead to what never was
+                self.steps.clear()  # alone, earlier steps would lead to a state that never existed
         self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in gone}
         self.archived = 0 if self.archived < before else self.archived
         self.lost = spans.clipped(self.lost, before, self.last_seq)
@@ -167,7 +167,7 @@ class _Session(Struct):
 
 
 class InMemoryStore:
-    """A Store that keeps its promises for as long as the process lives."""
+    """A Store in memory. It keeps its promises as long as the process runs."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
@@ -180,13 +180,13 @@ class InMemoryStore:
         self._lease: InMemoryLease | None = None
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
-        """Append `{"role": role, "content": content}`; its seq."""
+        """Append `{"role": role, "content": content}` and return its seq."""
         return self.add_full_message(key, {"role": role, "content": content}, once=once)
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int:
-        """Append one message; its seq."""
+        """Append one message and return its seq."""
         return self.add_messages(key, [message], once=once)[0]
 
     def add_messages(
@@ -197,7 +197,7 @@ class InMemoryStore:
         once: str | None = None,
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
-        """Append a batch; its seqs."""
+        """Append a batch and return its seqs."""
         codec.check_once(once)
         payloads = encoded(messages)
         times = None if at is None else codec.check_times(at, len(payloads))
@@ -217,7 +217,7 @@ class InMemoryStore:
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
-        """The visible messages by seq; with `full` every message, marked."""
+        """Return the visible messages by seq; with `full` every message."""
         check_whole(last=last, after=after)
         if last is not None and last < 0:
             raise errors.UsageError(f"last={last}: a number of messages is not negative")
@@ -228,7 +228,7 @@ class InMemoryStore:
             return [session.read(seq) for seq in seqs[skipped:]]
 
     def get_summary(self, key: str) -> str:
-        """The summary; empty where there is none."""
+        """Return the summary; empty if there is none."""
         with self._using(key) as session:
             return session.summary
 
@@ -238,7 +238,7 @@ class InMemoryStore:
             session.change("summary", summary=_text(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last visible ones."""
+        """Hide all visible messages except the last ones."""
         check_required(keep_last=keep_last)
         with self._writing(key) as session:
             visible = session.visible()
@@ -275,7 +275,7 @@ class InMemoryStore:
             session.change("replace", hide=visible[same:], append=payloads[same:])
 
     def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages with these seqs, both included."""
+        """Hide the messages from seq `first` to seq `last`, both included."""
         check_required(first=first, last=last)
         if first > last:
             raise errors.UsageError(f"hide {first} to {last}: the first comes after the last")
@@ -284,7 +284,7 @@ class InMemoryStore:
             session.change("hide", hide=wanted)
 
     def pop(self, key: str) -> Message | None:
-        """Hide the last visible message and return it; None where there is none."""
+        """Hide the last visible message and return it, or None if no message is visible."""
         with self._writing(key) as session:
             newest = session.visible()[-1:]
             session.change("hide", hide=newest)
@@ -304,7 +304,7 @@ class InMemoryStore:
             session.change("checkpoint", hide=range(1, upto + 1), summary=_text(summary))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Take back the newest step: show what it newly hid, hide what it appended."""
+        """Undo the newest step: show the messages that it hid, hide those that it appended."""
         with self._writing(key) as session:
             if not session.steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
@@ -328,7 +328,7 @@ class InMemoryStore:
             )
 
     def compact(self, key: str) -> Compacted:
-        """Mark what lies below the floor as archived; it stays where it is."""
+        """Mark the messages up to the floor as archived, without moving them."""
         with self._writing(key) as session:
             before, live = session.archived, session.live_bytes()
             session.archived = max(before, session.floor())
@@ -337,7 +337,7 @@ class InMemoryStore:
             return Compacted(archived=moved, bytes_before=live, bytes_after=session.live_bytes())
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
-        """Make a session of its own from what is in sight, up to the seq `at`."""
+        """Create a session from the visible messages up to the seq `at`."""
         codec.check_key(new_key)
         check_whole(at=at)
         with self._writing(key, known=True) as session:
@@ -345,10 +345,11 @@ class InMemoryStore:
             self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
 
     def delete(self, key: str) -> Trashed:
-        """Put the session into the trash."""
+        """Move the session into the trash."""
         with self._writing(key, known=True):
             session = self._sessions.pop(key)
-            # Later than all before, so that the last deleted is first even if the clock was set.
+            # Later than all others, so that the last deleted is first even if the clock was set
+            # back.
             earlier = [found.deleted + timedelta(microseconds=1) for found, _ in self._trash]
             deleted = max([_now(), *earlier])
             count = len(session.messages)
@@ -357,7 +358,7 @@ class InMemoryStore:
             return trashed
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Bring back the last deleted session of this key, or the one of this uid."""
+        """Restore the last deleted session of this key, or the one with this uid."""
         target = key if as_key is None else as_key
         with self._using(key), self._writing(target):
             found = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
@@ -368,12 +369,12 @@ class InMemoryStore:
             self._sessions[target] = found[0][1]
 
     def list_trash(self) -> list[Trashed]:
-        """The deleted sessions, the last deleted first."""
+        """Return the deleted sessions, the last deleted first."""
         with self._open():
             return [trashed for trashed, _ in self._trash]
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete for good: all lives of the key, or what it said before this seq."""
+        """Delete permanently: all sessions of the key, or the messages below a seq."""
         check_whole(before=before)
         with self._writing(key) as live:
             trashed = [session for found, session in self._trash if found.key == key]
@@ -402,7 +403,7 @@ class InMemoryStore:
         return [f"the fork {name!r} stays" for name, life in lives if life.forked_from == key]
 
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
-        """Delete these sessions of a key for good, all of them in the trash."""
+        """Purge exactly these deleted sessions of a key."""
         with self._writing(key):
             pairs = [pair for pair in self._trash if pair[0].key == key]
             meant = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in lives]
@@ -421,19 +422,19 @@ class InMemoryStore:
             )
 
     def unfinished_purges(self) -> list[Trashed]:
-        """None: nothing comes between."""
+        """Return an empty list: a purge in memory cannot be interrupted."""
         return []
 
     def finish_purge(self, uid: str) -> Purged:
-        """Raise NoSuchSession: nothing comes between."""
+        """Raise NoSuchSession: a purge in memory cannot be interrupted."""
         raise errors.NoSuchSession(uid, "no purge of it was interrupted")
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys whose lease is held now."""
+        """Return those of the keys that are leased now."""
         return {key for key, lease in self._leases.items() if key in keys and not lease.lost}
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
-        """The turn in this session: one holder at a time."""
+        """Acquire the lease for a turn in this session: one holder at a time."""
         wait = BUSY_TIMEOUT if wait is None else wait
         if not (0 < ttl < inf and wait >= 0):
             raise errors.UsageError(f"ttl={ttl}, wait={wait}: both are lengths of time")
@@ -450,22 +451,22 @@ class InMemoryStore:
             return self._leases[key]
 
     def stamps(self) -> dict[str, str]:
-        """For each session a mark that is another one after every change."""
+        """Return a stamp for each session. It differs after every change."""
         with self._open():
             return {key: f"{found.uid}:{found.version}" for key, found in self._sessions.items()}
 
     def mark(self, name: str) -> str:
-        """The mark of this name; empty where it was never changed."""
+        """Return the change marker of this name; empty if it was never changed."""
         with self._open():
             return str(self._marks.get(name, ""))
 
     def change_mark(self, name: str) -> None:
-        """Make it another one."""
+        """Give the marker a new value."""
         with self._open():
             self._marks[name] = self._marks.get(name, 0) + 1
 
     def info(self, key: str) -> SessionInfo:
-        """What is known of the session. Raises NoSuchSession."""
+        """Return the info of the session. Raises NoSuchSession."""
         with self._using(key) as session:
             if key not in self._sessions:
                 raise errors.NoSuchSession(key)
@@ -519,7 +520,7 @@ class InMemoryStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Keys in the order of their bytes, which is that of their characters."""
+        """Return the keys in byte order, the same as the order of their code points."""
         check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise errors.UsageError(f"limit={limit}: a number of sessions is not negative")
@@ -528,7 +529,7 @@ class InMemoryStore:
             return [key for key in keys if after is None or key > after][:limit]
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the session's own data; None removes one."""
+        """Set fields of the session's meta; None removes a field."""
         with self._writing(key) as session:
             merged = records.decode_object(session.meta) | fields
             meta = codec.encode_object({name: v for name, v in merged.items() if v is not None})
@@ -547,7 +548,7 @@ class InMemoryStore:
         uid: str | None = None,
         timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Yield each message past `after` once, by seq, as it arrives."""
+        """Yield each message after seq `after` once, by seq, as it arrives."""
         check_required(after=after)
         with self._using(key):
             return self._arrivals(key, after, uid, timeout)
@@ -578,7 +579,7 @@ class InMemoryStore:
     # --- snapshots ---------------------------------------------------------------------------
 
     def lives(self) -> list[LifeMark]:
-        """Every life: those in the trash, then the living ones."""
+        """Return every life: those in the trash, then the others."""
         with self._open():
             deleted = [_mark(trashed.key, life, trashed) for trashed, life in self._trash]
             living = [_mark(key, life) for key, life in self._sessions.items()]
@@ -592,7 +593,7 @@ class InMemoryStore:
 
     @contextmanager
     def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
-        """Read one life as of now."""
+        """Read one life at this moment."""
         with self._open():
             reading = self._reading(mark, after)
         yield reading
@@ -611,7 +612,7 @@ class InMemoryStore:
 
     @contextmanager
     def writing_lives(self) -> Iterator[LifeWriter]:
-        """Write several."""
+        """Return a writer for several lives."""
         with self._open():
             yield _LifeWriter(self)
             self._changed.notify_all()
@@ -626,12 +627,12 @@ class InMemoryStore:
         return None
 
     def health(self) -> Health:
-        """Always well: there is nothing here that could fail."""
+        """Report that the store works: it has nothing that could fail."""
         with self._open():
             return Health(ok=True, free_bytes=None, problems=())
 
     def close(self) -> None:
-        """End every follow; later calls raise StoreClosed."""
+        """Close the store and end every `follow`. Later calls raise StoreClosed."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
@@ -658,14 +659,14 @@ class InMemoryStore:
 
     @contextmanager
     def _using(self, key: str) -> Iterator[_Session]:
-        """The session under the lock, or a new one."""
+        """Hold the lock, and yield the session or a new one."""
         codec.check_key(key)
         with self._open():
             yield self._sessions.get(key) or _Session()
 
     @contextmanager
     def _writing(self, key: str, *, known: bool = False) -> Iterator[_Session]:
-        """The same, to be changed; a new one is kept once something was stored in it."""
+        """Yield the session for a change. A new one is kept if something was stored in it."""
         with self._using(key) as session:
             new = key not in self._sessions
             if self._lease is not None and self._lease.taken_over:
@@ -679,14 +680,14 @@ class InMemoryStore:
             self._changed.notify_all()
 
     def _behind(self, lease: "InMemoryLease") -> "InMemoryStore":
-        """The same store with the same sessions, which refuses writes once the lease is lost."""
+        """Return a view of this store that rejects writes once the lease is lost."""
         fenced = copy.copy(self)
         fenced._lease = lease
         return fenced
 
 
 class InMemoryLease:
-    """A turn in one session: it is over when released, or when it ran out and another came."""
+    """A lease in memory. It ends when it is released, or when it expired and was taken over."""
 
     def __init__(self, store: InMemoryStore, key: str, epoch: int, ttl: float) -> None:
         self.key = key
@@ -698,22 +699,22 @@ class InMemoryLease:
 
     @property
     def taken_over(self) -> bool:
-        """Whether it was released, somebody else has had the turn since, or it was purged."""
+        """Whether it was released, another holder took over, or the session was purged."""
         return self.store._leases.get(self.key) is not self
 
     @property
     def lost(self) -> bool:
-        """Whether it has run out or somebody else took over."""
+        """Whether it was released, expired or taken over, or the session or the store is gone."""
         ended = self.store._closed.is_set() or self.expires <= monotonic()
         return ended or self.taken_over
 
     def renew(self) -> None:
-        """Another ttl from now."""
+        """Extend the lease to ttl seconds from now."""
         with self.store._writing(self.key):
             self.expires = monotonic() + self._ttl
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Release the lease."""
         with self.store._changed:
             if not self.taken_over:
                 del self.store._leases[self.key]
@@ -733,11 +734,11 @@ def _text(summary: str) -> str:
     return summary
 
 
-# --- a life as it is carried -----------------------------------------------------------------
+# --- copies between stores -------------------------------------------------------------------
 
 
 class _LifeWriter:
-    """Puts lives into the store, whose lock is held."""
+    """Writer of lives into the store, while its lock is held."""
 
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store
@@ -819,7 +820,7 @@ def _life(key: str, session: _Session, trashed: Trashed | None) -> Life:
 
 
 def _carried(session: _Session, after: int) -> list[Message]:
-    """The messages past a seq, with their tokens."""
+    """Return the messages after a seq, with their idempotency keys."""
     begun = {seqs[0]: (once, len(seqs)) for once, (seqs, _) in session.tokens.items()}
     found = []
     for seq, message in session.messages.items():

@@ -1,8 +1,8 @@
-"""A session as one whole JSON file.
+"""A session as one JSON file, the format of the fallback store.
 
-The five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`, `updated`) and
-one of ours, `stenolog`, which the reference ignores: the seq of the first message in `messages`, a
-token and a time for each of them, and the messages that are hidden. All of it is pure:
+The file has the five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`,
+`updated`) and a field `stenolog`, which picoclaw ignores: the seq of the first message in
+`messages`, the idempotency key and time of each, and the hidden messages. This module is pure:
 sessions/session_manager.py reads and writes the files.
 """
 
@@ -21,22 +21,22 @@ from stenolog.stores.names import escaped
 
 SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
-"""What picoclaw's newer store keeps beside its logs: no session of its own."""
+"""Suffix of a metadata file of picoclaw's newer store. Such a file is not a session."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""What comes before it is Go's way to say that there is no time."""
+"""Earlier times mean "no time": Go's zero time."""
 
 
 class NotASession(ValueError):
-    """There is no session in this file, and why."""
+    """A file that does not contain a session, with the reason."""
 
     def __init__(self, reason: str, *, something_else: bool = False) -> None:
         self.something_else = something_else
-        """Whether it is whole, and simply no session."""
+        """Whether the file is valid JSON of another kind."""
         super().__init__(reason)
 
 
 class KeptMessage(Struct, frozen=True):
-    """One message of a file; its seq is its place among all of them, hidden ones included."""
+    """One message of a file. Its seq is its position among all messages, including hidden ones."""
 
     payload: bytes
     at: datetime | None = None
@@ -45,34 +45,37 @@ class KeptMessage(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True, kw_only=True):
-    """A session as a file holds it."""
+    """A session as stored in a file."""
 
     key: str | None
     messages: tuple[KeptMessage, ...] = ()
     summary: str = ""
     began_with: str = ""
-    """The summary that was there when this store first wrote the session."""
+    """The summary at the time when this store first wrote the session."""
     created: datetime | None = None
     updated: datetime | None = None
     ours: bool = False
-    """Whether this store wrote it, and not the reference."""
+    """Whether stenolog wrote the file, not picoclaw."""
     dropped: int = 0
-    """How many messages in the file could not be read or kept."""
+    """Number of messages in the file that could not be read or stored."""
     problems: tuple[str, ...] = ()
-    """What stands in the file and could not be read, each as a sentence."""
+    """Parts of the file that could not be read, as sentences."""
 
     def visible(self) -> list[int]:
-        """The seqs in sight."""
+        """Return the seqs of the visible messages."""
         return [seq for seq, message in enumerate(self.messages, 1) if not message.hidden]
 
     def floor(self) -> int:
-        """The seq up to which everything is hidden."""
+        """Return the seq up to which everything is hidden."""
         visible = self.visible()
         return visible[0] - 1 if visible else len(self.messages)
 
 
 def time_of(text: object) -> datetime | None:
-    """A time as Go writes it (RFC 3339, up to nanoseconds); None for anything else, or no time."""
+    """Parse a time as Go writes it (RFC 3339, up to nanoseconds).
+
+    Return None for Go's zero time and for any other value.
+    """
     if not isinstance(text, str):
         return None
     try:
@@ -84,7 +87,7 @@ def time_of(text: object) -> datetime | None:
 
 
 def parse(text: bytes) -> Kept:
-    """The session in a file. Raises NotASession."""
+    """Parse the session in a file. Raises NotASession."""
     try:
         found = loads(text.decode())
     except (ValueError, RecursionError) as error:
@@ -115,7 +118,7 @@ def parse(text: bytes) -> Kept:
 
 
 def compose(session: Kept) -> bytes:
-    """The file of a session."""
+    """Return the content of a session's file."""
     visible = [message for message in session.messages if not message.hidden]
     hidden = [(seq, m) for seq, m in enumerate(session.messages, 1) if m.hidden]
     fields = {
@@ -136,13 +139,13 @@ def compose(session: Kept) -> bytes:
 
 
 def file_name(key: str) -> str:
-    """The name of a session's file: never that of a `.meta.json`."""
+    """Return the name of a session's file, which never ends in `.meta.json`."""
     stem = escaped(key)
     return (stem[: -len(".meta")] + "%2Emeta" if stem.endswith(".meta") else stem) + SUFFIX
 
 
 def is_session_name(name: str) -> bool:
-    """Whether a file of this name may hold a session."""
+    """Return whether a file with this name may contain a session."""
     return name.endswith(SUFFIX) and not name.endswith(META_SUFFIX) and not name.startswith(".")
 
 
@@ -159,7 +162,7 @@ def _message(value: object, what: str, problems: list[str]) -> KeptMessage | Non
 
 
 def _with_ours(session: Kept, ours: object) -> Kept:
-    """The session with what our own field adds; unchanged where that is not as we write it."""
+    """Add the content of the field `stenolog`; if it is malformed, only add a problem."""
     try:
         return _placed(session, ours)
     except (KeyError, TypeError, ValueError, StopIteration, UsageError):
@@ -194,7 +197,7 @@ def _token(once: Any) -> str | None:
 
 
 def _text(text: str | None) -> Raw | None:
-    """Text as JSON, lone surrogates included: the fast codec alone would refuse them."""
+    """Encode text as JSON, including lone surrogates, which msgspec alone would reject."""
     if text is None:
         return None
     return Raw(encode_object({"": text})[4:-1])

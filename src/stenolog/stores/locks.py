@@ -1,7 +1,4 @@
-"""Locks and in-use counters for the threads of one process; Ctrl-C leaves none of them held.
-
-And what a forked child must never close.
-"""
+"""Locks and in-use counters for the threads of one process, safe against Ctrl-C and fork."""
 
 import os
 import threading
@@ -19,14 +16,14 @@ else:
     RLock = type(threading.RLock())
 
 
-class ThreadLock(RLock):  # type: ignore[misc]  # final for type checkers alone
-    """A reentrant lock, used by `with` alone.
+class ThreadLock(RLock):  # type: ignore[misc]  # final only for type checkers
+    """A reentrant lock, used only with `with`.
 
-    `with` enters a lock that is written in C in one step. In a Python `__enter__` Ctrl-C could
+    `with` enters a lock that is written in C in one step. In a Python `__enter__`, Ctrl-C could
     strike after the acquire, and the lock would stay locked for all other threads.
 
-    A thread of the parent that held the lock at the fork does not exist in the child and would
-    never release it, so all locks are free in the child.
+    All locks are free in a forked child: a thread of the parent that held one at the fork does not
+    exist in the child and would never release it.
     """
 
     def __init__(self) -> None:
@@ -47,15 +44,14 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class InUseCounter:
-    """Counts the calls that use a store, so that no file is closed while a call uses it.
+    """Counter of the calls that use a store, so that no file is closed during a call.
 
-    `with counter.entry:` surrounds each call. After `end`, entering raises StoreClosed.
+    `with counter.entry:` surrounds each call. After `end`, entering raises StoreClosed. `release`
+    runs after `end`, when no call is inside: from `end` itself, or from the last call that leaves.
+    It may run twice.
 
-    `release` is called once `end` was called and no call is inside: by `end`, or by the last call
-    that leaves. It may be called twice.
-
-    The interpreter counts: `with` keeps a reference to the entry until the block ends, however it
-    ends. Ctrl-C could strike between any two steps of a counter that is written in Python.
+    The interpreter does the counting: `with` keeps a reference to the entry until the block ends,
+    however it ends. Ctrl-C could strike between any two steps of a counter written in Python.
     """
 
     def __init__(self, release: Callable[[], None]) -> None:
@@ -66,16 +62,16 @@ class InUseCounter:
         self._open = weakref.ref(self.entry, self._left)
 
     def end(self) -> None:
-        """Let no more calls in, and release if no call is inside. It can be repeated."""
+        """Reject new calls, and release if no call is inside. It can be repeated."""
         self.entry = _CLOSED
         self._ended = True
         if self._open() is None:  # guard: close-releases-files
             self._release_once()
 
     def _left(self, _: object) -> None:
-        """React to the end of the last call. Python ignores an exception that is raised here."""
+        """Release after the last call, if `end` was called. Python ignores exceptions here."""
         if self._ended:
-            # Twice, because Ctrl-C may strike within the first.
+            # Twice, because Ctrl-C may interrupt the first call.
             try:
                 self._release_once()
             finally:
@@ -90,7 +86,7 @@ class _Entry(str):
     """A context manager without effect.
 
     Its methods are written in C: the traceback of an exception in a Python method would refer to
-    the entry, and so count as a call that is inside.
+    the entry and keep the store in use.
     """
 
     __slots__ = ("__weakref__",)
@@ -100,7 +96,7 @@ class _Entry(str):
 
 
 class _Closed:
-    """Takes the place of the entry in a closed store."""
+    """The entry of a closed store."""
 
     def __enter__(self) -> NoReturn:
         raise StoreClosed("the store is closed")
@@ -113,11 +109,11 @@ _CLOSED = _Closed()
 
 
 class _Kept(Struct, gc=False):
-    """Holds on to something until the process is gone.
+    """Holder of an object until the process ends.
 
-    A connection of the parent must not be closed in the child, not even when the interpreter ends
-    and clears everything: it would work on files and locks that are not its own. This refers to
-    itself and is hidden from the collector, so nobody ever clears it.
+    A child must not close a connection of its parent, not even at interpreter exit: it would change
+    the parent's files and locks. This object refers to itself and is hidden from the garbage
+    collector, so it is never cleared.
     """
 
     what: object
@@ -125,6 +121,6 @@ class _Kept(Struct, gc=False):
 
 
 def keep_for_ever(connection: object) -> None:
-    """In a forked child: never close it, because it is the parent's."""
+    """Keep a connection of the parent open in a forked child."""
     kept = _Kept(connection)
     kept.itself = kept  # guard: sqlite-fork

@@ -1,4 +1,7 @@
-"""Key ↔ the stem of a file name: reversible, also where case is folded or text normalised."""
+"""Conversion between keys and stems of file names.
+
+It is reversible, also on file systems that ignore case or normalise Unicode.
+"""
 
 import re
 from typing import Final
@@ -10,10 +13,10 @@ _SAFE: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
 
 
 def escaped(key: str) -> str:
-    """The key as it can stand in a file name; one that is too long ends in its sha256."""
+    """Return the key as part of a file name. A key that is too long ends in its sha256."""
     text = _ESCAPED.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
     if len(text) > _LONGEST:
-        # Hardly ever met, and slow to import.
+        # Rarely needed, and slow to import.
         from hashlib import sha256
 
         return f"{text[:_KEPT_OF_LONG]}~{sha256(key.encode()).hexdigest()}"
@@ -21,7 +24,7 @@ def escaped(key: str) -> str:
 
 
 def unescaped(stem: str) -> str | None:
-    """The key that a stem spells out; None for any other text."""
+    """Return the key that a stem encodes; None if it encodes none."""
     if not _SAFE.fullmatch(stem):
         return None
     raw = re.sub(rb"%(..)", lambda code: bytes([int(code[1], 16)]), stem.encode())

@@ -1,6 +1,6 @@
-"""`open_store`: from a place to the store that lives there.
+"""`open_store`: opens the store at an address.
 
-An engine is imported when it is asked for: nobody waits for the others.
+An engine is imported only when it is needed, which keeps the start fast.
 """
 
 import os
@@ -14,7 +14,7 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.stores.base import Store
 
 _DATABASE: Final = b"SQLite format 3\0"
-"""How a file begins that SQLite made."""
+"""First bytes of an SQLite database file."""
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3")
 _EXAMPLES: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
 
@@ -24,23 +24,23 @@ Engine = Literal["jsonl", "sqlite", "memory", "postgresql"]
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """What a place names: an engine, and where that keeps its sessions."""
+    """Engine of a store, and the location of its sessions."""
 
     engine: Engine
     path: str | os.PathLike[str] = ""
-    """The folder, the file or the whole URL; empty for an engine that has none."""
+    """The folder, the file or the whole URL; empty for an engine without a location."""
     parameters: str = ""
-    """What stands behind the question mark."""
+    """The text after the question mark."""
 
 
 def open_store(
     where: str | os.PathLike[str], *, namespace: str = "sessions", read_only: bool = False
 ) -> Store:
-    """The store at a folder, or at `jsonl:FOLDER`, `sqlite:FILE`, `postgresql://…` or `memory:`.
+    """Open the store at a folder, `jsonl:FOLDER`, `sqlite:FILE`, `postgresql://…` or `memory:`.
 
-    `sqlite:FILE?synchronous=normal&cache_kb=512` sets what SQLiteStore takes,
-    `postgresql://…?schema=NAME&connections=32` what PostgresStore does. Nothing is migrated.
-    Raises StoreUnavailable where it cannot be opened, UsageError where no engine takes it.
+    `sqlite:FILE?synchronous=normal&cache_kb=512` sets options of SQLiteStore,
+    `postgresql://…?schema=NAME&connections=32` options of PostgresStore. Nothing is migrated.
+    Raises StoreUnavailable if the store cannot be opened, UsageError if the address is invalid.
     """
     found = address(where)
     match found.engine:
@@ -59,7 +59,7 @@ def open_store(
 
 
 def address(where: str | os.PathLike[str]) -> Address:
-    """What a place names. Raises UsageError where no engine takes it."""
+    """Parse the address of a store. Raises UsageError if it is invalid."""
     plain = os.fspath(where) if isinstance(where, os.PathLike) else where
     if not isinstance(plain, str):
         raise UsageError(f"a place is text or a path, not {type(plain).__name__}")
@@ -90,15 +90,15 @@ def address(where: str | os.PathLike[str]) -> Address:
 
 
 def _check_new_folder(where: str, scheme: str, rest: str) -> None:
-    """Raise UsageError where something else than a folder was most likely meant."""
+    """Raise UsageError if the text most likely does not mean a new folder."""
     if _CONNECTION_STRING.search(where):
-        # Not repeated: there may be a password in it.
+        # The text is not quoted, because it may contain a password.
         raise UsageError(
             "this is a connection string of libpq; write it as a URL: "
             "postgresql://USER@HOST/DATABASE"
         )
     if scheme and _is_scheme(scheme, rest):
-        # A misspelt engine would become a folder, and the sessions seem gone.
+        # A misspelt engine would become a folder, and the sessions would seem lost.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
         raise UsageError(
             f"'{scheme}:' is no engine (jsonl:, sqlite:, postgresql: and memory: are){advice}"
@@ -117,13 +117,13 @@ def _is_scheme(text: str, rest: str) -> bool:
 
 
 def _plain_path(scheme: str, path: str) -> str:
-    """The path behind a scheme. Raises UsageError."""
+    """Return the path after a scheme. Raises UsageError."""
     if path == ":memory:":
         raise UsageError("sqlite: keeps sessions in a file; memory: keeps them in this process")
     if not path:
         raise UsageError(f"{scheme}: names no place; write {scheme}:{_EXAMPLES[scheme]}")
     if path.startswith("//"):
-        # Some read three slashes as a path from the root, others as one from here.
+        # Ambiguous: some programs read three slashes as an absolute path, others as a relative one.
         plain = path.lstrip("/")
         raise UsageError(
             f"{scheme}:PATH takes a plain path, without //: {scheme}:./{plain} from here, "
@@ -143,8 +143,8 @@ def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -
 
 
 def check_no_file(place: str | os.PathLike[str]) -> None:
-    """Raise UsageError where a file was named as if it were a folder."""
-    if not os.path.isfile(place):  # noqa: PTH113 - pathlib takes a while to import
+    """Raise UsageError if the path of a folder is a file."""
+    if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
         return
     found, name = b"", os.fspath(place)
     with suppress(OSError), open(place, "rb") as file:  # noqa: PTH123
@@ -155,7 +155,7 @@ def check_no_file(place: str | os.PathLike[str]) -> None:
 
 
 def _at_home(place: str) -> str:
-    # pathlib takes a while to import.
+    # pathlib is slow to import.
     return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111
 
 
@@ -171,7 +171,7 @@ def _open_sqlite(found: Address, *, namespace: str, read_only: bool) -> Store:
 
 
 _POSTGRES: Final = ("schema", "connections", "busy_timeout", "answer_timeout")
-"""What PostgresStore takes; everything else behind the question mark is the driver's."""
+"""Options of PostgresStore. The driver gets all other parameters of the URL."""
 
 
 def _open_postgres(found: Address, *, namespace: str, read_only: bool) -> Store:
@@ -202,12 +202,12 @@ def _open_postgres(found: Address, *, namespace: str, read_only: bool) -> Store:
 
 
 def _is_number(value: str) -> bool:
-    # Python takes no number that is very long.
+    # Python rejects very long numbers.
     return value.isascii() and value.isdigit() and len(value) <= 10
 
 
 def _sqlite_parameters(text: str) -> dict[str, Any]:
-    """What stands behind the question mark. Raises UsageError."""
+    """Parse the parameters of an SQLite address. Raises UsageError."""
     found: dict[str, Any] = {}
     for part in text.split("&") if text else ():
         name, _, value = part.partition("=")

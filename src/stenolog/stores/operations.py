@@ -1,7 +1,7 @@
-"""Operations that change what is visible, for engines that decide inside a transaction.
+"""Operations that change visibility, summary or meta, for engines that decide inside a transaction.
 
-Each function checks the arguments of one call of Store and returns the decision to make once the
-session is open. stores/state.py decides what changes; the engine opens the session and stores the
+Each function checks the arguments of one call of Store and returns a function that decides once the
+session is open. stores/state.py computes the change; the engine opens the session and stores the
 change.
 """
 
@@ -24,32 +24,32 @@ class OpenSession(Protocol):
 
     @property
     def state(self) -> State:
-        """A blank state if there is no such session."""
+        """State of the session; a blank state if it does not exist."""
 
     @property
     def last_seq(self) -> int:
-        """The newest seq given out; 0 if there is no such session."""
+        """The last assigned seq; 0 if the session does not exist."""
 
     def visible(self, *, last: int | None = None) -> list[Message]:
-        """Return the visible messages, or the last ones of them."""
+        """Return the visible messages, or only the last ones."""
 
     def complete(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state leaves out. Raises DamagedStore."""
+        """Return an undo step with the parts that the state omits. Raises DamagedStore."""
 
 
 class Decision(Struct, Generic[T], frozen=True):
-    """What one call changes."""
+    """The effect of one call."""
 
     change: Change | None
-    """None: nothing. The engine does not create a session for it."""
+    """The change to store. None: no change, and the engine creates no session."""
     result: T
-    """What the call returns."""
+    """Return value of the call."""
     payloads: Sequence[bytes] = ()
     """Messages to append in the same write."""
 
 
 Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
-"""Decides on one session. It may be called again if the transaction starts over."""
+"""Decision on one session. It may be called again if the transaction is retried."""
 
 
 def set_summary(text: str) -> Decide[None]:
@@ -85,7 +85,7 @@ def clear(upto: int | None) -> Decide[None]:
 
 
 def hide(first: int, last: int) -> Decide[None]:
-    """Hide the messages with these seqs."""
+    """Hide the messages from seq `first` to seq `last`."""
     check_required(first=first, last=last)
     if first > last:
         raise UsageError(f"hide from {first} to {last}: the first comes after the last")
@@ -113,7 +113,7 @@ def checkpoint(*, summary: str, upto: int, expect_floor: int | None) -> Decide[N
 
 
 def set_meta(fields: Mapping[str, Any]) -> Decide[None]:
-    """Set fields of the session's own data; None removes one."""
+    """Set fields of the session's meta; None removes a field."""
     encode_object({name: value for name, value in fields.items() if value is not None})
     return lambda session: Decision(states.decide_meta(session.state, fields), None)
 
@@ -143,7 +143,7 @@ def set_history(
 
 
 def undo(answered: Span | None) -> Decide[Undone]:
-    """Take back the newest operation that can be undone."""
+    """Undo the newest operation that can be undone."""
 
     def decide(session: OpenSession) -> Decision[Undone]:
         state = session.state

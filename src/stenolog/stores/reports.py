@@ -1,24 +1,24 @@
-"""What a log of the program should tell: the logger `stenolog`, imported when there is news.
+"""Log messages for the logger `stenolog`.
 
-Almost every process has nothing to report, and none of them waits for `logging`.
+`logging` is imported only when there is a message: most processes log nothing and start faster.
 """
 
 import sys
 
 
 def warning(text: str, *values: object) -> None:
-    """Somebody should look at this."""
+    """Log a warning."""
     try:
         import logging
     except (ImportError, OSError):
-        # Without a free descriptor nothing can be imported, and then there is most to tell. Who
-        # set up a log of their own has it imported already.
+        # Without a free descriptor nothing can be imported, and that is when warnings matter most.
+        # A program that configured logging has imported it already.
         sys.stderr.write(f"{text % values}\n")
         return
     logging.getLogger("stenolog").warning(text, *values, stacklevel=2)
 
 
 def info(text: str, *values: object) -> None:
-    """What happened, for who wants to know; nobody does who has not set up `logging`."""
+    """Log an informational message, if the program has imported `logging`."""
     if "logging" in sys.modules:
         sys.modules["logging"].getLogger("stenolog").info(text, *values, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Snapshots: the complete content of a session, as it is copied from one store to another.
+"""Snapshots: the complete content of a session, for copies between stores.
 
 A store that implements WholeStore can be copied from and to (sessions/transfer.py). A life is a
 session from its creation to its deletion, identified by its uid; several lives may have had the
@@ -18,7 +18,7 @@ from stenolog.stores import state as states
 
 
 class NothingYet(StoreUnavailable):
-    """A database without our tables was opened read-only: it is empty."""
+    """A database without our tables, opened read-only: it contains no sessions."""
 
 
 class LifeMark(Struct, frozen=True, kw_only=True):
@@ -26,14 +26,15 @@ class LifeMark(Struct, frozen=True, kw_only=True):
 
     key: str
     uid: str
-    """Empty if it is not known: the life is too damaged, or cannot be opened."""
+    """Empty if unknown: the life is too damaged, or cannot be opened."""
     deleted: str | None = None
-    """Time of its deletion, as times are written; None if it is not in the trash."""
+    """Time of its deletion, in stored form; None if it is not in the trash."""
     stamp: str
     """Differs after every change by any process, and if a purged life is written again. Only the
-    store can interpret it."""
+    store can interpret it.
+    """
     last_seq: int | None = None
-    """As in Life; None if the listing does not know it."""
+    """See `Life.last_seq`; None if the listing does not contain it."""
     problem: str = ""
     """Why the life cannot be opened; empty if it can, or if it is damaged."""
 
@@ -41,67 +42,71 @@ class LifeMark(Struct, frozen=True, kw_only=True):
 class Life(Struct, frozen=True, kw_only=True):
     """Everything about one life except its messages.
 
-    Values that belong to an engine are not part of it: generation, bytes, bytes of voids.
+    Values that depend on the engine are not included: generation, bytes, bytes of voids.
     """
 
     key: str
-    """In the trash: the key when it was deleted."""
+    """In the trash: the key at the time of its deletion."""
     uid: str
     created: str
-    """As times are written: UTC, microseconds, `Z`. When it was made here, not what meta says."""
+    """Stored form of times: UTC, microseconds, `Z`. Creation in the store; meta may name another
+    time.
+    """
     updated: str
     deleted: str | None = None
     last_seq: int = 0
-    """The newest seq given out, even if its message cannot be read."""
+    """The last assigned seq, even if its message cannot be read."""
     floor: int = 0
     hidden: list[Span] = []
-    """Hidden runs above the floor."""
+    """Hidden ranges above the floor."""
     number: int = 0
     """Number of the newest change; later changes have higher numbers."""
     summary: str = ""
     meta: dict[str, Any] = {}
     undo: list[Undo] = []
-    """Complete steps, oldest first: none has its rest `elsewhere`."""
+    """Complete steps, oldest first: no step is `elsewhere`."""
     lost: list[Span] = []
-    """Seqs whose message is damaged, as far as known before the messages are read: a missing seq
-    that is not listed here, void or purged is lost as well. The writer is given all of them."""
+    """Seqs of damaged messages, as far as known before the messages are read: a missing seq that is
+    not listed here, void or purged is lost as well. A LifeWriter is given all of them.
+    """
     void: list[Span] = []
     purged: list[Span] = []
     archived: int = 0
     """The last seq in an archive; 0 if there is no archive."""
     forked_from: str | None = None
     tokens: list[Token] = []
-    """Only tokens whose first message is missing: the others are part of their messages."""
+    """Only idempotency keys whose first message is missing; messages carry the others."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """One life as of one moment; valid only inside the `with` that returned it."""
+    """One life at one moment; valid only inside the `with` that returned it."""
 
     life: Life
     messages: Iterator[Message]
-    """The messages after the requested seq, by seq, hidden and archived ones included; an iterator
-    for one pass that skips damaged messages. The first message of a token (P12) has `_once`, and
-    `_part` is `(1, count)` if the token covers more than one message: see `token_of`. All else in
-    `_part`, and `_joined` and `hidden`, has no meaning here."""
+    """The messages after the requested seq, by seq, including hidden and archived ones; an iterator
+    for one pass that skips damaged messages. The first message of an idempotency key (P12) has
+    `_once`, and `_part` is `(1, count)` if the key covers more than one message: see `token_of`.
+    Other values of `_part`, and `_joined` and `hidden`, have no meaning here.
+    """
     stamp: str
-    """Stamp of exactly this content, or an older one: never one that hides a change."""
+    """Stamp of exactly this content, or an older one: it never conceals a change."""
     untouched: bool = False
     """Whether a LifeWriter wrote it and it has not changed since."""
 
 
 class LifeWriter(Protocol):
-    """Writes lives into a store."""
+    """A writer of lives into a store."""
 
     def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
         """Write this life with all of its messages in one step.
 
         `instead_of`: the stamp of the life of the same uid that it replaces; empty if there is
-        none. The new one may have another key, and be in the trash or not.
+        none. The new one may have another key, and may be in the trash or not.
 
         Raises SessionExists if another session has the key, or if the uid exists and `instead_of`
-        is empty; StoreBusy if the life to replace has changed or is gone; NotStored, MaybeStored,
-        ReadOnly as an append does; what `messages` raises. Except after MaybeStored, an error
-        leaves the store unchanged.
+        is empty; StoreBusy if the life to replace has changed or no longer exists; NotStored,
+        MaybeStored, ReadOnly like an append; any error that `messages` raises. Except after
+        MaybeStored, an error leaves the store unchanged.
         """
         ...
 
@@ -113,34 +118,37 @@ class WholeStore(Protocol):
     def lives(self) -> list[LifeMark]:
         """Return every life in this namespace: those in the trash, then the others, each by key.
 
-        Purged lives are not listed.
+        Purged lives are not included.
         """
         ...
 
     def read_life(self, mark: LifeMark, *, after: int = 0) -> AbstractContextManager[Reading]:
-        """Read it, with the messages after a seq, without blocking writers.
+        """Read a life and its messages after a seq, without blocking writers.
 
-        It may have been deleted or restored since it was listed: the life says where it is. The
-        content is durable: a power cut must not take back what was copied. Raises NoSuchSession if
-        the life is gone, StoreBusy if it is replaced all the time, DamagedStore if its state
-        cannot be read. A store that does not search everywhere may also raise NoSuchSession if it
-        was deleted, restored or renamed since it was listed.
+        The life may have been deleted or restored since it was listed: `Life.deleted` has the
+        current state. The content is durable: a power cut cannot remove messages that were copied.
+
+        Raises NoSuchSession if the life no longer exists, StoreBusy if it is replaced all the time,
+        DamagedStore if its state cannot be read. A store that does not search everywhere may also
+        raise NoSuchSession if the life was deleted, restored or renamed since it was listed.
         """
         ...
 
     def hold_life(self, mark: LifeMark) -> AbstractContextManager[Reading]:
-        """Read it while nobody else can append to it, change it, delete or restore it.
+        """Read a life while no other caller can append to it, change, delete or restore it.
 
-        A store that was opened read-only takes no lock.
+        A store that was opened read-only acquires no lock.
         """
         ...
 
     def writing_lives(self) -> AbstractContextManager[LifeWriter]:
-        """Write several lives, which are durable if the `with` ends without an error.
+        """Return a writer for several lives.
 
-        An error in `write` undoes only that life, and others may follow. A `with` that ends with
-        an error may have written some of them, each completely. Only one at a time in each store.
-        A read inside of it may see the new lives, or not yet.
+        They are durable when the `with` ends without an error.
+
+        An error in `write` rolls back only that life, and more lives may follow. If the `with` ends
+        with an error, some lives may have been written, each completely. A store has at most one
+        writer at a time. A read inside the `with` may or may not see the new lives.
         """
         ...
 
@@ -150,20 +158,20 @@ class NamespacedStore(Protocol):
     """A database with several namespaces."""
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces that have a life, even if only in the trash, by name."""
+        """Return the names of all namespaces with a life, even if only in the trash, sorted."""
         ...
 
 
 @runtime_checkable
 class SharedPlace(Protocol):
-    """A store that several addresses may lead to."""
+    """A store that several addresses may refer to."""
 
     def is_same_place(self, other: Any) -> bool:
-        """Return whether another store of this engine keeps its sessions in the same tables."""
+        """Return whether another store of this engine uses the same tables."""
         ...
 
 
-# --- between a Life and the State that engines keep ------------------------------------------
+# --- conversion between a Life and the State of an engine -----------------------------------
 
 
 def life_of(
@@ -176,7 +184,7 @@ def life_of(
     lost: Iterable[Span] = (),
     tokens: Iterable[Token] = (),
 ) -> Life:
-    """Return the life of a state; `undo` are its complete steps, `lost` adds to its lost seqs."""
+    """Return the life of a state. `undo`: its complete steps. `lost`: further lost seqs."""
     return Life(
         key=state.key,
         uid=state.uid,
@@ -202,7 +210,7 @@ def life_of(
 def state_of(life: Life, *, generation: int) -> tuple[State, list[Change]]:
     """Return the state of a life, without `archive` and `tokens`, and the changes it relies on.
 
-    Steps too long to be carried in each state have their rest in a change of the same number.
+    A step that is too long for the state is stored in a change of the same number.
     """
     state = states.blank(life.key, life.uid, generation, life.created)
     state.floor, state.hidden, state.number = life.floor, list(life.hidden), life.number
@@ -221,7 +229,7 @@ def state_of(life: Life, *, generation: int) -> tuple[State, list[Change]]:
 
 
 def token_of(message: Message) -> tuple[str, int] | None:
-    """Return the token that starts with this message and its number of messages, or None."""
+    """Return the idempotency key that starts at this message and its message count, or None."""
     if message._once is None:
         return None
     return message._once, message._part[1] if message._part is not None else 1

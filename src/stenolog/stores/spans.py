@@ -9,7 +9,7 @@ from stenolog.records import Span
 
 
 def union(*sets: Iterable[Span]) -> list[Span]:
-    """Every seq that is in one of them; spans that touch become one."""
+    """Return every seq that is in one of the sets; adjacent spans become one."""
     result: list[Span] = []
     for first, last in sorted(chain.from_iterable(sets)):
         if result and first <= result[-1][1] + 1:
@@ -21,7 +21,7 @@ def union(*sets: Iterable[Span]) -> list[Span]:
 
 
 def minus(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
-    """Every seq of `spans` that is in none of `holes`. Both sorted and disjoint."""
+    """Return every seq of `spans` that is in none of `holes`. Both are sorted and disjoint."""
     result: list[Span] = []
     gaps = list(holes)
     place = 0
@@ -41,25 +41,25 @@ def minus(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
 
 
 def size(spans: Iterable[Span]) -> int:
-    """How many seqs."""
+    """Return the number of seqs."""
     return sum(last - first + 1 for first, last in spans)
 
 
 def contains(spans: Sequence[Span], seq: int) -> bool:
-    """Whether the seq is in one of them. Sorted and disjoint."""
+    """Return whether the seq is in one of the sorted, disjoint spans."""
     place = bisect_right(spans, (seq, sys.maxsize)) - 1
     return place >= 0 and seq <= spans[place][1]
 
 
 def clipped(spans: Iterable[Span], low: int, high: int) -> list[Span]:
-    """Only the part from low to high, both included."""
+    """Return the part from low to high, both included."""
     return [
         (max(first, low), min(last, high)) for first, last in spans if first <= high and last >= low
     ]
 
 
 def last_of(seen: Sequence[Span], count: int) -> list[Span]:
-    """The last so many seqs."""
+    """Return the last `count` seqs."""
     kept: list[Span] = []
     for first, last in reversed(seen):
         if count <= 0:

@@ -1,7 +1,7 @@
-"""What a session's records amount to, and what an operation on it means: both pure.
+"""State of a session: applying records to it, and deciding operations on it. Pure.
 
-`apply_…` take a record into a State; `decide_…` turn a call into the one Change that carries it
-out, or None where it would change nothing. No file is touched here.
+`apply_…` functions apply a record to a State. `decide_…` functions turn a call into one Change, or
+None if the call changes nothing. This module reads and writes no files.
 """
 
 import math
@@ -37,11 +37,11 @@ _MAX_ENTRY_BYTES: Final = 4 * 1024
 _UNDOABLE: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summary"}
 
 
-# --- taking records in -----------------------------------------------------------------------
+# --- applying records ------------------------------------------------------------------------
 
 
 def apply_change(state: State, change: Change) -> None:
-    """The state after this change."""
+    """Apply a change to the state."""
     known = change.number <= state.number
     state.floor = change.floor
     state.hidden = change.hidden
@@ -51,7 +51,7 @@ def apply_change(state: State, change: Change) -> None:
     if change.meta is not None:
         state.meta = change.meta
     if change.undoes is not None:
-        # By number, so that an undo which is met twice takes nothing more away.
+        # By number, so that an undo that is read twice removes nothing more.
         # guard: undo-once
         state.undo = [entry for entry in state.undo if entry.number < change.undoes]
     if change.op in _UNDOABLE and not known:
@@ -59,7 +59,7 @@ def apply_change(state: State, change: Change) -> None:
 
 
 def apply_void(state: State, void: Void) -> None:
-    """The state after a writer set bytes and records aside."""
+    """Apply a void: bytes and records that a writer invalidated."""
     state.void_bytes += void.bytes
     state.void = spans.union(state.void, void.seqs)
     state.lost = spans.union(state.lost, void.lost)
@@ -68,13 +68,13 @@ def apply_void(state: State, void: Void) -> None:
 
 
 def fold(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State:
-    """The state after one more record of ours."""
+    """Return the state after one more record."""
     match record:
         case StateRecord():
-            # Damage that was met on the way is known for good.
+            # Damage that was found earlier stays known.
             lost, state = state.lost, copy(record.body)
             state.lost = spans.union(lost, state.lost)
-            state.deleted_as = None  # it means this file alone
+            state.deleted_as = None  # valid only for this file
         case ChangeRecord():
             apply_change(state, record.body)
         case VoidRecord():
@@ -83,10 +83,10 @@ def fold(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State
 
 
 def replay(state: State, changes: Iterable[Change]) -> None:
-    """Bring a blank state to where these changes lead, given in the order of their numbers.
+    """Apply changes, in the order of their numbers, to a blank state.
 
-    Changes that a purge or a copy left may not tell the floor. What they hid stays hidden: a step
-    that can still be undone has not been undone.
+    Changes that a purge or a copy left may lack the floor. Messages that they hid stay hidden: a
+    step that can still be undone has not been undone.
     """
     hidden: dict[int, list[Span]] = {}
     for change in changes:
@@ -99,7 +99,7 @@ def replay(state: State, changes: Iterable[Change]) -> None:
 
 
 def entry_of(change: Change) -> Undo:
-    """All that taking this change back needs."""
+    """Return the complete undo step of a change."""
     return Undo(
         number=change.number,
         op=change.op,
@@ -117,25 +117,25 @@ def _entry(change: Change) -> Undo:
     return entry
 
 
-# --- what is in sight ------------------------------------------------------------------------
+# --- visibility ------------------------------------------------------------------------------
 
 
 def missing(state: State) -> list[Span]:
-    """Seqs that have no readable message."""
+    """Return the seqs without a readable message."""
     if not (state.lost or state.void or state.purged):
         return []
     return spans.union(state.lost, state.void, state.purged)
 
 
 def visible(state: State, end: int) -> list[Span]:
-    """The seqs in sight, up to the last one given out."""
+    """Return the visible seqs; `end` is the last assigned seq."""
     if end <= state.floor:
         return []
     return spans.minus([(state.floor + 1, end)], spans.union(state.hidden, missing(state)))
 
 
 def last_visible(state: State, end: int, count: int) -> int:
-    """The seq of the count-th visible message from the end; 0 where there are fewer."""
+    """Return the seq of the count-th visible message from the end; 0 if there are fewer."""
     for first, last in reversed(visible(state, end)):
         if last - first + 1 >= count:
             return last - count + 1
@@ -144,7 +144,7 @@ def last_visible(state: State, end: int, count: int) -> int:
 
 
 def _settled(hidden: Sequence[Span]) -> tuple[int, list[Span]]:
-    """Floor and spans above it: a span that touches the floor becomes floor."""
+    """Return the floor and the spans above it: a span that starts at 1 becomes the floor."""
     if hidden and hidden[0][0] <= 1:
         return hidden[0][1], list(hidden[1:])
     return 0, list(hidden)
@@ -166,7 +166,7 @@ def decide_hide(
     summary: str | None = None,
     added: Span | None = None,
 ) -> Change | None:
-    """Take these seqs out of sight, and replace the summary where one is given."""
+    """Hide these seqs, and replace the summary if one is given."""
     if summary is not None and summary == state.summary:
         summary = None
     before = _all_hidden(state)
@@ -202,7 +202,7 @@ def decide_replace(
 ) -> tuple[Change | None, Sequence[bytes]]:
     """Make exactly these payloads visible; return the change and the payloads to append.
 
-    `before` are the visible messages. The common prefix stays as it is, the rest is hidden.
+    `before` are the visible messages. The common prefix is not touched, the others are hidden.
     Raises StaleHistory if the last seq is not the expected one.
     """
     if expect_last is not None and expect_last != end:  # guard: replace-unseen-message
@@ -224,7 +224,7 @@ def decide_replace(
 
 
 def decide_truncate(state: State, end: int, keep_last: int) -> Change | None:
-    """Hide all but the last visible ones."""
+    """Hide all visible messages except the last ones."""
     if keep_last <= 0:
         upto = end
     else:
@@ -243,7 +243,7 @@ def decide_checkpoint(
     expect_floor: int | None,
     op: str = "checkpoint",
 ) -> Change | None:
-    """Move the floor and replace the summary, together."""
+    """Move the floor and replace the summary in one change. Raises UsageError, StaleCheckpoint."""
     if upto > end:
         raise UsageError(f"{key!r}: checkpoint up to seq {upto}, but the last one is {end}")
     if expect_floor is not None and expect_floor != state.floor:
@@ -259,7 +259,7 @@ def decide_summary(state: State, text: str) -> Change | None:
 
 
 def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
-    """Set or remove fields of the session's own data."""
+    """Set or remove fields of the session's meta. Raises UsageError if it becomes too large."""
     meta = {name: value for name, value in {**state.meta, **fields}.items() if value is not None}
     payload = encode_object(meta)
     if len(payload) > MAX_META_BYTES:
@@ -276,9 +276,9 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
 
 
 def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
-    """Take back the operation that the entry describes: exactly what it did, and no more.
+    """Undo exactly the operation of the entry.
 
-    But for what was answered to what a replace appended: that stands alone then.
+    If that is a replace, also hide the answer to the history it left: its question disappears.
     """
     after = spans.minus(_all_hidden(state), entry.newly)
     after = spans.union(after, _withdrawn(entry, answered))
@@ -296,18 +296,18 @@ def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Chan
 
 
 class Fork(Struct, frozen=True):
-    """What a fork consists of."""
+    """Content of a fork."""
 
     state: State
     taken: list[Span]
-    """The seqs of the messages that are copied."""
+    """Seqs of the messages that are copied."""
     next_seq: int
 
 
 def decide_fork(
     state: State, end: int, *, new_key: str, at: int | None, uid: str, now: str
 ) -> Fork:
-    """A session of its own from what is in sight up to `at`. Raises UsageError."""
+    """Fork a session from its visible messages up to `at`. Raises UsageError."""
     upto = end if at is None else at
     if upto > end:
         raise UsageError(f"{state.key!r}: fork at seq {upto}, but the last one is {end}")
@@ -319,7 +319,7 @@ def decide_fork(
     taken = spans.clipped(visible(state, end), 1, upto)
     forked = blank(new_key, uid, 1, now)
     forked.floor = state.floor
-    # Numbers of changes are not reused, and one without any would be no session when empty.
+    # Change numbers are not reused. Without a change, an empty fork would not count as a session.
     forked.number = state.number + 1
     forked.summary, forked.meta = state.summary, forked_meta(state.meta, upto)
     forked.purged = left_out(taken, upto)
@@ -328,16 +328,16 @@ def decide_fork(
 
 
 def left_out(taken: Sequence[Span], end: int) -> list[Span]:
-    """The seqs up to the end that are not among those taken over."""
+    """Return the seqs up to `end` that were not copied."""
     return spans.minus([(1, end)], taken) if end > 0 else []
 
 
 def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], Undo]) -> State:
-    """The state without the messages below this seq, and without a way back to them.
+    """Return the state without the messages below a seq, and without the undo steps to them.
 
-    Undo steps go that would bring one of them back, or an older summary, which may tell of them;
-    and all before such a step: alone they would lead to what never was. `look_up` gives the whole
-    of an entry whose rest is elsewhere.
+    An undo step is dropped if it would bring back such a message, or an older summary, which may
+    describe them. All earlier steps are dropped, too: alone they would lead to a state that never
+    existed. `look_up` completes an entry that is stored elsewhere.
     """
     purged = copy(state)
     upto = min(before - 1, end)
@@ -363,14 +363,14 @@ def _reaches(entry: Undo, upto: int) -> bool:
 
 
 def present(state: State, end: int) -> list[Span]:
-    """The seqs that have a message, in sight or not."""
+    """Return the seqs that have a message, visible or hidden."""
     return spans.minus([(1, end)], missing(state)) if end > 0 else []
 
 
 def not_reached(
     key: str, *, forks: Sequence[str], summary: str = "", trashed: int = 0
 ) -> tuple[str, ...]:
-    """What a purge leaves that may tell of what is gone, as sentences."""
+    """Return sentences about data that a purge keeps and that may describe purged messages."""
     told = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
     if summary:
         told.append(f"the summary of {key!r} stays; set another one and purge again")
@@ -380,7 +380,7 @@ def not_reached(
 
 
 def taken_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which files of other programs still hold a session that was taken in, as sentences."""
+    """Return sentences about files of other programs that an imported session came from."""
     receipts = meta.get("imported")
     files = [one.get("file") for one in receipts or () if isinstance(one, dict)]
     return tuple(
@@ -391,7 +391,7 @@ def taken_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_lease(ttl: float, wait: float | None) -> None:
-    """Raise UsageError unless these are lengths of time."""
+    """Raise UsageError unless the arguments are valid durations in seconds."""
     for name, seconds in {"ttl": ttl, "wait": 0.0 if wait is None else wait}.items():
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise UsageError(f"{name}={seconds!r}: a number of seconds is wanted")
@@ -402,12 +402,12 @@ def check_lease(ttl: float, wait: float | None) -> None:
 
 
 def archived_upto(state: State) -> int:
-    """The last seq that counts as archived; 0 where there is none."""
+    """Return the last archived seq; 0 if there is no archive."""
     return state.archive.last if state.archive is not None else 0
 
 
 def only(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
-    """Return a change with what undoing it needs, and the hidden messages as they are now."""
+    """Return a change with the data to undo it, and the current floor and hidden messages."""
     return Change(
         op=entry.op,
         number=entry.number,
@@ -420,9 +420,9 @@ def only(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
 
 
 def recorded(state: State, steps: Sequence[Undo]) -> list[Change]:
-    """Return changes that lead to this state, for a session whose own changes are not there.
+    """Return changes that lead to this state, for a session whose changes are missing.
 
-    `steps` are its undo steps with all they need. Nothing is recorded of a state without changes.
+    `steps` are its complete undo steps. A state without changes has none to record.
     """
     changes = [only(step, floor=state.floor, hidden=state.hidden) for step in steps]
     if state.number > max((change.number for change in changes), default=0):
@@ -435,7 +435,7 @@ def recorded(state: State, steps: Sequence[Undo]) -> list[Change]:
 
 
 def undone(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:
-    """What taking this back comes to, for who asked for it."""
+    """Return the result of an undo, for the caller."""
     going = spans.minus(_withdrawn(entry, answered), missing(state))
     return Undone(
         op=entry.op,
@@ -446,24 +446,24 @@ def undone(state: State, entry: Undo, change: Change, answered: Span | None = No
 
 
 def _withdrawn(entry: Undo, answered: Span | None) -> list[Span]:
-    """What goes out of sight when this is taken back."""
+    """Return the seqs that undoing this entry hides."""
     added = [entry.added] if entry.added is not None else []
     if entry.op != "replace" or answered is None:
         return added
-    # An answer to it can only stand behind all that it hid and appended.
+    # An answer can only follow everything that the replace hid and appended.
     end = max((last for _, last in (*entry.newly, *added)), default=answered[1])
     return spans.union(added, spans.clipped([answered], end + 1, answered[1]))
 
 
 def newest_undo(state: State, key: str) -> Undo:
-    """The entry that `undo` would take back now. Raises NothingToUndo."""
+    """Return the entry that `undo` would undo now. Raises NothingToUndo."""
     if not state.undo:
         raise NothingToUndo(f"{key!r}: nothing is left to take back")
     return state.undo[-1]
 
 
 def check_summary(text: str) -> None:
-    """Raise UsageError unless this is text that can be kept."""
+    """Raise UsageError unless this is text that can be stored."""
     if not isinstance(text, str):
         raise UsageError(f"a summary is text, not {type(text).__name__}")
     try:
@@ -473,10 +473,10 @@ def check_summary(text: str) -> None:
 
 
 def blank(key: str, uid: str, generation: int, created: str) -> State:
-    """A session before its first record."""
+    """Return the state of a session before its first record."""
     return State(format=FORMAT, key=key, uid=uid, generation=generation, created=created)
 
 
 def copy(state: State) -> State:
-    """A state of its own: the fields are replaced, never changed in place."""
+    """Return a shallow copy: fields are replaced, never changed in place."""
     return msgspec.structs.replace(state)

@@ -1,7 +1,7 @@
-"""Which messages a person took back before a compaction hid what was left around them. Pure.
+"""Messages that a person withdrew before a summary hid the messages around them. Pure.
 
-Once a checkpoint has moved the floor past them, they look like all else below it. So that nothing
-is learnt from them later, each compaction notes their seqs in the session's meta.
+After a checkpoint has moved the floor past them, they look like all other messages below it. Each
+summary records their seqs in the session's meta, so that the memory learns nothing from them later.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ from stenolog.records import Span
 from stenolog.stores import spans
 
 META: Final = "taken_back"
-"""The field of a session's meta: a list of [first, last], sorted, none touching the next."""
+"""Field of a session's meta: a sorted list of [first, last] ranges that do not touch."""
 MOST: Final = 200
-"""How many runs are remembered, so that meta stays small; the oldest are given up first."""
+"""Maximum number of ranges, to keep meta small; the oldest are dropped first."""
 
 
 def withdrawn(meta: Mapping[str, Any]) -> list[Span]:
-    """The seqs that were taken back, sorted; what cannot be read as a run of seqs is passed over.
+    """Return the withdrawn seqs, sorted; values that are not ranges are skipped.
 
-    It tells of hidden messages at or below the floor. Above it, whatever is hidden was taken back;
-    and what is in sight again was not, whatever stands here.
+    The list is about hidden messages up to the floor. Above the floor, every hidden message was
+    withdrawn. A message that is visible again is not withdrawn, even if it is listed.
     """
     listed = meta.get(META)
     if not isinstance(listed, list | tuple):
@@ -31,7 +31,7 @@ def withdrawn(meta: Mapping[str, Any]) -> list[Span]:
 def noted(
     meta: Mapping[str, Any], taken: Iterable[Span] = (), *, shown: Iterable[Span] = ()
 ) -> list[list[int]] | None:
-    """The field with these seqs besides and without those in sight; None where there is none."""
+    """Return the field with `taken` added and the visible seqs `shown` removed; None if empty."""
     known = spans.union(spans.minus(withdrawn(meta), shown), taken)[-MOST:]
     return [[first, last] for first, last in known] or None
 

@@ -1,7 +1,7 @@
-"""Connections to one server: made when they are needed, kept for the next, by no more than so many.
+"""A pool of connections to one server, opened on demand, up to a maximum number.
 
-The caller connects, on its own time: so it hears why that failed, and after a failover nobody waits
-for somebody else's next attempt.
+The caller itself connects: so it gets the error if that fails, and after a failover no caller waits
+for the next attempt of another one.
 """
 
 import select
@@ -30,20 +30,20 @@ from stenolog.stores.sql.dialect import Row
 T = TypeVar("T")
 
 _FRESH: Final = 0.2
-"""A connection that was not used for so many seconds is looked at before it is used again."""
+"""Seconds after which an idle connection is checked before it is used again."""
 
 _RETRY: Final = 0.05
 _LOOK_AGAIN: Final = 0.05
-"""Seconds until a caller that waits for a connection looks again, even without a wake-up."""
+"""Seconds after which a waiting caller checks again, even without a wake-up."""
 _MAINTENANCE: Final = 10
-"""How many times longer the server may take to vacuum or to migrate tables."""
+"""Factor by which the answer timeout is longer for vacuum and migration."""
 _DEFAULTS: Final = {
     "application_name": "stenolog",
     "connect_timeout": "5",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
-    # In milliseconds: a server that is cut off is given up, though nobody says that it is gone.
+    # In milliseconds: gives up an unreachable server that does not close the connection.
     "tcp_user_timeout": "15000",
 }
 _ABOUT: Final = (
@@ -58,7 +58,7 @@ _UNREADABLE: Final = (
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """How a database is reached."""
+    """Options with which a database is opened."""
 
     conninfo: str
     schema: str = "stenolog"
@@ -69,22 +69,22 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class NoAnswer(psycopg.OperationalError):
-    """The server accepted a statement and sent nothing for too long."""
+    """The server accepted a statement but did not answer in time."""
 
 
 class Connection(psycopg.Connection[Row]):
-    """A connection that is closed when the server does not answer."""
+    """A connection that closes itself if the server does not answer."""
 
     answer_timeout = Settings(conninfo="").answer_timeout
-    """Seconds without any data from the server after which a statement fails."""
+    """Seconds without data from the server after which a statement fails."""
 
     def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
         """Run an exchange with the server. Raises NoAnswer."""
         try:
-            # With no keyword of our own: psycopg 3.2 has no `timeout` here.
+            # Without our own keyword: psycopg 3.2 has no `timeout` here.
             return super().wait(_limited(gen, self.answer_timeout), *options, **named)
         except NoAnswer:
-            # The answer may still arrive, and the next caller must not take it for its own.
+            # The answer may still arrive, and the next caller must not get it.
             self.pgconn.finish()
             raise
 
@@ -100,13 +100,13 @@ class Connection(psycopg.Connection[Row]):
 
 
 def _limited(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """Pass `gen` through; raise NoAnswer when nothing was ready for so many seconds."""
+    """Run `gen`, and raise NoAnswer if no data was ready for `seconds`."""
     deadline = time.monotonic() + seconds
     try:
         wanted = next(gen)
         while True:
             ready = yield wanted
-            # Data that has arrived counts, even if the process was stopped meanwhile.
+            # Data that has arrived counts, even if this process was stopped in between.
             wanted = gen.send(ready)
             if ready != waiting.READY_NONE:
                 deadline = time.monotonic() + seconds
@@ -119,20 +119,20 @@ def _limited(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
 
 
 def adapters() -> AdaptersMap:
-    """How values are sent: as bytes, and whole numbers as eight of them, whatever their size."""
+    """Return the adapters that send values in binary, and all integers as eight bytes."""
     found = AdaptersMap(psycopg.adapters)
     found.register_dumper(int, Int8BinaryDumper)
-    # As it is, and not with every quote escaped: a list of long texts took seconds.
+    # Unescaped: with escaped quotes, a list of long texts took seconds.
     found.register_dumper(str, StrBinaryDumper)
     found.register_dumper(list, ListBinaryDumper)
     return found
 
 
 class Connections:
-    """Pool of connections; `close` closes the idle ones, and the others when they come back.
+    """Pool of connections; `close` closes the idle ones, and the others when they are returned.
 
-    An interrupt (Ctrl-C) may strike between any two steps here. So nothing is counted up and
-    down, and no lock is taken whose methods are written in Python: such a lock can stay locked.
+    An interrupt (Ctrl-C) may strike between any two steps here. Therefore it keeps no counter, and
+    uses no lock whose methods are written in Python: such a lock can stay locked.
     """
 
     def __init__(self, settings: Settings, sql: Mapping[str, bytes]) -> None:
@@ -144,11 +144,12 @@ class Connections:
         self._mutex = threading.Lock()
         self._slots: list[weakref.ref[Slot]] = []
         self._waiting: deque[None] = deque()
-        """One entry for each caller that waits; an interrupted one may leave its entry behind."""
+        """One entry for each waiting caller; an interrupted one may leave its entry in the queue.
+        """
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._closed = False
         self.peer = Peer(pooled=False, weak=False)
-        """As of the connection that was made last."""
+        """Properties of the server, from the newest connection."""
 
     def take(self, deadline: float) -> Transaction:
         """Return a connection that no other caller uses.
@@ -159,7 +160,7 @@ class Connections:
             if self._closed:
                 raise StoreClosed("the store is closed")
             try:
-                # Atomic on a deque, so that no lock is needed.
+                # Atomic on a deque, so no lock is needed.
                 kept = self._idle.pop()
             except IndexError:
                 slot = self._new_slot()
@@ -169,7 +170,7 @@ class Connections:
                 continue
             if time.monotonic() - kept.since < _FRESH or not _has_news(kept.connection):
                 return kept
-            # An unused connection has data only if the server ends it.
+            # An idle connection has data only if the server closes it.
             self._drop(kept)
 
     def give_back(self, kept: Transaction) -> None:
@@ -184,7 +185,7 @@ class Connections:
             self._let_go()
 
     def _new_slot(self) -> Slot | None:
-        """Return a slot for one more connection; None where there are as many as allowed."""
+        """Return a slot for one more connection; None if the maximum is reached."""
         with self._mutex:
             used = [slot for slot in self._slots if (held := slot()) is not None and not held.free]
             self._slots = used
@@ -219,7 +220,7 @@ class Connections:
         try:
             made = self.connect(deadline)
         except BaseException:
-            # At once: the error may keep this frame alive.
+            # Immediately: the exception may keep this frame alive.
             slot.free = True
             self._wake()
             raise
@@ -233,9 +234,9 @@ class Connections:
         self._wake()
 
     def connect(self, deadline: float) -> Transaction:
-        """A new one, beyond all others unless `take` asked for it, for its caller to keep.
+        """Open a new connection. It is outside the pool unless `take` gives it a slot.
 
-        A server that does not answer yet is asked again until then. Raises psycopg.Error,
+        Retries until the deadline if the server does not answer yet. Raises psycopg.Error,
         StoreClosed, UsageError.
         """
         while True:
@@ -249,14 +250,14 @@ class Connections:
             time.sleep(_RETRY)
 
     def _connect(self) -> Transaction:
-        # A deadline for each host alone: of several, the first one may be cut off.
+        # The timeout applies to each host: the first of several may be unreachable.
         connection = Connection.connect(
             self._settings.conninfo,
             autocommit=True,
             prepare_threshold=None,
             cursor_factory=psycopg.RawCursor,
             context=self._adapters,
-            # Whatever URL and environment say: what is sent is UTF-8.
+            # Overrides URL and environment: all data is sent as UTF-8.
             client_encoding="UTF8",
             **self._defaults,  # type: ignore[arg-type]
         )
@@ -293,7 +294,7 @@ class Connections:
         return peer
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the idle connections; the others are closed when they are returned."""
         self._closed = True
         self._let_go()
 
@@ -303,24 +304,24 @@ class Connections:
                 self._drop(self._idle.pop())
 
     def forget(self) -> None:
-        """Use none of those that are idle again: another server may be the right one by now."""
+        """Close the idle connections: another server may be the right one now."""
         self._let_go()
 
     def abandon(self, others: Iterable[Transaction]) -> None:
-        """In a forked child: they belong to the parent, and to close one would end it there."""
+        """In a forked child: keep the parent's connections open; closing one would end it there."""
         _PARENTS.extend([*self._idle, *others])
 
 
 _PARENTS: Final[list[Transaction]] = []
-"""Connections of the process that this one was forked from."""
+"""Connections of the parent process."""
 
 
 def defaults_for(conninfo: str, *, read_only: bool) -> dict[str, str]:
-    """What is said of a connection where the caller says nothing. Raises UsageError."""
+    """Return the connection parameters that the caller did not set. Raises UsageError."""
     try:
         given = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
-        # The driver's message holds parts of the URL, perhaps of the password.
+        # The driver's message contains parts of the URL, perhaps of the password.
         words = " ".join(str(error).split())
         if "query parameter" in words:
             raise UsageError(f"postgresql: {words}") from None
@@ -330,12 +331,12 @@ def defaults_for(conninfo: str, *, read_only: bool) -> dict[str, str]:
     ports = str(given.get("port") or "").split(",")
     in_database = "@" in str(given.get("dbname") or "") and "%40" not in conninfo
     if in_database or not all(port.isdigit() for port in ports if port):
-        # The driver ends the host at a / inside the password, and would print the rest.
+        # The driver ends the host at a / in the password, and would print the rest.
         raise UsageError(_UNREADABLE)
     found = {name: value for name, value in _DEFAULTS.items() if given.get(name) is None}
     hosts = str(given.get("host") or given.get("hostaddr") or "")
     if "," in hosts and not read_only and given.get("target_session_attrs") is None:
-        # Of several servers the one that takes writes.
+        # Of several servers, use the one that accepts writes.
         found["target_session_attrs"] = "read-write"
     return found
 
@@ -352,6 +353,6 @@ def _has_news(connection: Connection) -> bool:
 
 
 def close(connection: Connection) -> None:
-    """End a connection, in whatever state it is."""
+    """Close a connection in any state."""
     with suppress(psycopg.Error, OSError):
         connection.close()

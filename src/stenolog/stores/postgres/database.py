@@ -1,7 +1,7 @@
-"""One database: what becomes of a call when the server answers, refuses, or is gone.
+"""One database: outcome and retry of calls when the server answers, refuses, or is unreachable.
 
-A call that only looks is made again on another connection. One that writes is made again only where
-that cannot store it twice: it surely was not stored, or its token decides.
+A call that only reads is retried on another connection. A write is retried only if that cannot
+store it twice: it was certainly not stored, or it has an idempotency key.
 """
 
 import os
@@ -45,18 +45,18 @@ _TROUBLE: Final = (psycopg.Error, OSError)
 
 
 class Database:
-    """A database, reached when it is needed. Raises as `Store`: no error of the driver leaks.
+    """A database with a connection pool. It raises the errors of `Store`; driver errors never leak.
 
-    May be used by several threads and stores; after a fork the child makes connections of its own.
+    Several threads and stores may use it. After a fork the child opens its own connections.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sql = statements(settings.schema)
         self.damage = Damage()
-        """What was met that is not as it was stored."""
+        """Damage that this process has found."""
         self.users = 0
-        """How many stores have it open."""
+        """Number of stores that have it open."""
         self._begin()
         try:
             self.outdated = self.look(
@@ -72,12 +72,12 @@ class Database:
         self.closed = False
         self._connections = Connections(self.settings, self.sql)
         self.news = News(self._connections, self.settings)
-        """Who waits for something is told through this."""
+        """Notifications about changed sessions."""
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------
 
     def look(self, work: Callable[[Transaction], T]) -> T:
-        """What the work finds, each statement of it by itself. Made again where a connection broke.
+        """Run `work`, which only reads, without a transaction; retry if a connection broke.
 
         Raises StoreUnavailable, StoreBusy, DamagedStore, StoreClosed.
         """
@@ -95,7 +95,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A look at everything as it is at one moment."""
+        """Open a transaction that reads the data of one moment."""
         with self._sorted(read_failure), self._taken() as transaction:
             transaction.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield transaction
@@ -104,22 +104,22 @@ class Database:
     # --- writing -----------------------------------------------------------------------------
 
     def write_once(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
-        """What one statement gives, that is a transaction by itself.
+        """Run `work`, which executes a single statement, as its own transaction.
 
-        `safe`: it may be made again though nobody knows whether it was stored. Raises NotStored,
+        `safe`: retry even if it is unknown whether the statement was stored. Raises NotStored,
         MaybeStored, StoreBusy.
         """
 
         def once(transaction: Transaction) -> T:
             if transaction.peer.pooled:
-                # What is to be waited for can be said inside of a transaction only.
+                # With a pooler, timeouts can only be set inside a transaction.
                 return self._whole(transaction, work)
             return work(transaction)
 
         return self._repeated(once, safe=safe)
 
     def change(self, work: Callable[[Transaction], T], *, safe: bool = False) -> T:
-        """What the work gives, in a transaction of its own."""
+        """Run `work` in its own write transaction."""
         return self._repeated(lambda transaction: self._whole(transaction, work), safe=safe)
 
     def _whole(self, transaction: Transaction, work: Callable[[Transaction], T]) -> T:
@@ -127,7 +127,7 @@ class Database:
             self._begin_writing(transaction)
             done = work(transaction)
         except _TROUBLE as error:
-            # Whatever it is, it came before the commit.
+            # Any error here came before the commit.
             raise Before(error) from error
         transaction.commit()
         return done
@@ -136,7 +136,7 @@ class Database:
         self.check_writable()
         deadline = self._deadline()
         lost: Exception | None = None
-        """The first error after which nobody knows whether it was stored."""
+        """The first error after which it is unknown whether the work was stored."""
         while True:
             try:
                 transaction = self._take(deadline)
@@ -156,19 +156,19 @@ class Database:
             finally:
                 self._settle(transaction)
             if is_elsewhere(cause):
-                # The next attempt looks for the server that takes writes.
+                # The next attempt looks for the server that accepts writes.
                 self._connections.forget()
             worth = is_passing(cause) or is_elsewhere(cause) or (again and is_lost(cause))
             if not worth or not self._again(deadline):
                 raise self._told(failure, lost) from cause
 
     def _told(self, failure: StenologError, lost: Exception | None) -> StenologError:
-        """What a failure means: after an attempt of unknown fate, it is unknown as well."""
+        """Return the error of a call: MaybeStored if the outcome of any attempt is unknown."""
         # guard: postgres-unknown-outcome
         return failure if lost is None else commit_failure(lost, self._doing())
 
     def _settle(self, transaction: Transaction) -> None:
-        """Give it back, and leave nothing open that an error has left so."""
+        """Return a connection to the pool, and roll back a transaction that an error left open."""
         if not transaction.is_usable and not transaction.in_use:
             try:
                 transaction.connection.rollback()
@@ -178,7 +178,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A transaction of one's own: committed at the end, undone by any error."""
+        """Open a write transaction; commit it at the end, or roll it back after any error."""
         self.check_writable()
         with self._sorted(write_failure), self._taken() as transaction:
             self._begin_writing(transaction)
@@ -197,7 +197,7 @@ class Database:
                 transaction.execute(b"SET LOCAL synchronous_commit = on")
 
     def clean(self) -> list[str]:
-        """Have the rows gone that were deleted; what the server says where it does not do so."""
+        """Vacuum the tables; return the server's notices if it did not."""
         told: list[str] = []
 
         def work(transaction: Transaction) -> None:
@@ -215,7 +215,7 @@ class Database:
         return told
 
     def is_same(self, other: "Database") -> bool:
-        """Return whether another one leads to the same database of the same running server."""
+        """Return whether both connect to the same database of the same running server."""
         if self is other:
             return True
         name = secrets.randbits(62)
@@ -224,14 +224,14 @@ class Database:
             [(is_free,)] = there.execute(b"SELECT pg_try_advisory_xact_lock($1)", (name,))
         return not is_free  # guard: copy-onto-same-database
 
-    # --- the ground --------------------------------------------------------------------------
+    # --- connections and state ---------------------------------------------------------------
 
     def _take(self, deadline: float) -> Transaction:
         self.check_open()
         try:
             return self._connections.take(deadline)
         except _TROUBLE as error:
-            # It was tried until then, or is not worth another attempt.
+            # It was retried until the deadline, or a retry cannot help.
             raise read_failure(error, self._doing()) from error
 
     @contextmanager
@@ -248,14 +248,14 @@ class Database:
         try:
             yield
         except psycopg.Error as error:
-            # No other: what the caller does inside may fail in its own way.
+            # Only driver errors: the caller's code inside may raise other errors.
             raise failure(error, self._doing()) from error
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
 
     def _again(self, deadline: float) -> bool:
-        """Whether there is time for another attempt, after a short pause."""
+        """Return whether there is time for another attempt, after a short pause."""
         if time.monotonic() + _PAUSE > deadline:
             return False
         time.sleep(_PAUSE)
@@ -263,25 +263,25 @@ class Database:
 
     @property
     def place(self) -> str:
-        """Where it is, in words, without the password."""
+        """Address of the database, without the password."""
         return place_of(self.settings.conninfo)
 
     def _doing(self) -> str:
         return f"PostgreSQL at {self.place}"
 
     def check_open(self) -> None:
-        """Raise StoreClosed where it was closed."""
+        """Raise StoreClosed if it was closed."""
         if self.closed:
             raise StoreClosed("the store is closed")
 
     def check_writable(self) -> None:
-        """Raise ReadOnly or StoreClosed where nothing can be written."""
+        """Raise ReadOnly or StoreClosed if nothing can be written."""
         self.check_open()
         if self.settings.read_only:  # guard: postgres-read-only
             raise refused(self.place)
 
     def problems(self) -> tuple[list[str], list[str]]:
-        """What keeps writes from working; and what else somebody should know."""
+        """Return the problems that prevent writes, and other warnings."""
         try:
             [(recovering, shut, synced)] = self.look(
                 lambda transaction: transaction.run("about_server")
@@ -298,7 +298,7 @@ class Database:
         return wrong, []
 
     def let_go(self) -> None:
-        """One store less has it open; the last one closes it."""
+        """Release the database for one store; the last one closes it."""
         with _sharing:
             self.users -= 1
             if self.users > 0:
@@ -308,13 +308,13 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Let go of all connections; whoever waits for news goes on."""
+        """Close all connections and wake all waiting followers."""
         self.closed = True
         self.news.close()
         self._connections.close()
 
     def after_fork(self) -> None:
-        """In the child: begin anew, with none of the parent's connections."""
+        """In a forked child: start with new connections, without using the parent's."""
         closed = self.closed
         self._connections.abandon(self.news.abandon())
         self._begin()
@@ -329,7 +329,7 @@ def _not_stored(error: StenologError) -> StenologError:
 
 
 def place_of(conninfo: str) -> str:
-    """Where a database is, in words, without its password."""
+    """Return the address of a database, without the password."""
     given = psycopg.conninfo.conninfo_to_dict(conninfo)
     host = given.get("host") or given.get("hostaddr") or "this machine"
     port = f":{given['port']}" if given.get("port") else ""
@@ -345,10 +345,10 @@ _sharing = threading.Lock()
 
 
 def open_database(settings: Settings) -> Database:
-    """The database of these settings; the stores of a process share one."""
+    """Return the database for these settings, shared by the stores of a process."""
     with _sharing:
         opening = _opening.setdefault(settings, threading.Lock())
-    # Only who wants the same one waits while it is being reached.
+    # Only callers with the same settings wait while it connects.
     with opening:
         with _sharing:
             found = _shared.get(settings)

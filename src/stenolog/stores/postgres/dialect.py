@@ -1,4 +1,4 @@
-"""What the SQL engine needs from PostgreSQL: transactions, appends, leases, notifications."""
+"""The PostgreSQL dialect of SQLStore: transactions, appends, leases, notifications."""
 
 import hashlib
 import os
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 _LEASE_POLL: Final = 0.05
 _LONGEST_LEASE: Final = 100 * 365 * 86_400.0
-"""Seconds: the server's timestamps have an end."""
+"""Maximum duration of a lease, in seconds: the server's timestamps have a limit."""
 _TRIES: Final = 4
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
 _TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
-"""Types of the values of `append_one`, by the server's numbers."""
+"""Type OIDs of the values of `append_one`."""
 
 T = TypeVar("T")
 
 
 class PostgresDialect:
-    """A database that the stores of a process share, as `sql.dialect.Dialect` describes it."""
+    """A database shared by the stores of a process. Implements `sql.dialect.Dialect`."""
 
     def __init__(self, database: "Database") -> None:
         self.database = database
@@ -48,36 +48,36 @@ class PostgresDialect:
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing may be written."""
+        """Whether the store was opened read-only."""
         return self.database.settings.read_only
 
     @property
     def busy_timeout(self) -> float:
-        """How long a call waits for other writers, in seconds."""
+        """Maximum time that a call waits for other writers, in seconds."""
         return self.database.settings.busy_timeout
 
     def check_open(self) -> None:
-        """Raise StoreClosed."""
+        """Raise StoreClosed if the store is closed."""
         if self._closed:
             raise StoreClosed("the store is closed")
 
     def check_writable(self) -> None:
-        """Raise StoreClosed, ReadOnly."""
+        """Raise StoreClosed or ReadOnly if nothing can be written."""
         self.check_open()
         self.database.check_writable()
 
     # --- transactions ------------------------------------------------------------------------
 
     def look(self, work: Callable[["Transaction"], T]) -> T:
-        """Run `work`, which only reads, each statement by itself; again if a connection broke."""
+        """Run `work`, which only reads, without a transaction; retry if a connection broke."""
         self.check_open()
         return self.database.look(work)
 
     def look_at_messages(self, work: Callable[["Transaction", Damage | None], T]) -> T:
-        """Run `work`, which reads a session and then its messages, as of one moment.
+        """Run `work`, which reads a session and then its messages, at one moment.
 
-        Messages never change, so two statements are enough, unless some were purged between them:
-        then both run again in one transaction.
+        Messages never change, so two statements are enough, unless some messages were purged
+        between them: then both run again in one transaction.
         """
         try:
             return self.look(lambda transaction: work(transaction, None))
@@ -87,25 +87,25 @@ class PostgresDialect:
 
     @contextmanager
     def read(self) -> Iterator["Transaction"]:
-        """Open a transaction that reads as of one moment."""
+        """Open a transaction that reads the data of one moment."""
         self.check_open()
         with self.database.read() as transaction:
             yield transaction
 
     def change(self, work: Callable[["Transaction"], T]) -> T:
-        """Run `work` in a transaction that writes; again if it surely was not stored."""
+        """Run `work` in a write transaction; retry if it was certainly not stored."""
         self.check_open()
         return self.database.change(work)
 
     def write(self) -> AbstractContextManager["Transaction"]:
-        """Open a transaction that writes; any error undoes it."""
+        """Open a write transaction; any error rolls it back."""
         self.check_writable()
         return self.database.write()
 
     # --- appends -----------------------------------------------------------------------------
 
     def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message in one exchange and return its seq."""
+        """Append one message in one round trip and return its seq."""
         self.check_open()
         try:
             seq = self.database.write_once(  # guard: postgres-no-blind-retry
@@ -117,7 +117,7 @@ class PostgresDialect:
         return seq
 
     def append(self, namespace: str, key: str, batch: Batch, lease: SQLLease[Any] | None) -> int:
-        """Append a batch in one exchange and return its first seq.
+        """Append a batch in one round trip and return its first seq.
 
         Raises OnceConflict, LeaseLost.
         """
@@ -153,7 +153,7 @@ class PostgresDialect:
                 new = True
             except Clash:
                 # guard: postgres-token-race
-                continue  # another writer has just stored the same token
+                continue  # another writer has just stored the same idempotency key
             else:
                 self.notify(namespace, key)
                 return first
@@ -166,9 +166,9 @@ class PostgresDialect:
         results: list[Result],
         lease: SQLLease[Any] | None,
     ) -> None:
-        """Append batches in their order; set the result at the index of each.
+        """Append batches in their order; put the outcome of each at its index in `results`.
 
-        Neighbours without tokens are one batch: all of them are stored, or none.
+        Adjacent batches without idempotency keys form one batch: all are stored, or none.
         """
         runs: list[list[tuple[int, Batch]]] = []
         for one in group:
@@ -191,14 +191,14 @@ class PostgresDialect:
     # --- notification ------------------------------------------------------------------------
 
     def notify(self, namespace: str, key: str) -> None:
-        """Tell followers, in all processes, that a session has changed."""
+        """Notify followers in all processes that a session has changed."""
         self.database.news.tell(_name_of(namespace, key))
 
     @contextmanager
     def listening(
         self, namespace: str, key: str
     ) -> Iterator[tuple[Callable[[float], object], float]]:
-        """Return a function that waits for a change of the session, and the longest wait."""
+        """Return a function that waits for a change of the session, and the maximum wait."""
         news, name = self.database.news, _name_of(namespace, key)
         bell = news.bell(name)
         try:
@@ -210,22 +210,22 @@ class PostgresDialect:
 
     @contextmanager
     def waiting_for_lease(self, namespace: str, key: str) -> Iterator[Callable[[float], object]]:
-        """Return a function that waits for a change of the session, though not for long."""
+        """Return a function that waits for a change of the session, for a short time at most."""
         with self.listening(namespace, key) as (wait, _):
             yield lambda seconds: wait(min(_LEASE_POLL, seconds))
 
     def lease_holder(self, row: Row) -> str | None:
-        """Return who holds the lease of this row, for people; None if it is free."""
+        """Return a description of the holder of a lease; None if it is free."""
         holder, since, in_force = row
         return f"{holder}, since {since}," if in_force else None
 
     def is_held(self, row: Row) -> bool:
-        """Return whether a row says that the lease is held."""
+        """Return whether the lease of this row is held."""
         return bool(row[0])
 
     def take_lease(self, held: Held, namespace: str, key: str, *, ttl: float) -> int:
-        """Take the lease by the server's clock and return its epoch; 0 if another was first."""
-        # The name lets the call be repeated after a lost answer.
+        """Acquire the lease by the server's clock and return its epoch; 0 if it is not free."""
+        # The random name makes a retry safe after a lost response.
         name, seconds = os.urandom(8).hex(), min(float(ttl), _LONGEST_LEASE)
         values = namespace, key.encode(), holder_name(), name, seconds
         for (epoch,) in self.database.write_once(
@@ -254,10 +254,10 @@ class PostgresDialect:
             lambda transaction: transaction.run("end_leases", list(epochs)), safe=True
         )
 
-    # --- purge, health, end ------------------------------------------------------------------
+    # --- purge, health, close ----------------------------------------------------------------
 
     def erase(self) -> tuple[str, ...]:
-        """Vacuum the tables after a purge; return where bytes remain."""
+        """Vacuum the tables after a purge; return the places where bytes remain."""
         try:
             told = self.database.clean()
         except StenologError as error:
@@ -266,30 +266,30 @@ class PostgresDialect:
         return (f"{left}: {told[0]}",) if told else ()
 
     def health(self) -> Health:
-        """Return whether writes can be expected to work."""
+        """Return whether writes are expected to work."""
         self.check_open()
         wrong, problems = self.database.problems()
         return Health(ok=not wrong, free_bytes=None, problems=(*wrong, *problems))
 
     def close(self) -> None:
-        """Let go of the database, which the last store closes; a second call does nothing."""
+        """Release the database, which the last store closes; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self.database.let_go()
 
 
 class _NoSession(Exception):
-    """There is no such session, or the tables have another version than this code knows."""
+    """The session does not exist, or the tables have another version than this code knows."""
 
 
 def _name_of(namespace: str, key: str) -> str:
-    """Return the name of a session in notifications, which are short."""
+    """Return a short name of a session for notifications."""
     text = f"{namespace}\0{key}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
-    """Return batches without tokens as one; a single one as it is."""
+    """Join batches without idempotency keys into one; return a single batch unchanged."""
     if len(batches) == 1:
         return batches[0]
     at = now()
@@ -301,7 +301,7 @@ def _joined(batches: Sequence[Batch]) -> Batch:
 
 
 def _append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:
-    """Append one message by the fast path and return its seq. Raises _NoSession."""
+    """Append one message by the fast append and return its seq. Raises _NoSession."""
     raw_key, at, size, format = key.encode(), now(), len(payload), transaction.format
     if transaction.peer.pooled:
         for (seq,) in transaction.run(
@@ -324,7 +324,7 @@ def _int8(number: int) -> bytes:
 
 
 def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, epoch: int) -> int:
-    """Append a batch behind the lease of this epoch (0: none), and return its first seq.
+    """Append a batch, fenced by the lease of this epoch (0: none), and return its first seq.
 
     Raises OnceConflict, LeaseLost, _NoSession; then nothing was written.
     """
@@ -362,6 +362,6 @@ def _append_new(
         try:
             return _append(transaction, namespace, key, batch, epoch)
         except _NoSession:
-            # Waits for another writer that is just creating it.
+            # Waits for another writer that is creating it.
             create(transaction, namespace, blank(key, os.urandom(8).hex(), 1, now()), 0, 0)
     raise DamagedStore(f"{key!r}: its row is not of the version of the tables")

@@ -1,4 +1,4 @@
-"""The errors of driver and server as ours, sorted by who must act. No other error leaks."""
+"""Conversion of the driver's and server's errors into stenolog's. No other error leaks."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ _ADVICE: Final[dict[str, str]] = {
     "57P03": "the server is starting or stopping",
     "25006": _STANDBY,
 }
-"""What to do, by the server's code for what is wrong, or by the first two places of it."""
+"""Advice by SQLSTATE, or by its first two characters."""
 
 
 _REFUSALS: Final[dict[str, str]] = {
@@ -43,49 +43,50 @@ _REFUSALS: Final[dict[str, str]] = {
     "sslmode": "check sslmode",
     "certificate": "check sslmode, sslrootcert and the server's certificate",
 }
-"""What a server that was reached may say instead of letting one in, and what to do about it: of a
-connection that was never made there is no code."""
+"""Advice by texts with which a reachable server refuses a connection: a failed connection has no
+SQLSTATE.
+"""
 
 
 class Before(Exception):
-    """Something went wrong before anything could have been stored."""
+    """An error before anything could have been stored."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection is gone: what it was doing may have come to its end or not."""
+    """Return whether the connection was lost, so that the outcome of its work is unknown."""
     if isinstance(error, OSError):
-        return True  # of the connection's own: nobody knows how far it came
+        return True  # an I/O error of the connection: its progress is unknown
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return False
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P0"))
 
 
 def is_elsewhere(error: BaseException) -> bool:
-    """Whether another server may take what this one refused, after a failover."""
+    """Return whether another server may accept the statement, after a failover."""
     return isinstance(error, errors.ReadOnlySqlTransaction)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same may work at once: two met each other, and one of them had to give way."""
+    """Return whether an immediate retry may work: the transaction lost a conflict."""
     return isinstance(error, _AGAIN)
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Whether a connection that was refused may be given a little later: a server that restarts."""
+    """Return whether a refused connection may work a little later, as when a server restarts."""
     return isinstance(error, psycopg.OperationalError) and not _is_refused(error)
 
 
 def _is_refused(error: psycopg.OperationalError) -> bool:
-    """Whether the server answered, and the answer will be the same the next time."""
+    """Return whether the server refused for a reason that a retry does not change."""
     told = str(error)
     return any(words in told for words in _REFUSALS)
 
 
 def read_failure(error: Exception, doing: str) -> StenologError:
-    """What a failed look at the database means."""
+    """Return the error for a failed read."""
     match error:
         case StenologError():
             return error
@@ -112,7 +113,7 @@ def read_failure(error: Exception, doing: str) -> StenologError:
 
 
 def write_failure(error: Exception, doing: str) -> StenologError:
-    """What an error means that came before the commit: nothing is there."""
+    """Return the error for a failure before the commit: nothing was stored."""
     failure = read_failure(error, doing)
     if type(failure) is StoreUnavailable:
         return NotStored(f"{failure}. Nothing of it was stored")
@@ -120,19 +121,19 @@ def write_failure(error: Exception, doing: str) -> StenologError:
 
 
 def commit_failure(error: Exception, doing: str) -> StenologError:
-    """What an error means that came when it may have been committed."""
+    """Return the error for a failure when the commit may have happened."""
     if is_lost(error):
         return MaybeStored(f"{doing}: {words_of(error)}. {RETRY}")
     return write_failure(error, doing)
 
 
 def refused(where: str) -> ReadOnly:
-    """What is said where a store was opened to read only."""
+    """Return the error for a write to a store that was opened read-only."""
     return ReadOnly(f"{where} was opened to read only")
 
 
 def words_of(error: Exception) -> str:
-    """What went wrong, in one line, and what to do about it."""
+    """Return one line with the problem and advice."""
     state = getattr(error, "sqlstate", None) or ""
     told = str(error)
     shown = _first_words(error)
@@ -147,7 +148,7 @@ def words_of(error: Exception) -> str:
 
 
 def _first_words(error: Exception) -> str:
-    """What driver or server say, without the place, which is told already, and without a guess."""
+    """Return the message of driver or server, without the address and hints."""
     said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     line = (said or str(error)).strip().split("\n")[0].strip()
     return line.rpartition(" failed: ")[2] or line or type(error).__name__

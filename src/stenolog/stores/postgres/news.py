@@ -1,8 +1,8 @@
-"""Telling other processes that something was stored, and hearing it from them.
+"""Notifications between processes about changed sessions (LISTEN and NOTIFY).
 
-A notification inside the transaction that stores would make all commits of the database wait for
-each other. So it is sent afterwards, by a thread, on another connection, for many commits at once;
-lost, it costs time: whoever follows a session looks again by itself after a while.
+A notification inside the storing transaction would serialize all commits of the database. Therefore
+a thread sends it afterwards, on another connection, for many commits at once. A lost notification
+only costs time: followers also poll.
 """
 
 import hashlib
@@ -29,20 +29,21 @@ from stenolog.stores.postgres.queries import quoted
 from stenolog.stores.postgres.transactions import Transaction
 
 LOOK_AGAIN: Final = 2.0
-"""So often a follower looks by itself, in seconds, though nobody told it anything."""
+"""Poll interval of a follower that receives notifications, in seconds."""
 LOOK_OFTEN: Final = 0.1
-"""So often where nobody can tell it anything."""
+"""Poll interval of a follower that cannot receive notifications, in seconds."""
 _GATHER: Final = 0.01
 _PATIENCE: Final = 2.0
 _REST: Final = 5.0
-"""A thread that had nothing to tell for so long ends; the next one to tell begins another."""
+"""Seconds without notifications after which the sending thread ends; the next one starts another.
+"""
 
 
 class Bell:
-    """Wakes a thread that waits.
+    """A wake-up signal for a waiting thread.
 
     Like `threading.Event`, but all of its locks are inside the interpreter: an interrupt (Ctrl-C)
-    that strikes in `Event.set` can leave the event locked, and then every later `set` hangs.
+    in `Event.set` can leave the event locked, and then every later `set` hangs.
     """
 
     __slots__ = ("_rings",)
@@ -51,12 +52,12 @@ class Bell:
         self._rings: SimpleQueue[None] = SimpleQueue()
 
     def ring(self) -> None:
-        """Wake the thread that waits, or the next one that does."""
+        """Wake the waiting thread, or the next one that waits."""
         if self._rings.empty():
             self._rings.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a ring, and forget it; False where none came in time."""
+        """Wait for a signal and reset it; return False if none arrived in time."""
         try:
             self._rings.get(timeout=max(0.0, seconds))
         except Empty:
@@ -68,7 +69,7 @@ class Bell:
 
 
 class News:
-    """What is told and heard of sessions, by this process."""
+    """Notifications that this process sends and receives."""
 
     def __init__(self, connections: Connections, settings: Settings) -> None:
         self.channel = "stenolog:" + hashlib.blake2b(settings.schema.encode()).hexdigest()[:16]
@@ -77,21 +78,21 @@ class News:
         self._bells: dict[str, list[Bell]] = {}
         self._untold: deque[str] = deque()
         self._mouth: Transaction | None = None
-        """A connection beyond those of the writers, who may all be at work."""
+        """Connection for sending, outside the pool, whose connections may all be in use."""
         self._gathering = False
-        """Whether what is untold now will be looked at."""
+        """Whether the thread will collect the names that are queued now."""
         self._telling: threading.Thread | None = None
         self._work = Bell()
         self._ear: _Ear | None = None
         self._closed = False
 
-    # --- telling -----------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------
 
     def tell(self, name: str) -> None:
-        """Something was committed in this session: ring here, and soon everywhere."""
+        """Notify followers of a commit in this session: here now, in other processes soon."""
         if name in self._bells:
             self._ring(name)
-        # In this order, and the other one where they are gathered: so nothing is left untold.
+        # The thread does these two steps in reverse order, so that no name stays unsent.
         self._untold.append(name)
         if not self._gathering:
             self._begin_to_tell()
@@ -100,7 +101,7 @@ class News:
         try:
             self._gathering = True
             if self._telling is None and not self._closed:
-                # An interrupt here may start two; the second one ends at once.
+                # An interrupt here may start two threads; the second one ends immediately.
                 thread = threading.Thread(target=self._tell, name="stenolog-news", daemon=True)
                 thread.start()
                 self._register(thread)
@@ -109,12 +110,12 @@ class News:
             self._gathering = False
             if not isinstance(error, RuntimeError):
                 raise
-            # The messages are committed, so this is no error for the caller that stored them.
+            # The messages are committed, so this is not an error for the caller that stored them.
             reports.info("other processes are not told of what is new: %s", error)
         self._work.ring()
 
     def _register(self, thread: threading.Thread) -> bool:
-        """Return whether this is the thread that tells, or from now on is."""
+        """Return whether the thread is, or has now become, the sending thread."""
         with self._mutex:
             if self._telling is None:
                 self._telling = thread
@@ -154,10 +155,10 @@ class News:
             close(self._mouth.connection)
             self._mouth = None
 
-    # --- hearing -----------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------
 
     def bell(self, name: str) -> Bell:
-        """Rings whenever something was stored in this session, as far as that is heard."""
+        """Return a bell that rings after changes of this session, as far as they are received."""
         bell = Bell()
         with self._mutex:
             self._bells.setdefault(name, []).append(bell)
@@ -166,7 +167,7 @@ class News:
         return bell
 
     def forget(self, name: str, bell: Bell) -> None:
-        """It is not waited for any more."""
+        """Remove a bell."""
         with self._mutex:
             bells = [one for one in self._bells.get(name, ()) if one is not bell]
             if bells:
@@ -176,12 +177,12 @@ class News:
 
     @property
     def patience(self) -> float:
-        """How long a follower may wait for its bell before it looks by itself."""
+        """Maximum time that a follower waits for its bell before it polls, in seconds."""
         ear = self._ear
         return LOOK_AGAIN if ear is not None and ear.hears else LOOK_OFTEN
 
     longest = LOOK_AGAIN
-    """The most that `patience` is."""
+    """Upper bound of `patience`."""
 
     def _ring(self, name: str) -> None:
         with self._mutex:
@@ -189,7 +190,7 @@ class News:
                 bell.ring()
 
     def heard(self, name: str | None) -> None:
-        """Ring for one session, or for all where nobody knows what was missed."""
+        """Ring for one session, or for all if notifications may have been missed."""
         if name is not None:
             self._ring(name)
             return
@@ -199,7 +200,7 @@ class News:
                     bell.ring()
 
     def close(self) -> None:
-        """Tell what is untold, and hear no more; everybody who waits looks again."""
+        """Send the queued names, stop listening, and wake all waiting followers."""
         with self._mutex:
             self._closed = True
             ear, self._ear = self._ear, None
@@ -212,12 +213,12 @@ class News:
         self.heard(None)
 
     def abandon(self) -> list[Transaction]:
-        """In a forked child: what belongs to the parent."""
+        """In a forked child: return the connections of the parent."""
         return [] if self._mouth is None else [self._mouth]
 
 
 class _Ear:
-    """The one connection of a process that listens, and its thread."""
+    """The listening connection of a process, and its thread."""
 
     def __init__(self, news: News, connections: Connections) -> None:
         self._news = news
@@ -225,12 +226,12 @@ class _Ear:
         self._awake, self._wake = os.pipe()
         self._closed = False
         self.hears = False
-        """Whether what others tell arrives at this moment."""
+        """Whether notifications are received now."""
         self._thread = threading.Thread(target=self._run, name="stenolog-listens", daemon=True)
         try:
             self._thread.start()
         except BaseException:
-            # It may run all the same, although no caller has the object.
+            # The thread may run anyway, although no caller has this object.
             self._closed = True
             os.close(self._wake)
             raise
@@ -243,7 +244,7 @@ class _Ear:
                 except (psycopg.Error, OSError, StenologError) as error:
                     reports.info("nothing is heard of other processes: %s", error)
                 self.hears = False
-                # From now on they look by themselves, and more often.
+                # From now on, followers poll more often.
                 self._news.heard(None)
                 if not self._closed:
                     _wait([self._awake], LOOK_OFTEN)
@@ -255,7 +256,7 @@ class _Ear:
         try:
             connection.execute(f"LISTEN {quoted(self._news.channel)}".encode())
             self.hears = True
-            # What was told before is not told again.
+            # Notifications that were sent before LISTEN are lost.
             self._news.heard(None)
             while not self._closed:
                 _wait([connection.fileno(), self._awake], None)
@@ -278,7 +279,7 @@ class _Ear:
 
 
 def _wait(files: list[int], seconds: float | None) -> None:
-    """Until there is something to read in one of them. Not by select: that knows 1,024 files."""
+    """Wait until one of the files is readable. `select` is limited to 1,024 descriptors."""
     poll = select.poll()
     for file in files:
         poll.register(file, select.POLLIN)

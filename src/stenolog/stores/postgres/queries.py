@@ -1,4 +1,4 @@
-"""The statements of queries.sql by name, for the schema that the tables live in."""
+"""The statements of queries.sql by name, for one schema."""
 
 import re
 from functools import cache
@@ -10,7 +10,7 @@ _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def statements(schema: str) -> dict[str, bytes]:
-    """Every statement; as bytes, which is what the driver sends."""
+    """Return every statement as bytes, the form in which the driver sends it."""
     text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
     _, *parts = _NAME.split(text.replace("{schema}", quoted(schema)))
     return {
@@ -20,5 +20,5 @@ def statements(schema: str) -> dict[str, bytes]:
 
 
 def quoted(name: str) -> str:
-    """A name as it stands in a statement."""
+    """Return a name quoted for use in a statement."""
     return '"' + name.replace('"', '""') + '"'

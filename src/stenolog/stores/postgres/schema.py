@@ -1,4 +1,4 @@
-"""The tables: made and brought up to date by the numbered files in schema/, one at a time."""
+"""The tables: created and migrated by the numbered files in schema/, one at a time."""
 
 from functools import cache
 from importlib.resources import files
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Connection, Settings
 
 _LOCK: Final = 0x7374656E6F6C6F67
-"""The advisory lock of who brings tables up to date: `stenolog`, in eight letters."""
-# By a look at the tables of tables: to_regclass may tell what was there when the transaction began.
+"""Key of the advisory lock for migrations: `stenolog` in ASCII."""
+# Reads the system catalogs: to_regclass may return the state at the start of the transaction.
 _TABLES: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
     SELECT typname
@@ -30,7 +30,7 @@ _SCHEMAS: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The scripts in their order; the last one's number is that of the tables."""
+    """Return the migration scripts in order; the last number is the version of the tables."""
     found = {
         int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
         for entry in (files(__package__) / "schema").iterdir()
@@ -41,16 +41,15 @@ def migrations() -> tuple[str, ...]:
 
 
 def newest() -> int:
-    """The number of the tables that this code knows."""
+    """Return the version of the tables that this code knows."""
     return len(migrations())
 
 
 def prepare(connection: "Connection", settings: "Settings") -> bool:
-    """Have the tables there as this code knows them; whether they are older and only read.
+    """Create or migrate the tables; return whether they are older and opened read-only.
 
-    Raises NewerFormat, DamagedStore.
-
-    Whoever comes at the same time waits, and then finds them made.
+    A concurrent caller waits, and then finds them ready. Raises NewerFormat, DamagedStore,
+    NothingYet.
     """
     found = version_of(connection, settings.schema)
     if found is not None and found == newest():
@@ -63,7 +62,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
             )
         return True
     with connection.maintenance(), connection.transaction():
-        # Each look sees what whoever had the lock before has made.
+        # Each statement must see the tables that the previous lock holder created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (_LOCK,))
         found = version_of(connection, settings.schema)
@@ -72,7 +71,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         if found is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
         if found is not None:
-            # A session that somebody is making would not be brought up to date.
+            # Otherwise a session that is being created now would not be migrated.
             connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
         for script in migrations()[found or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
@@ -81,14 +80,17 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
 
 
 def set_version(connection: "psycopg.Connection[Any]", schema: str, number: int) -> None:
-    """Say of the tables and of each session which version they are: older code refuses them."""
+    """Set the version of the tables and of each session, so that older code rejects them."""
     for table, column in (("about", "version"), ("session", "format")):
         statement = f"UPDATE {quoted(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
         connection.execute(statement.encode(), (number,))
 
 
 def version_of(connection: "Connection", schema: str) -> int | None:
-    """The number of the tables that are there; None where there are none. Raises NewerFormat."""
+    """Return the version of the tables; None if there are none.
+
+    Raises NewerFormat, ForeignLog, DamagedStore.
+    """
     about = f"{quoted(schema)}.about"
     kinds: dict[str, str] = dict(list(connection.execute(_TABLES, (schema,))))
     if not kinds:
@@ -106,7 +108,7 @@ def version_of(connection: "Connection", schema: str) -> int | None:
 
 
 def check_version(found: int) -> int:
-    """The number itself, where this code knows it. Raises NewerFormat."""
+    """Return the version if this code knows it. Raises NewerFormat."""
     if found > newest():
         raise NewerFormat(
             f"the tables are of version {found}, and this stenolog knows up to {newest()}: "

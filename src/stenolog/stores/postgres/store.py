@@ -1,6 +1,6 @@
 """PostgresStore: sessions as rows of a database that many machines share.
 
-The driver, psycopg, is imported when a store is opened: `import stenolog` does without it.
+The driver, psycopg, is imported when a store is opened, so `import stenolog` works without it.
 """
 
 import re
@@ -22,18 +22,18 @@ _SCHEMA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 class PostgresStore(SQLStore):
-    """Sessions in a database; stores/base.py says what each call means.
+    """Sessions in a PostgreSQL database. stores/base.py documents each call.
 
-    `url`: as libpq takes it, `postgresql://user@host1,host2/database?sslmode=require`. `schema`:
-    where in the database the tables are; they are made if they are not there. `busy_timeout`: how
-    long a call waits for other writers, and for a server that is gone to come back. `connections`:
-    how many may be open at once. `answer_timeout`: seconds that a server may take, beyond
+    `url`: a URL of libpq, `postgresql://user@host1,host2/database?sslmode=require`. `schema`:
+    schema of the tables; missing tables are created. `busy_timeout`: maximum wait for
+    other writers, and for the return of an unreachable server, in seconds. `connections`: maximum
+    number of open connections. `answer_timeout`: seconds that the server may take, beyond
     `busy_timeout`, to answer one statement; then the connection is closed and the call raises
-    StoreUnavailable, NotStored or MaybeStored. `read_only`: nothing is changed, and a standby will
-    do.
+    StoreUnavailable, NotStored or MaybeStored. `read_only`: change nothing; a standby server is
+    enough.
 
-    What is purged is deleted and cleaned away; the server's log, its standbys and its backups, and
-    unused parts of its files, may still hold it for a while.
+    Purged rows are deleted and vacuumed. The server's log, standbys and backups, and unused parts
+    of its files, may still contain them for some time.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PostgresStore(SQLStore):
             connections=connections,
             answer_timeout=answer_timeout,
         )
-        """The database, for code that keeps tables of its own in it."""
+        """The database, for code that keeps its own tables in it."""
         super().__init__(namespace, PostgresDialect(self.database))
 
     def __repr__(self) -> str:
@@ -72,8 +72,8 @@ class PostgresStore(SQLStore):
     def is_same_place(self, other: "PostgresStore") -> bool:
         """Return whether another store keeps its sessions in the same tables.
 
-        A lock that one of them takes is seen by the other: locks belong to a running database,
-        and not to its files, of which a restored backup is a second copy.
+        It acquires a lock through one store and looks for it through the other: locks belong to a
+        running server, not to its files, of which a restored backup is a second copy.
         """
         if self.database.settings.schema != other.database.settings.schema:
             return False

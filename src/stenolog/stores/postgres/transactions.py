@@ -28,24 +28,25 @@ _COMMAND_OK: Final = ExecStatus.COMMAND_OK
 _TUPLES_OK: Final = ExecStatus.TUPLES_OK
 _MANY: Final = 100
 _PAGE: Final = 2_000
-"""How many messages are fetched at once: a session need not fit in memory."""
+"""Number of messages per fetch, so that a session need not fit in memory."""
 _FOR_ONE: Final = ("token_pkey", "session_live", "session_uid", "lease_namespace_key_key")
-"""Unique constraints that two writers may meet at once: the second one tries again."""
+"""Unique constraints that two concurrent writers may violate: the second one retries."""
 _skip_json = Decoder(Raw).decode
-"""Check that a text is JSON without decoding it."""
+"""Checks that a text is JSON without decoding it."""
 
 
 class Peer(Struct, frozen=True):
-    """What was found at the other end of a connection."""
+    """Properties of the server at the other end of a connection."""
 
     pooled: bool
-    """A pooler stands between: each transaction may meet another process of the server."""
+    """Whether a connection pooler is in between: each transaction may use another server process.
+    """
     weak: bool
-    """Commits there are not synced unless that is asked for."""
+    """Whether commits are not synced unless requested."""
 
 
 class Slot:
-    """The right to have one connection; a slot that nothing refers to is free again."""
+    """The right to one connection of the pool. A slot without references is free again."""
 
     __slots__ = ("__weakref__", "free")
 
@@ -54,32 +55,32 @@ class Slot:
 
 
 class Transaction:
-    """What can be done on a connection: in a transaction, or each statement as one by itself.
+    """Operations on a connection: in a transaction, or with each statement as its own.
 
-    It is kept with its connection and its cursor: to make a cursor takes as long as half a round
-    trip. Not for two threads at once.
+    It is kept with its connection and its cursor, because creating a cursor takes as long as half a
+    round trip. Not thread-safe.
     """
 
     __slots__ = ("_cursor", "_ready", "connection", "in_use", "peer", "since", "slot", "sql")
 
     def __init__(self, connection: "Connection", sql: Mapping[str, bytes], peer: Peer) -> None:
         self.connection = connection
-        """The driver's own, for what only that can do."""
+        """The driver's connection, for driver-specific operations."""
         self.peer = peer
-        """What is at the other end."""
+        """Properties of the server."""
         self.sql = sql
-        """The statements by name."""
+        """Statements by name."""
         self.since = 0.0
-        """When it was last given back."""
+        """Time at which it was last returned to the pool."""
         self.in_use = False
-        """Whether a call works with it, or was interrupted (Ctrl-C) while it did."""
+        """Whether a call uses it, or was interrupted (Ctrl-C) while using it."""
         self.slot: Slot | None = None
-        """Its place in the pool; None for a connection beside the pool."""
+        """Its slot in the pool; None for a connection outside the pool."""
         self._cursor = connection.cursor(binary=True)
         self._ready: set[str] = set()
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
-        """Carry out the statement of this name; its rows. Raises Clash."""
+        """Execute the statement of this name and return its rows. Raises Clash."""
         cursor = self._cursor
         try:
             cursor.execute(self.sql[name], values)
@@ -87,21 +88,21 @@ class Transaction:
             raise _clash(error) from error
         found = cursor.fetchall() if cursor.description is not None else []
         if len(found) > _MANY:
-            # It would keep what it fetched until it is used again.
+            # The old cursor would keep the fetched rows in memory until its next use.
             self._cursor = self.connection.cursor(binary=True)
         return found
 
     def run_ready(self, name: str, types: Sequence[int], values: Sequence[bytes]) -> bytes | None:
-        """Carry out the statement of this name with values as they are sent; the one it gives.
+        """Execute the statement of this name with encoded values and return its single value.
 
-        Past the cursor, which takes as long as half a round trip: for what is done all the time.
-        Raises Before where it could not even be prepared.
+        It bypasses the cursor, which takes as long as half a round trip, for the most frequent
+        statement. Raises Before if the statement could not be prepared.
         """
         if name in self._ready:
             try:
                 return self._send(name, values)
             except psycopg.errors.InvalidSqlStatementName:
-                # After a rollback the driver throws away all that was prepared.
+                # After a rollback the driver deallocates all prepared statements.
                 self._ready.clear()
         try:
             self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
@@ -120,7 +121,7 @@ class Transaction:
         return found
 
     def _result(self, expected: ExecStatus) -> Any:
-        # A server that ends the connection may answer first, and then say so.
+        # A server that closes the connection may send a result first, then the error.
         results = self.connection.wait(generators.execute(self.connection.pgconn))
         for result in results:
             if result.status != expected:
@@ -134,34 +135,34 @@ class Transaction:
             self.executemany(self.sql[name], values)
 
     def commit(self) -> None:
-        """End a transaction so that it counts. Raises NotStored after an error in it."""
+        """Commit the transaction. Raises NotStored if it contains an error."""
         cursor = self._cursor.execute(b"COMMIT")
         if cursor.statusmessage != "COMMIT":
             raise NotStored("an error within the transaction was passed over: nothing was stored")
 
     def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
-        """Carry out one statement, with values for its places; its rows, if it has any."""
+        """Execute one statement with its values and return its rows, if any."""
         cursor = self._cursor
         cursor.execute(_bytes(sql), values)
         return cursor.fetchall() if cursor.description is not None else ()
 
     def executemany(self, sql: bytes | str, rows: Iterable[Sequence[Any]]) -> None:
-        """Carry out one statement for each row of values."""
+        """Execute one statement for each row of values."""
         with self.connection.cursor() as cursor:
             cursor.executemany(_bytes(sql), list(rows))
 
     @property
     def is_usable(self) -> bool:
-        """Whether the next caller can use it: it is open, and nothing is under way."""
+        """Whether the next caller can use it: it is open and idle."""
         connection = self.connection.pgconn
         idle = connection.status == _OPEN and connection.transaction_status == _IDLE
         return idle and not self.in_use  # guard: postgres-interrupted-connection
 
     @contextmanager
     def used(self) -> Iterator[Self]:
-        """Mark it as in use; it stays so after an interrupt, and is not used again then.
+        """Mark it as in use; after an interrupt it stays marked and is not used again.
 
-        An interrupt may leave the driver's view of the connection and the server's different.
+        After an interrupt, driver and server may disagree about the state of the connection.
         """
         self.in_use = True
         try:
@@ -173,15 +174,15 @@ class Transaction:
 
     @property
     def format(self) -> int:
-        """Version of the tables that this code knows; every session row carries one."""
+        """Version of the tables that this code knows; every session row has a version."""
         return schema.newest()
 
     def key(self, key: str) -> bytes:
-        """Return the bytes of the key: text cannot hold a zero byte here."""
+        """Return the bytes of the key: a text column cannot contain a zero byte."""
         return key.encode()
 
     def body(self, body: bytes) -> str:
-        """Return the body as str: JSON is stored as text here."""
+        """Return the body as str: JSON is stored as text."""
         return body.decode()
 
     def check_format(self) -> None:
@@ -197,7 +198,7 @@ class Transaction:
     # --- messages ----------------------------------------------------------------------------
 
     def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
-        """Return the intact messages with these seqs; `state` marks those that it hides."""
+        """Return the intact messages with these seqs, with `hidden` set according to `state`."""
         floor, hidden = (0, []) if state is None else (state.floor, state.hidden)
         return [
             Message(
@@ -234,7 +235,7 @@ class Transaction:
         remaining = iter(rows)
         few = list(islice(remaining, _MANY))
         if len(few) < _MANY:
-            # One exchange; COPY takes two.
+            # One round trip; COPY needs two.
             if few:
                 seqs, times, bodies = zip(*few, strict=True)
                 texts = [body.decode() for body in bodies]
@@ -250,20 +251,20 @@ class Transaction:
     # --- savepoints and purges ---------------------------------------------------------------
 
     def savepoint(self) -> AbstractContextManager[object]:
-        """Undo what is done inside, and nothing else, if it raises."""
+        """Roll back only the work inside if it raises."""
         return self.connection.transaction()
 
     def erasing(self) -> AbstractContextManager[object]:
-        """Do nothing: rows are deleted as usual, and vacuumed afterwards."""
+        """Do nothing: rows are deleted normally, and vacuumed afterwards."""
         return nullcontext()
 
     def unfinished_purges(self) -> list[str | bytes]:
-        """Return nothing: a purge is one transaction."""
+        """Return an empty list: a purge is one transaction."""
         return []
 
 
 def is_intact(at: str, body: str) -> bool:
-    """Return whether a message row holds a time and a JSON object."""
+    """Return whether a message row contains a valid time and a JSON object."""
     try:
         moment(at)
         try:
@@ -277,7 +278,7 @@ def is_intact(at: str, body: str) -> bool:
 
 
 def _clash(error: psycopg.errors.UniqueViolation) -> Exception:
-    """What it means that something stands there already."""
+    """Return the error for a unique violation: Clash if a retry can help."""
     if error.diag.constraint_name in _FOR_ONE:
         return Clash()
     return DamagedStore(

@@ -1,4 +1,4 @@
-"""Find damage in a database, and repair what can be repaired, for `steno doctor`."""
+"""Finding and repairing damage in the tables, for `steno doctor`."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,7 +13,7 @@ _BACKUP: Final = "Restore the database from a backup, or save what can be read w
 
 
 def examine(database: Database) -> Report:
-    """What is wrong with the tables. Raises StoreUnavailable where they cannot be read."""
+    """Examine the server and the tables. Raises StoreUnavailable if they cannot be read."""
     wrong, problems = database.problems()
     found = [
         Finding(kind="server", meaning=meaning, advice="Look at the server's settings.")

@@ -1,1 +1,1 @@
-"""The SQL engine: everything that SQLite and PostgreSQL do in the same way."""
+"""Code shared by the two SQL engines, SQLite and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""Store changes of a session; stores/state.py decides what they are."""
+"""Storing changes of a session. stores/state.py decides the changes."""
 
 import os
 
@@ -22,31 +22,31 @@ class OpenRow:
 
     @property
     def state(self) -> State:
-        """The state of the session; a blank one if there is no such session."""
+        """State of the session; a blank state if it does not exist."""
         return self._session.state
 
     @property
     def last_seq(self) -> int:
-        """The newest seq given out."""
+        """The last assigned seq."""
         return self._session.last_seq
 
     def visible(self, *, last: int | None = None) -> list[Message]:
-        """Return the visible messages, or the last ones of them."""
+        """Return the visible messages, or only the last ones."""
         if not self._session.id:
             return []
         return visible(self._transaction, self._session, self._damage, last=last, after=None)
 
     def complete(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state leaves out. Raises DamagedStore."""
+        """Return an undo step with the parts that the state omits. Raises DamagedStore."""
         return looked_up(self._transaction, self._session, step)
 
 
 def carry_out(
     transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: Damage
 ) -> Decision[T]:
-    """Decide what changes in a session, and store it with the messages that belong to it.
+    """Decide the change of a session, and store it with its messages.
 
-    A session that does not exist is created if the decision changes something.
+    A session that does not exist is created if the decision contains a change.
     """
     while True:
         session = find(transaction, namespace, key, lock=True)
@@ -104,7 +104,7 @@ def add_change(transaction: Transaction, session: Session, change: Change) -> No
 
 
 def looked_up(transaction: Transaction, session: Session, entry: Undo) -> Undo:
-    """Return an undo step with all it needs: if too long for the state, from its change.
+    """Complete an undo step: if it is too long for the state, read its change.
 
     Raises DamagedStore.
     """

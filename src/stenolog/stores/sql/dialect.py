@@ -1,7 +1,7 @@
-"""What the SQL engine needs from a database.
+"""The interface between SQLStore and a database.
 
-The statements stand in the `queries.sql` of each engine, under equal names, with equal values and
-columns. These protocols have what one named statement cannot express.
+The file `queries.sql` of each engine contains the statements, with the same names, values and
+columns. These protocols declare the operations that one named statement cannot express.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ class Clash(Exception):
 
 
 class Transaction(Protocol):
-    """Statements that are committed together, or are read from one connection."""
+    """Statements that are committed together, or that read from one connection."""
 
     @property
     def format(self) -> int:
@@ -35,8 +35,7 @@ class Transaction(Protocol):
     def run(self, name: str, /, *values: Any) -> list[Row]:
         """Execute the statement of this name and return its rows. Raises Clash.
 
-        Text comes back as str or bytes, whatever the column holds: see `text` and `raw` in
-        sessions.py.
+        A text column is returned as str or bytes, as stored: see `text` and `raw` in sessions.py.
         """
         ...
 
@@ -63,14 +62,14 @@ class Transaction(Protocol):
     def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, in order.
 
-        `state`: mark the messages that it hides. None: all of them are visible.
+        `state`: mark the messages that it hides. None: all messages are visible.
         """
         ...
 
     def intact_messages(
         self, session: int, first: int, last: int
     ) -> Iterator[tuple[int, str, bytes]]:
-        """Yield seq, time and body of each intact message; not all of them are in memory."""
+        """Yield seq, time and body of each intact message, without loading all into memory."""
         ...
 
     def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
@@ -82,20 +81,20 @@ class Transaction(Protocol):
         ...
 
     def savepoint(self) -> AbstractContextManager[object]:
-        """Undo what is done inside, and nothing else, if it raises."""
+        """Return a context manager that rolls back only its own work if it raises."""
         ...
 
     def erasing(self) -> AbstractContextManager[object]:
-        """Delete rows inside so that their bytes can be erased later (`Dialect.erase`)."""
+        """Return a context manager for deletions whose bytes `Dialect.erase` erases later."""
         ...
 
     def unfinished_purges(self) -> list[str | bytes]:
-        """Return the times at which purges began whose bytes were not yet erased."""
+        """Return the start times of purges whose bytes are not yet erased."""
         ...
 
 
 Result = list[int] | StenologError
-"""What became of an append in a group: its seqs, or an error."""
+"""Outcome of one append of a group: its seqs, or an error."""
 
 
 class Dialect(Protocol):
@@ -103,56 +102,56 @@ class Dialect(Protocol):
 
     @property
     def damage(self) -> Damage:
-        """Damage that this process has met."""
+        """Damage that this process has found."""
         ...
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing may be written."""
+        """Whether the database was opened read-only."""
         ...
 
     @property
     def busy_timeout(self) -> float:
-        """How long a call waits for other writers, in seconds."""
+        """Maximum time that a call waits for other writers, in seconds."""
         ...
 
     def check_open(self) -> None:
-        """Raise StoreClosed."""
+        """Raise StoreClosed if the store is closed."""
         ...
 
     def check_writable(self) -> None:
-        """Raise StoreClosed, ReadOnly."""
+        """Raise StoreClosed or ReadOnly if nothing can be written."""
         ...
 
     # --- transactions ------------------------------------------------------------------------
 
     def look(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work`, which only reads; maybe more than once, and not always as of one moment."""
+        """Run `work`, which only reads, once or more; its reads may see different moments."""
         ...
 
     def look_at_messages(self, work: Callable[[Transaction, Damage | None], T]) -> T:
-        """Run `work`, which reads a session and then its messages, as of one moment.
+        """Run `work`, which reads a session and then its messages, at one moment.
 
-        It is passed None if it must raise MissingRows for missing messages, to be run again.
+        If it is passed None, it must raise MissingRows for missing messages; then it runs again.
         """
         ...
 
     def read(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction that reads as of one moment."""
+        """Open a transaction that reads the data of one moment."""
         ...
 
     def change(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a transaction that writes; maybe more than once."""
+        """Run `work` in a write transaction, once or more."""
         ...
 
     def write(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction that writes; any error undoes it."""
+        """Open a write transaction; any error rolls it back."""
         ...
 
     # --- appends -----------------------------------------------------------------------------
 
     def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message by the fast path and return its seq."""
+        """Append one message by the fast append and return its seq."""
         ...
 
     def append(self, namespace: str, key: str, batch: Batch, lease: "SQLLease[Any] | None") -> int:
@@ -167,19 +166,19 @@ class Dialect(Protocol):
         results: list[Result],
         lease: "SQLLease[Any] | None",
     ) -> None:
-        """Append batches in their order; set the result at the index of each."""
+        """Append batches in their order; put the outcome of each at its index in `results`."""
         ...
 
     # --- notification ------------------------------------------------------------------------
 
     def notify(self, namespace: str, key: str, /) -> None:
-        """Tell followers that a session has changed, unless the commit did."""
+        """Notify followers that a session has changed, unless the commit has done so."""
         ...
 
     def listening(
         self, namespace: str, key: str, /
     ) -> AbstractContextManager[tuple[Callable[[float], object], float]]:
-        """Return a function that waits for a change of the session, and the longest wait."""
+        """Return a function that waits for a change of the session, and the maximum wait."""
         ...
 
     # --- leases ------------------------------------------------------------------------------
@@ -187,19 +186,19 @@ class Dialect(Protocol):
     def waiting_for_lease(
         self, namespace: str, key: str, /
     ) -> AbstractContextManager[Callable[[float], object]]:
-        """Return a function that waits until a lease may be free, at most so many seconds."""
+        """Return a function that waits until a lease may be free, or the given seconds."""
         ...
 
     def lease_holder(self, row: Row) -> str | None:
-        """Return who holds the lease of this row (`find_lease`), for people; None if it is free."""
+        """Return a description of the holder of a lease (`find_lease`); None if it is free."""
         ...
 
     def is_held(self, row: Row) -> bool:
-        """Return whether a row (`lease_in_force`) says that the lease is held."""
+        """Return whether the lease of this row (`lease_in_force`) is held."""
         ...
 
     def take_lease(self, held: "Held", namespace: str, key: str, *, ttl: float) -> int:
-        """Take the lease and return its epoch; 0 if another holder was first."""
+        """Acquire the lease and return its epoch; 0 if another holder was faster."""
         ...
 
     def renew_lease(self, held: "Held", key: str, epoch: int, *, ttl: float) -> None:
@@ -210,16 +209,16 @@ class Dialect(Protocol):
         """Release these leases. Raises StoreUnavailable."""
         ...
 
-    # --- purge, health, end ------------------------------------------------------------------
+    # --- purge, health, close ----------------------------------------------------------------
 
     def erase(self) -> tuple[str, ...]:
-        """Erase the bytes of purged rows; return where they remain."""
+        """Erase the bytes of purged rows; return the places where they remain."""
         ...
 
     def health(self) -> Health:
-        """Return whether writes can be expected to work."""
+        """Return whether writes are expected to work."""
         ...
 
     def close(self) -> None:
-        """Let go of the database; a second call does nothing."""
+        """Release the database; a second call does nothing."""
         ...

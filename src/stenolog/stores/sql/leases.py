@@ -1,4 +1,4 @@
-"""Leases: a row with an epoch for each session, which the next holder replaces."""
+"""Leases: each session has one row with an epoch, which the next holder replaces."""
 
 import os
 import socket
@@ -21,34 +21,34 @@ S = TypeVar("S", bound="SQLStore")
 
 
 class Held:
-    """The leases that one store has taken and not released, at most one for each key."""
+    """The unreleased leases of one store, at most one for each key."""
 
     def __init__(self) -> None:
         self.name = os.urandom(8).hex()
-        """Distinguishes the stores of a process."""
+        """Identifies this store among the stores of the process."""
         self._mutex = ThreadLock()
         self._epochs: dict[str, tuple[int, int]] = {}
         self._given_up: set[int] = set()
-        """Epochs of leases that could not be released."""
+        """Epochs of leases whose release failed."""
         self.closed = False
-        """Whether the store takes no more leases."""
+        """Whether the store accepts no more leases."""
         STORES[self.name] = self
 
     def add(self, key: str, epoch: int) -> None:
-        """Remember a lease before it is committed: `close` must not miss it. Raises StoreClosed."""
+        """Remember a lease before it is committed, so that `close` finds it. Raises StoreClosed."""
         with self._mutex:
             if self.closed:
                 raise StoreClosed("the store is closed")
             self._given_up.discard(self._epochs.get(key, (0, 0))[0])
-            # A forked child must not release it.
+            # With the process id: a forked child must not release it.
             self._epochs[key] = epoch, os.getpid()
 
     def keep(self, key: str, epoch: int) -> bool:
-        """Return whether a lease that is renewed was not given up before. Raises StoreClosed."""
+        """Return whether a renewed lease was not given up earlier. Raises StoreClosed."""
         with self._mutex:
             if epoch in self._given_up:
                 return False
-            # Another thread may have tried to take it over, and failed.
+            # Another thread may have failed to take it over.
             self.add(key, epoch)
             return True
 
@@ -59,19 +59,19 @@ class Held:
             return taken and epoch not in self._given_up
 
     def give_up(self, epoch: int) -> None:
-        """Stop using a lease that could not be released."""
+        """Stop using a lease whose release failed."""
         with self._mutex:
             self._given_up.add(epoch)
 
     def forget(self, key: str, epoch: int) -> None:
-        """Forget a lease that was released or never committed; a later one of the key stays."""
+        """Forget a lease that was released or never committed. A later lease of the key stays."""
         with self._mutex:
             if self._epochs.get(key, (None, 0))[0] == epoch:
                 del self._epochs[key]
             self._given_up.discard(epoch)
 
     def close(self) -> list[int]:
-        """Take no more, and return the epochs that this process has not released."""
+        """Accept no more leases, and return the epochs that this process has not released."""
         with self._mutex:
             self.closed = True
             epochs = [epoch for epoch, process in self._epochs.values() if process == os.getpid()]
@@ -80,16 +80,16 @@ class Held:
 
 
 STORES: Final = WeakValueDictionary[str, Held]()
-"""The leases of each store of this process, by `Held.name`."""
+"""Leases of each store of this process, by `Held.name`."""
 
 
 def holder_name() -> str:
-    """Return how the row of a lease names this thread, for people."""
+    """Return a readable description of this thread for the row of a lease."""
     return f"process {os.getpid()} on {socket.gethostname()}, {threading.current_thread().name}"
 
 
 def take(dialect: Dialect, held: Held, namespace: str, key: str, *, ttl: float, wait: float) -> int:
-    """Return the epoch of a new lease. Raises NoSuchSession, StoreBusy, StoreClosed."""
+    """Acquire a lease and return its epoch. Raises NoSuchSession, StoreBusy, StoreClosed."""
     deadline = time.monotonic() + wait
 
     def look(transaction: Transaction) -> str | None:
@@ -99,7 +99,7 @@ def take(dialect: Dialect, held: Held, namespace: str, key: str, *, ttl: float, 
         while True:
             if held.closed:
                 raise StoreClosed("the store is closed")
-            # A reader first, so that those who wait do not write all the time.
+            # Read first, so that waiting callers do not write all the time.
             words = dialect.look(look)
             if words is None:
                 epoch = dialect.take_lease(held, namespace, key, ttl=ttl)
@@ -113,7 +113,7 @@ def take(dialect: Dialect, held: Held, namespace: str, key: str, *, ttl: float, 
 
 
 def holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
-    """Return who holds the lease, for people; None if it is free. Raises NoSuchSession."""
+    """Return a description of the lease's holder; None if it is free. Raises NoSuchSession."""
     if find_life(transaction, namespace, key) is None:
         raise NoSuchSession(key)
     for row in transaction.run("find_lease", namespace, transaction.key(key)):
@@ -124,7 +124,7 @@ def holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str)
 
 
 def release_all(dialect: Dialect, held: Held) -> None:
-    """Take no more, and release the leases of this process, as far as that can be written."""
+    """Accept no more leases, and try to release those of this process."""
     epochs = held.close()
     if epochs:
         with suppress(StenologError):
@@ -132,9 +132,9 @@ def release_all(dialect: Dialect, held: Held) -> None:
 
 
 class SQLLease(Generic[S]):
-    """A lease on one session. The next holder has another epoch, and then no write gets through.
+    """A lease on one session. After another holder took over, the epoch fences off all writes.
 
-    It belongs to the process that took it: in a forked child it counts as lost.
+    It belongs to the process that acquired it: in a forked child it counts as lost.
     """
 
     def __init__(
@@ -147,15 +147,15 @@ class SQLLease(Generic[S]):
         self._released = False
         self._ttl = ttl
         self.key = key
-        """The session."""
+        """Key of the session."""
         self.epoch = epoch
-        """Grows with each lease."""
+        """Fencing token: grows with each lease of the key."""
         self.store: S = store.behind(self)
-        """The store, whose writes raise LeaseLost once it is released or taken over."""
+        """The store; its writes raise LeaseLost after a release or takeover."""
 
     @property
     def lost(self) -> bool:
-        """Whether it has expired or was taken over, or the store was closed."""
+        """Whether it was released, expired or taken over, or the store was closed."""
         if self._held.closed or self._is_of_parent():
             return True
         try:
@@ -165,29 +165,32 @@ class SQLLease(Generic[S]):
         return not any(self._dialect.is_held(row) for row in rows)
 
     def check_own(self) -> None:
-        """Raise LeaseLost in a forked child, and once it was released."""
+        """Raise LeaseLost in a forked child, and after a release."""
         if self._is_of_parent():
             raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
         if self._released:
             raise LeaseLost(self.key, self.epoch, reason="was released")
 
     def check(self, transaction: Transaction) -> None:
-        """Raise LeaseLost if it was released or taken over; to have expired alone is no harm."""
+        """Raise LeaseLost if it was released or taken over.
+
+        An expired lease still allows writes.
+        """
         self.check_own()
         self._check(transaction, "find_epoch")  # guard: sql-lease-fence
 
     @contextmanager
     def checked(self, transaction: Transaction) -> Iterator[None]:
-        """Check it before the work inside, and lock it behind that.
+        """Check the lease before the work inside, and lock it after that.
 
-        So that nobody takes over before the transaction has ended. The lease is locked behind the
-        sessions, as in a purge: in the other order the two would wait for each other.
+        The lock prevents a takeover before the transaction ends. The lease is locked after the
+        sessions, in the same order as in a purge: the other order would deadlock.
         """
         self.check(transaction)
         try:
             yield
         except NoSuchSession:
-            # A purge that took the session took the lease with it.
+            # A purge of the session removes its lease, too.
             self._check(transaction, "check_lease")
             raise
         self._check(transaction, "check_lease")  # guard: sql-lease-check
@@ -197,14 +200,14 @@ class SQLLease(Generic[S]):
             raise LeaseLost(self.key, self.epoch)
 
     def renew(self) -> None:
-        """Extend it to a full ttl from now. Raises LeaseLost."""
+        """Extend the lease to ttl seconds from now. Raises LeaseLost."""
         self.check_own()
         self._dialect.renew_lease(self._held, self.key, self.epoch, ttl=self._ttl)
 
     def release(self) -> None:
-        """Let the next one in; a second call does nothing.
+        """Release the lease; a second call does nothing.
 
-        If that cannot be written, others get in after the ttl.
+        If that cannot be written, other holders can acquire it after the ttl.
         """
         if self._is_of_parent():
             return
@@ -213,7 +216,7 @@ class SQLLease(Generic[S]):
             with suppress(StoreClosed):
                 self._dialect.end_leases([self.epoch])
                 self._dialect.notify(self._namespace, self.key)
-            # Not before: a thread that closes the store meanwhile releases it.
+            # Only now: if another thread closes the store before this line, it releases the lease.
             self._held.forget(self.key, self.epoch)
         except BaseException:
             self._held.give_up(self.epoch)

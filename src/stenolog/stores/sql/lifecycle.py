@@ -1,4 +1,4 @@
-"""Fork, delete, restore and purge sessions."""
+"""Lifecycle of sessions: fork, delete, restore and purge."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -27,14 +27,14 @@ from stenolog.stores.sql.sessions import create, find, find_life, session_state,
 
 
 def copied_mark(uid: str) -> str:
-    """Return the name of the mark that holds the version in which a copy left a session."""
+    """Return the name of the marker that stores the version at which a copy was written."""
     return f"copied:{uid}"
 
 
 def fork(
     transaction: Transaction, namespace: str, key: str, new_key: str, *, at: int | None
 ) -> None:
-    """Create a session from the visible messages of another. Raises as Store.fork."""
+    """Create a session from the visible messages of another. Raises the errors of Store.fork."""
     source = known(transaction, namespace, key, lock=True)
     _check_free(transaction, namespace, new_key)
     made = states.decide_fork(
@@ -60,7 +60,7 @@ def fork(
 
 
 def known(transaction: Transaction, namespace: str, key: str, *, lock: bool = False) -> Session:
-    """Return the session that exists under this key. Raises NoSuchSession."""
+    """Return the session with this key. Raises NoSuchSession."""
     session = find(transaction, namespace, key, lock=lock)
     if session is None:
         raise NoSuchSession(key)
@@ -72,7 +72,7 @@ def _check_free(transaction: Transaction, namespace: str, key: str) -> None:
         raise SessionExists(key)
 
 
-# --- the trash -------------------------------------------------------------------------------
+# --- trash -----------------------------------------------------------------------------------
 
 
 def delete(transaction: Transaction, namespace: str, key: str) -> Trashed:
@@ -88,7 +88,7 @@ def delete(transaction: Transaction, namespace: str, key: str) -> Trashed:
 def restore(
     transaction: Transaction, namespace: str, key: str, *, uid: str | None, as_key: str
 ) -> None:
-    """Make a deleted session exist again. Raises NoSuchSession, SessionExists."""
+    """Restore a deleted session. Raises NoSuchSession, SessionExists."""
     transaction.check_format()
     for session, found in transaction.run("find_deleted", namespace, transaction.key(key)):
         if uid in (None, shown(found)):
@@ -104,7 +104,7 @@ def restore(
 def list_trash(
     transaction: Transaction, namespace: str, damage: Damage | None = None
 ) -> list[Trashed]:
-    """Return the deleted sessions, the last deleted first; report damaged rows, leave them out."""
+    """Return the deleted sessions, the last deleted first. Report and skip damaged rows."""
     trashed = []
     for raw_key, raw_uid, deleted, last_seq, body, number in transaction.run(
         "list_deleted", namespace
@@ -124,17 +124,17 @@ def list_trash(
 
 
 class Removed(Struct, frozen=True):
-    """What a purge removed."""
+    """Result of a purge."""
 
     messages: int
     first: int
     last: int
     not_reached: tuple[str, ...]
-    """Other places that may still tell of it."""
+    """Sentences about other places that may still contain purged messages."""
 
 
 def purge_all(transaction: Transaction, namespace: str, key: str) -> Removed | None:
-    """Remove the session and all deleted ones of its key, and the lease; None if there is none."""
+    """Remove all sessions of a key and its lease; return None if there are none."""
     lives = transaction.run("lives", namespace, transaction.key(key))
     if not lives:
         return None
@@ -143,7 +143,7 @@ def purge_all(transaction: Transaction, namespace: str, key: str) -> Removed | N
 
 
 def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[str, ...]:
-    """Name the files that the session was imported from, as far as that can be read."""
+    """Return sentences about the files that the session was imported from, if readable."""
     try:
         session = find(transaction, namespace, key)
     except NewerFormat:
@@ -156,8 +156,8 @@ def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[
 def purge_trash(
     transaction: Transaction, namespace: str, key: str, meant: Collection[Deleted]
 ) -> Removed | None:
-    """Remove these deleted sessions of the key; None if not all of them are in the trash."""
-    # Locked first, so that they stay in the trash until the end of the transaction.
+    """Remove these deleted sessions of the key; return None if not all are in the trash."""
+    # Lock them first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key(key))
     listed = list_trash(transaction, namespace)
     known = {(one.uid, one.deleted) for one in listed if one.key == key}
@@ -198,7 +198,7 @@ def _remove(
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
 ) -> Removed | None:
-    """Remove the messages below this seq, and what leads to them; None if there is no session."""
+    """Remove the messages below a seq and the undo steps to them; return None if no session."""
     session = find(transaction, namespace, key, lock=True)
     if session is None:
         return None
@@ -219,7 +219,7 @@ def purge_before(
         with transaction.erasing():
             transaction.run("remove_messages", session.id, upto)
             transaction.run("remove_tokens", session.id, upto)
-            # Older summaries may tell of removed messages: keep only what undo still needs.
+            # Older summaries may describe removed messages: keep only the data that undo needs.
             transaction.run("remove_changes", session.id)
             for change in states.recorded(state, [entries[entry.number] for entry in state.undo]):
                 add_change(transaction, session, change)
@@ -233,7 +233,7 @@ def purge_before(
 
 
 def _extent(transaction: Transaction, session: int, upto: int) -> tuple[int, int, int]:
-    """Return the number of messages up to this seq, the first seq and the last."""
+    """Return the number of messages up to a seq, the first seq and the last seq."""
     [(messages, first, last, _)] = transaction.run("extent", session, 1, upto)
     return messages, first, last
 

@@ -1,4 +1,4 @@
-"""Read messages: the visible ones or all of them, without damaged ones."""
+"""Reading messages: the visible ones, or all. Damaged messages are skipped."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _FURTHER = 4
 
 
 class MissingRows(Exception):
-    """The state counts messages that have no row: they were purged meanwhile, or are damaged."""
+    """The state counts messages without a row: they were purged at that moment, or are damaged."""
 
 
 def visible(
@@ -24,9 +24,9 @@ def visible(
     last: int | None,
     after: int | None,
 ) -> list[Message]:
-    """Return the visible messages after the seq `after`, or the last ones of them.
+    """Return the visible messages after the seq `after`, or only the last ones.
 
-    Damaged messages are left out and noted in `damage`; if that is None, raises MissingRows.
+    Damaged messages are skipped and recorded in `damage`; if that is None, raises MissingRows.
     """
     seqs = states.visible(session.state, session.last_seq)
     if after is not None and after > session.state.floor:
@@ -42,7 +42,7 @@ def everything(
     last: int | None,
     after: int,
 ) -> list[Message]:
-    """Return all messages after the seq `after`, or the last ones of them, hidden ones marked."""
+    """Return all messages after the seq `after`, or only the last ones, with `hidden` set."""
     seqs = spans.clipped(states.present(session.state, session.last_seq), after + 1, NO_END)
     return _read(transaction, session, damage, seqs, last=last, state=session.state)
 
@@ -71,5 +71,5 @@ def _read(
             return found
         if len(found) >= last or wanted == seqs:
             return found[-last:]
-        # Read earlier messages in the place of those that are left out.
+        # Read earlier messages instead of the skipped ones.
         reach *= _FURTHER

@@ -18,7 +18,7 @@ from stenolog.stores.base import conversation_times
 from stenolog.stores.damage import Damage
 
 NO_END: Final = (1 << 63) - 1
-"""Past every seq."""
+"""Greater than every seq."""
 
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T", State, Change)
@@ -28,22 +28,22 @@ _reported = Damage()
 
 
 class Session(Struct):
-    """One life of a session as a transaction finds it."""
+    """One life of a session, as read in a transaction."""
 
     id: int
-    """0: it is not there yet."""
+    """Row id; 0 if the session does not exist yet."""
     updated: str
     last_seq: int
     bytes: int
-    """How much the messages take that are not archived."""
+    """Size of the messages that are not archived."""
     state: State
 
 
-_second = (0, "")  # the second that was spelled out last: most appends fall into the same one
+_second = (0, "")  # cache of the last formatted second: most appends fall into the same one
 
 
 def now() -> str:
-    """The present moment, as it is written."""
+    """Return the current time in its stored form."""
     global _second
     seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
     known, text = _second
@@ -57,18 +57,18 @@ def now() -> str:
 
 
 def encode(value: State | Change) -> bytes:
-    """A state or a change as JSON. What stands in columns of its own is not said twice."""
+    """Encode a state or a change as JSON, without the values that have their own columns."""
     if isinstance(value, State):
         value = msgspec.structs.replace(value, key="", uid="", created="", forked_from=None)
     try:
         return _encode(value)
     except (UnicodeEncodeError, TypeError):
-        # Lone surrogates, and subclasses of text.
+        # Lone surrogates, and subclasses of str.
         return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
 
 
 def decode_state(body: bytes, key: str) -> State:
-    """The state of this session, but for what stands in columns. Raises DamagedStore."""
+    """Decode the state of a session, without the values in columns. Raises DamagedStore."""
     state = _decode(body, State, key)
     state.key = key
     return state
@@ -77,9 +77,9 @@ def decode_state(body: bytes, key: str) -> State:
 def read_state(
     body: bytes | None, key: str, *, uid: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> State:
-    """Return the state of a session; if it is damaged, the state that its changes lead to.
+    """Return the state of a session; if it is damaged, rebuild it from its changes.
 
-    `changes` gives the number and the body of each recorded change, by number.
+    `changes` returns number and body of each recorded change, by number.
     """
     found = _intact_state(body, key)
     if found is not None:
@@ -90,7 +90,7 @@ def read_state(
 
 
 def rebuilt_state(key: str, changes: Iterable[tuple[int, bytes]]) -> State:
-    """Return the state that the recorded changes lead to; damaged ones are skipped."""
+    """Return the state that results from the recorded changes; damaged ones are skipped."""
     state = states.blank(key, "", 1, "")
     readable, newest = [], 0
     for number, body in changes:
@@ -109,19 +109,19 @@ def _intact_state(body: bytes | None, key: str) -> State | None:
 
 
 class StateCheck(Struct, frozen=True):
-    """What is wrong with the state of a session and the changes that undo needs."""
+    """Result of examining a state and the changes that undo needs."""
 
     state: State
     """The stored state, or the rebuilt one."""
     rebuilt: bool
     damaged_steps: list[int]
-    """Numbers of the changes that undo needs and that cannot be read."""
+    """Numbers of unreadable changes that undo needs."""
 
 
 def check_state(
     body: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> StateCheck:
-    """Examine the state of a session; `changes` as in `read_state`."""
+    """Examine the state of a session; `changes` is the same as in `read_state`."""
     found = _intact_state(body, key)
     recorded: dict[int, bytes] = {}
     if found is None or any(entry.elsewhere for entry in found.undo):
@@ -143,8 +143,8 @@ def repaired_state(
 ) -> tuple[State, Change]:
     """Return the state without damaged undo steps, and a change that records the repair.
 
-    The change keeps the damaged bytes, so that the repair destroys nothing. A rebuilt state does
-    not know which messages were purged: those without a row count as purged.
+    The change contains the damaged bytes, so that the repair destroys nothing. A rebuilt state does
+    not know which messages were purged: messages without a row count as purged.
     """
     state = states.copy(check.state)
     if check.rebuilt:
@@ -167,9 +167,9 @@ def repaired_state(
 
 
 def readable_undo(state: State, look_up: Callable[[Undo], Undo]) -> list[Undo]:
-    """Return the undo steps with all they need, but none up to a damaged one.
+    """Return the complete undo steps after the last damaged one.
 
-    Steps are undone newest first, so nothing before a damaged step can be undone.
+    Steps are undone newest first, so no step before a damaged one can be undone.
     """
     steps: list[Undo] = []
     for entry in state.undo:
@@ -188,7 +188,7 @@ def damaged_change(key: str, number: int) -> DamagedStore:
 
 
 def entry_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
-    """Return an undo step with all it needs, from its change. Raises DamagedStore."""
+    """Complete an undo step from its change. Raises DamagedStore."""
     for body in bodies:
         with suppress(DamagedStore):
             return states.entry_of(decode_change(body, key))
@@ -196,7 +196,7 @@ def entry_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
 
 
 def decode_change(body: bytes, key: str) -> Change:
-    """A change of this session. Raises DamagedStore."""
+    """Decode a change of this session. Raises DamagedStore."""
     return _decode(body, Change, key)
 
 
@@ -208,33 +208,34 @@ def _decode(body: bytes, kind: type[T], key: str) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
-        # A lone surrogate is written as an escape, which only the slower decoder takes.
+        # A lone surrogate is stored as an escape, which only the slower decoder accepts.
         return msgspec.convert(json.loads(body), kind)
     except (ValueError, msgspec.ValidationError) as error:
         raise damaged(key, error) from error
 
 
 def damaged(key: str, error: Exception) -> DamagedStore:
-    """What is said of a session that cannot be read."""
+    """Return the error for a session that cannot be read."""
     return DamagedStore(
         f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
     )
 
 
 def count(state: State, last_seq: int) -> int:
-    """How many messages there are."""
+    """Return the number of messages, visible or hidden."""
     return spans.size(states.present(state, last_seq))
 
 
 # --- times and keys ---------------------------------------------------------------------------
 
 read_time = datetime.fromisoformat
-"""`read_time(at).tzinfo`, without a call of ours for each message that is read: None or ValueError
-where a time is damaged."""
+"""`read_time(at).tzinfo` checks a time without another Python call per message: it is None, or
+raises ValueError, if the time is damaged.
+"""
 
 
 def moment(text: str | bytes) -> datetime:
-    """The time that was written like this. Raises ValueError, UnicodeDecodeError among them."""
+    """Parse a stored time. Raises ValueError, which includes UnicodeDecodeError."""
     found = read_time(text if isinstance(text, str) else text.decode())
     if found.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
@@ -242,10 +243,9 @@ def moment(text: str | bytes) -> datetime:
 
 
 def deletion_time(earlier: Iterable[str | bytes]) -> str:
-    """Return the time for a deletion: now, or later than all deletions of the key before.
+    """Return the time for a deletion: now, or later than all earlier deletions of the key.
 
-    So the last deleted session of a key is the one with the latest time, even if the clock was set
-    back in between.
+    The last deleted session of a key thus has the latest time, even if the clock was set back.
     """
     at = now()
     with suppress(ValueError, OverflowError):
@@ -262,20 +262,20 @@ def _readable(times: Iterable[str | bytes]) -> Iterator[datetime]:
 
 
 def past(prefix: str) -> str | None:
-    """The least text above all that begin like this; None where nothing is."""
+    """Return the smallest text above all texts with this prefix; None if there is none."""
     while prefix:
         code = ord(prefix[-1])
         if code < 0x10FFFF:
-            # The codes of surrogates are no characters.
+            # Surrogates are not characters: skip them.
             return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
         prefix = prefix[:-1]
     return None
 
 
 def info(session: Session, met: list[Span]) -> SessionInfo:
-    """What is known of the session, of which these seqs were met damaged. Raises DamagedStore."""
+    """Return the info of a session with these damaged seqs. Raises DamagedStore."""
     end = session.last_seq
-    # What a copy says was lost elsewhere, and what was met here.
+    # Seqs that were lost before a copy, and seqs that are damaged here.
     lost = spans.union(session.state.lost, met)
     state = session.state if not met else msgspec.structs.replace(session.state, lost=lost)
     try:

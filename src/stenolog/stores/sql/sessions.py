@@ -1,4 +1,4 @@
-"""Sessions as rows: find, create, list. stores/rows.py describes the values of a row."""
+"""Session rows: find, create, list. sql/rows.py defines the values of a row."""
 
 import operator
 
@@ -14,7 +14,7 @@ def text(value: str | bytes) -> str:
 
 
 def shown(value: str | bytes | None) -> str:
-    """Return a text column as str, with escapes in the place of bytes that are not UTF-8."""
+    """Return a text column as str, with escapes for bytes that are not UTF-8."""
     if value is None:
         return ""
     return value if isinstance(value, str) else value.decode(errors="backslashreplace")
@@ -28,9 +28,9 @@ def raw(value: str | bytes) -> bytes:
 def find(
     transaction: Transaction, namespace: str, key: str, *, lock: bool = False
 ) -> Session | None:
-    """Return the session that exists under this key. Raises NewerFormat, DamagedStore.
+    """Return the session with this key. Raises NewerFormat, DamagedStore.
 
-    `lock`: no other writer changes it before the transaction ends.
+    `lock`: prevent other writers from changing it until the transaction ends.
     """
     name = "lock_session" if lock else "find_session"
     try:
@@ -47,7 +47,7 @@ def find(
 
 
 def find_life(transaction: Transaction, namespace: str, key: str) -> tuple[str, int] | None:
-    """Return uid and last seq of the session under this key, without its state.
+    """Return uid and last seq of the session with this key, without its state.
 
     Raises NewerFormat.
     """
@@ -83,7 +83,7 @@ def create(transaction: Transaction, namespace: str, state: State, last_seq: int
 def session_state(
     transaction: Transaction, session: int, key: str, *, uid: str, body: str | bytes | None
 ) -> State:
-    """Return the state of a session; if its own row is damaged, rebuild it from the changes."""
+    """Return the state of a session; if it is damaged, rebuild it from the changes."""
     return read_state(
         None if body is None else raw(body),
         key,
@@ -106,7 +106,7 @@ def keys(
     limit: int | None,
     after: str | None,
 ) -> list[str]:
-    """Return a page of keys in the order of their bytes."""
+    """Return a page of keys in byte order."""
     end = past(prefix)
     found = transaction.run(
         "list_keys",
@@ -126,7 +126,7 @@ def keys(
 
 
 def stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
-    """Return for each session a stamp that differs after every change."""
+    """Return a stamp for each session. It differs after every change."""
     found: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:

@@ -1,4 +1,7 @@
-"""Read and write complete sessions, for copies between stores: rows ↔ stores/snapshots.py."""
+"""Snapshots in a database: reading and writing complete sessions for copies between stores.
+
+See stores/snapshots.py for the protocols.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -51,7 +54,7 @@ def read(
 ) -> Reading:
     """Read one session; valid until the transaction ends. Raises NoSuchSession.
 
-    `lock`: no other writer changes it meanwhile.
+    `lock`: prevent other writers from changing it until then.
     """
     session = _find(transaction, namespace, mark, lock=lock)
     if session is None or session.namespace != namespace:
@@ -84,7 +87,7 @@ def read(
 def _find(
     transaction: Transaction, namespace: str, mark: LifeMark, *, lock: bool = False
 ) -> _Found | None:
-    """Return the session with this uid, perhaps of another namespace. Raises DamagedStore."""
+    """Return the session with this uid, possibly of another namespace. Raises DamagedStore."""
     try:
         for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
             number, raw_key, created, updated, last_seq, size, fork_of, body, tables, *rest = row
@@ -114,7 +117,7 @@ def _messages(
 
 
 class Writer:
-    """Writes sessions in one transaction."""
+    """Writer of sessions in one transaction."""
 
     def __init__(self, transaction: Transaction, namespace: str) -> None:
         self._transaction = transaction
@@ -152,7 +155,7 @@ class Writer:
         run("put_mark", number, copied_mark(life.uid))
 
     def _check(self, life: Life, old: _Found | None, instead_of: str) -> None:
-        """Raise SessionExists, StoreBusy."""
+        """Raise SessionExists or StoreBusy if the session cannot be written."""
         if old is None and instead_of:
             raise StoreBusy(f"{life.key!r}: it is gone; try again")
         if old is not None and (not instead_of or old.namespace != self._namespace):

@@ -1,4 +1,4 @@
-"""SQLStore: every call of a store, over the dialect of a database."""
+"""SQLStore: all calls of a store, independent of the database."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from stenolog.stores.sql.sessions import text
 
 
 class SQLStore:
-    """Sessions in the tables of a database; stores/base.py says what each call means."""
+    """Sessions in the tables of a database. stores/base.py documents each call."""
 
     def __init__(self, namespace: str, dialect: Dialect) -> None:
         self._namespace = namespace
@@ -47,17 +47,17 @@ class SQLStore:
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing may be written."""
+        """Whether the store was opened read-only."""
         return self._dialect.read_only
 
     @property
     def namespace(self) -> str:
-        """Which of the sessions in the database belong to this store."""
+        """Namespace of this store's sessions in the database."""
         return self._namespace
 
     @property
     def busy_timeout(self) -> float:
-        """How long a call waits for other writers, in seconds."""
+        """Maximum time that a call waits for other writers, in seconds."""
         return self._dialect.busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
@@ -114,14 +114,14 @@ class SQLStore:
             self._dialect.append_group(self._namespace, key, group, results, self._lease)
         return results
 
-    # --- changing what is visible ------------------------------------------------------------
+    # --- visibility, summary, meta -----------------------------------------------------------
 
     def set_summary(self, key: str, text: str) -> None:
         """Replace the summary and nothing else."""
         self._change(key, operations.set_summary(text))
 
     def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last visible messages."""
+        """Hide all visible messages except the last ones."""
         self._change(key, operations.truncate(keep_last))
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
@@ -129,7 +129,7 @@ class SQLStore:
         self._change(key, operations.clear(upto))
 
     def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages with these seqs."""
+        """Hide the messages from seq `first` to seq `last`."""
         self._change(key, operations.hide(first, last))
 
     def checkpoint(
@@ -140,7 +140,7 @@ class SQLStore:
         self._change(key, decide)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
-        """Set fields of the session's own data; None removes one."""
+        """Set fields of the session's meta; None removes a field."""
         self._change(key, operations.set_meta(fields))
 
     def pop(self, key: str) -> Message | None:
@@ -158,11 +158,11 @@ class SQLStore:
         self._change(key, operations.set_history(messages, expect_last=expect_last))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Take back the newest operation that can be undone."""
+        """Undo the newest operation that can be undone."""
         return self._change(key, operations.undo(answered))
 
     def _change(self, key: str, decide: Decide[T]) -> T:
-        """Decide on a change and store it, in one transaction, which may start over."""
+        """Decide on a change and store it in one transaction, which may be retried."""
         check_key(key)
         damage = self._dialect.damage
         decision = self._write(
@@ -173,10 +173,10 @@ class SQLStore:
         return decision.result
 
     def compact(self, key: str) -> Compacted:
-        """Mark the messages below the floor as archived.
+        """Mark the messages up to the floor as archived.
 
-        Nothing is moved: a reader of the rows above the floor does not meet those below it. It
-        changes what `info` returns: `archived`, `generation` and `bytes`.
+        Nothing is moved: a query for the rows above the floor does not read those below it. Only
+        `archived`, `generation` and `bytes` of `info` change.
         """
         check_key(key)
 
@@ -204,7 +204,7 @@ class SQLStore:
         self._dialect.notify(self._namespace, new_key)
 
     def delete(self, key: str) -> Trashed:
-        """Put the session into the trash."""
+        """Move the session into the trash."""
         check_key(key)
         trashed = self._write(
             lambda transaction: lifecycle.delete(transaction, self._namespace, key)
@@ -213,7 +213,7 @@ class SQLStore:
         return trashed
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the one of this uid."""
+        """Restore the last deleted session of this key, or the one with this uid."""
         check_key(key)
         target = key if as_key is None else as_key
         check_key(target)
@@ -235,8 +235,8 @@ class SQLStore:
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete permanently, and erase the bytes.
 
-        SQLite rewrites the file for that, which takes as long as it is large; another writer that
-        waits longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
+        SQLite rewrites the whole file, so the time depends on its size; another writer that waits
+        longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
         """
         check_key(key)
         check_whole(before=before)
@@ -255,7 +255,7 @@ class SQLStore:
         return self._purged(removed or Removed(0, 0, 0, ()))
 
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
-        """Permanently delete these sessions of a key, all of them in the trash."""
+        """Purge exactly these deleted sessions of a key."""
         check_key(key)
         removed = self._write(
             lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, lives)
@@ -266,12 +266,12 @@ class SQLStore:
         return self._purged(removed)
 
     def unfinished_purges(self) -> list[Trashed]:
-        """Return what interrupted purges left, in all namespaces; their keys are not known."""
+        """Return the interrupted purges of all namespaces; their keys are unknown."""
         begun = self._dialect.look(lambda transaction: transaction.unfinished_purges())
         return [Trashed(key="", uid="", deleted=moment(at), count=0) for at in begun]
 
     def finish_purge(self, uid: str) -> Purged:
-        """Finish the interrupted purges of this database; none of them has a uid any more."""
+        """Finish the interrupted purges of this database; their uids are unknown."""
         if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "no purge of it was interrupted")
         return self._purged(Removed(0, 0, 0, ()))
@@ -288,7 +288,7 @@ class SQLStore:
     # --- leases ------------------------------------------------------------------------------
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLLease[Self]:
-        """Take the lease of this session: one holder at a time, in all processes."""
+        """Acquire the lease of this session: one holder at a time, across all processes."""
         check_key(key)
         states.check_lease(ttl, wait)
         self._dialect.check_writable()
@@ -297,7 +297,7 @@ class SQLStore:
         return SQLLease(self, self._dialect, self._held, key, epoch, ttl)
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys whose lease is held now, by any process."""
+        """Return those of the keys that are leased now, by any process."""
         return self._dialect.look(
             lambda transaction: {
                 text(key)
@@ -307,7 +307,7 @@ class SQLStore:
         ).intersection(keys)
 
     def behind(self, held: SQLLease[Any]) -> Self:
-        """Return the same store, which refuses writes once this lease is lost."""
+        """Return a view of this store that rejects writes once this lease is lost."""
         fenced = copy.copy(self)
         fenced._lease = held
         return fenced
@@ -348,7 +348,7 @@ class SQLStore:
         return session.state.summary if session is not None else ""
 
     def info(self, key: str) -> SessionInfo:
-        """Return what is known of the session."""
+        """Return the info of the session. Raises NoSuchSession."""
         check_key(key)
         session = self._dialect.look(
             lambda transaction: lifecycle.known(transaction, self._namespace, key)
@@ -386,7 +386,7 @@ class SQLStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Return keys in the order of their bytes."""
+        """Return keys in byte order."""
         check_whole(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
@@ -403,20 +403,20 @@ class SQLStore:
         )
 
     def stamps(self) -> dict[str, str]:
-        """Return for each session a stamp that differs after every change."""
+        """Return a stamp for each session. It differs after every change."""
         return self._dialect.look(
             lambda transaction: sessions.stamps(transaction, self._namespace, self._dialect.damage)
         )
 
     def mark(self, name: str) -> str:
-        """Return the mark of this name; empty if it was never changed."""
+        """Return the change marker of this name; empty if it was never changed."""
         found = self._dialect.look(
             lambda transaction: transaction.run("find_mark", self._namespace, name)
         )
         return "".join(str(number) for (number,) in found)
 
     def change_mark(self, name: str) -> None:
-        """Change the mark of this name."""
+        """Give the change marker of this name a new value."""
         self._write(lambda transaction: transaction.run("change_mark", self._namespace, name))
 
     def follow(
@@ -427,7 +427,7 @@ class SQLStore:
         uid: str | None = None,
         timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Yield each message with a seq greater than `after` once, as it arrives."""
+        """Yield each message after seq `after` once, as it arrives."""
         check_key(key)
         check_required(after=after)
         self._dialect.check_open()
@@ -486,7 +486,7 @@ class SQLStore:
 
     @contextmanager
     def writing_lives(self) -> Iterator[LifeWriter]:
-        """Write several sessions in one transaction."""
+        """Return a writer for several sessions in one transaction."""
         with self._dialect.write() as transaction:
             writer = snapshots.Writer(transaction, self._namespace)
             if self._lease is None:
@@ -495,14 +495,14 @@ class SQLStore:
             with self._lease.checked(transaction):
                 yield writer
 
-    # --- health and end ----------------------------------------------------------------------
+    # --- health and close --------------------------------------------------------------------
 
     def health(self) -> Health:
-        """Return whether writes can be expected to work."""
+        """Return whether writes are expected to work."""
         return self._dialect.health()
 
     def close(self) -> None:
-        """Release every lease and let go of the database; a second call does nothing."""
+        """Release every lease and the database; a second call does nothing."""
         release_all(self._dialect, self._held)
         self._dialect.close()
 
@@ -513,7 +513,7 @@ class SQLStore:
         self.close()
 
     def _write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a transaction, behind the lease if there is one."""
+        """Run `work` in a transaction, fenced by the lease if there is one."""
         lease = self._lease
         if lease is None:
             return self._dialect.change(work)

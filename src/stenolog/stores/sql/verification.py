@@ -1,4 +1,4 @@
-"""Find damage in the sessions of a database, and repair it, for `steno doctor`."""
+"""Finding and repairing damage in the sessions of a database, for `steno doctor`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -24,11 +24,11 @@ from stenolog.stores.sql.sessions import raw, recorded_changes, shown, text
 
 _TEXTS: Final = ("key", "uid", "namespace", "fork_of")
 _TIMES: Final = ("created", "updated", "deleted")
-"""The text columns of a session in the order of the statement, those that hold times last."""
+"""Text columns of a session in the order of the statement; those with times are last."""
 
 
 def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
-    """Return the number of sessions and what is damaged in them; `advice`: for lost data."""
+    """Return the number of sessions and the findings. `advice`: advice for lost data."""
     found: list[Finding] = []
     sessions = transaction.run("every_session")
     for number, last_seq, body, *columns in sessions:
@@ -96,7 +96,7 @@ def _examine_session(
 def repair_sessions(
     change: Callable[[Callable[[Transaction], str]], str], findings: Iterable[Finding]
 ) -> list[RepairResult]:
-    """Store rebuilt states and remove damaged undo steps, each in a transaction by `change`."""
+    """Store rebuilt states and remove damaged undo steps; `change` runs each transaction."""
     results = []
     for finding in findings:
         if finding.repairable:

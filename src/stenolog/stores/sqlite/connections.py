@@ -1,4 +1,4 @@
-"""The one connection that writes, and what all connections have in common."""
+"""The write connection of a database, and settings shared by all connections."""
 
 import time
 from contextlib import suppress
@@ -19,7 +19,7 @@ from stenolog.stores.sqlite.place import Place, check_version, create, read_head
 from stenolog.stores.sqlite.transactions import Transaction
 
 LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
-"""What `synchronous` may be: NORMAL may lose the last commits in a power cut, and nothing else."""
+"""Values of `synchronous`. NORMAL may lose the last commits in a power cut, but nothing else."""
 
 _CHECKPOINT_PAGES: Final = 1_000
 _TOO_MANY_PAGES: Final = 16_000
@@ -28,18 +28,18 @@ _SLEEP: Final = 0.002
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """How a database is opened."""
+    """Options with which a database is opened."""
 
     read_only: bool = False
     busy_timeout: float = 5.0
     synchronous: str = "full"
     cache_kb: int = 2048
     sqlite_version: str = apsw.sqlite_lib_version()
-    """Of the library that is linked: which of its bugs are known."""
+    """Version of the linked library, to look up its known bugs."""
 
 
 class Writer:
-    """The one connection that writes; only who has the turn touches it."""
+    """The write connection. Only the thread whose turn it is uses it."""
 
     def __init__(self, place: Place, settings: Settings) -> None:
         self._place = place
@@ -48,23 +48,23 @@ class Writer:
         self._lock = FileLock(self._file)
         self._connection: apsw.Connection | None = None
         self.inside = False
-        """Whether somebody entered and has not left yet."""
+        """Whether a thread has entered and not left yet."""
         self.waits = 0
-        """How often SQLite itself had to wait; at the gate nobody else writes."""
+        """Number of times that SQLite itself had to wait, although the gate admits one writer."""
         self._deadline = 0.0
         self.tried = False
-        """Whether the transaction that was begun last was to be committed."""
+        """Whether a commit of the last transaction was attempted."""
         self._data_version = -1
         self._pages = 0
         self._next_checkpoint = _CHECKPOINT_PAGES
 
     def prepare(self, deadline: float) -> None:
-        """Make the database where there is none, and bring an older one up to date."""
+        """Create the database if there is none, or migrate an older one."""
         try:
             self._lock.lock(deadline)
             if not read_header(self._file):
                 set_log_aside(self._file)  # guard: sqlite-foreign-log-set-aside
-                # What another database left: its catalogs quote its messages.
+                # Catalogs of a removed database quote its messages.
                 delete_catalogs(self._file, seconds=max(0.0, deadline - time.monotonic()))
                 create(self._file, schema.fresh_image())
             connection = self.enter(deadline)
@@ -78,7 +78,7 @@ class Writer:
             self.leave()
 
     def enter(self, deadline: float) -> apsw.Connection:
-        """The connection, with the gate held. Raises StoreBusy, apsw.Error, OSError."""
+        """Acquire the gate and return the connection. Raises StoreBusy, apsw.Error, OSError."""
         self._deadline = deadline
         self.inside = True
         self._lock.lock(deadline)
@@ -86,7 +86,7 @@ class Writer:
         return self._connection or self._connect()
 
     def grant(self, deadline: float) -> None:
-        """Let who is inside wait for readers until then."""
+        """Set the time until which the current thread may wait for readers."""
         self._deadline = deadline
 
     def begin(self, deadline: float) -> Transaction:
@@ -94,13 +94,13 @@ class Writer:
         self.tried = False
         connection = self.enter(deadline)
         connection.execute("BEGIN IMMEDIATE")
-        # Whoever else wrote since may have brought the schema up to date.
+        # Another process may have migrated the schema since.
         if connection.data_version() != self._data_version:  # guard: sqlite-newer-schema-refused
             checked_version(connection, self._file)
         return Transaction(connection)
 
     def commit(self) -> None:
-        """Have it on the disk. Raises apsw.Error."""
+        """Commit the transaction durably. Raises apsw.Error."""
         connection = self._connection
         assert connection is not None, "a transaction is open"
         self.tried = True
@@ -111,12 +111,12 @@ class Writer:
 
     @property
     def committed(self) -> bool:
-        """Whether it is on the disk, where no error said otherwise."""
+        """Whether the transaction is durable, if no error was raised."""
         connection = self._connection
         return self.tried and connection is not None and not connection.in_transaction
 
     def failure(self, error: Exception) -> StenologError:
-        """What an error in a transaction comes to; ours are themselves."""
+        """Return the error for a failed transaction; a StenologError is returned unchanged."""
         doing = f"writing {self._file}"
         connection = self._connection
         if self.tried and connection is not None and not isinstance(error, StenologError):
@@ -129,7 +129,7 @@ class Writer:
         return failure
 
     def leave(self) -> None:
-        """Undo what is not committed, and let the next one in. Harmless when done again."""
+        """Roll back an open transaction and release the gate. It can be repeated."""
         try:
             connection = self._connection
             if connection is not None and connection.in_transaction:
@@ -141,11 +141,11 @@ class Writer:
             self.inside = False
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
-        """Take the log over into the database; a failure costs nothing but room."""
+        """Checkpoint the log into the database; a failure only costs disk space."""
         pages = self._pages
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
         if pages >= _TOO_MANY_PAGES:
-            # Readers that overlap without end keep the log from being begun anew: wait for them.
+            # Readers that always overlap prevent a restart of the log: wait for them.
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # guard: sqlite-log-bounded
         self._deadline = time.monotonic() + _CHECKPOINT_PATIENCE
         try:
@@ -165,8 +165,9 @@ class Writer:
             schema.run(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
             schema.run(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
             checked_version(connection, self._file)
-            # A writer that was killed may have left in the log what it had not synced. Who opens
-            # it first counts that as committed: so it is synced, before anybody is told of it.
+            # A writer that was killed may have left transactions in the log that it had not synced.
+            # The first connection that opens the log counts them as committed, so sync them before
+            # they are reported.
             # guard: sqlite-checkpoint-leftover-log
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except BaseException:
@@ -178,7 +179,7 @@ class Writer:
         return connection
 
     def _wait(self, _times: int) -> bool:
-        """Met only where another program writes, or holds on to the log."""
+        """Wait for a lock: only needed if another program writes or uses the log."""
         self.waits += 1
         if time.monotonic() >= self._deadline:
             return False
@@ -192,41 +193,41 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _discard(self) -> None:
-        """Close the connection; the next turn opens another."""
+        """Close the connection; the next turn opens another one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             close_quietly(connection)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the connection and the gate."""
         self._discard()
         self._lock.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's, without touching it."""
+        """In a forked child: keep the parent's connection open, without using it."""
         if self._connection is not None:
             keep_for_ever(self._connection)
         self._lock.close()
 
 
 def connected(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
-    """A connection that has looked at the file. Raises apsw.Error."""
+    """Open a connection and make it read the file. Raises apsw.Error."""
     connection = apsw.Connection(str(file), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
-    # Before the first look at it: another process may just be putting the log in order.
+    # Before the first read: another process may be recovering the log.
     connection.set_busy_timeout(int(settings.busy_timeout * 1000))
     schema.run(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
     return connection
 
 
 def close_quietly(connection: apsw.Connection) -> None:
-    """Close it; what is wrong with it is of no consequence any more."""
+    """Close a connection and ignore errors, which no longer matter."""
     with suppress(apsw.Error):
         connection.close()
 
 
 def checked_version(connection: apsw.Connection, file: Path) -> int:
     """Return the number of the schema. Raises NewerFormat."""
-    # Not by `connection.pragma`, which takes twice as long: every read comes here.
+    # `connection.pragma` takes twice as long, and every read comes here.
     [(version,)] = connection.execute("PRAGMA user_version")
     check_version(version, file, schema.newest())
     return int(version)

@@ -1,8 +1,8 @@
-"""One database file: who may write, who may read, and what becomes of a transaction.
+"""One database file: turns of writers, read connections, and the outcome of transactions.
 
-One connection writes (connections.py), a few read (readers.py); none is carried over a fork.
-Writers queue at the gate (gate.py), so that SQLite's own waiting is met only where another program
-writes. Readers see what was committed when they began, and wait for nobody.
+One connection writes (connections.py) and a few read (readers.py); none survives a fork. Writers
+queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers see the
+data that was committed when they started, and never wait for writers.
 """
 
 import os
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class Database:
-    """A database file, held open. Raises as `Store`: no error of the driver comes out of it."""
+    """An open database file. It raises the errors of `Store`; driver errors never leak."""
 
     def __init__(self, file: str | os.PathLike[str], settings: Settings) -> None:
         self.file = place.resolved(file)
         self._place = place.Place(self.file)
         self.settings = settings
         self.damage = Damage()
-        """What was met that is not as it was stored."""
+        """Damage that this process has found."""
         self.closed = False
         self._begin()
         try:
@@ -63,16 +63,16 @@ class Database:
         _databases.add(self)
 
     def _begin(self) -> None:
-        """Locks and connections as a process begins with them, a forked child included."""
+        """Create the locks and connections of this process, also after a fork in the child."""
         self.bells: list[threading.Event] = []
-        """Rung after every commit of this process, and when it is closed."""
+        """Set after every commit of this process, and on close."""
         self._queue = Queue()
         self._writer = Writer(self._place, self.settings)
         self._readers = Readers(self._place, self.settings)
 
     def _open(self) -> None:
         doing = f"opening {self.file}"
-        # First of all, so that beside another program's file nothing is made.
+        # First of all, so that no file is created next to another program's file.
         header = place.read_header(self.file)
         if header:
             place.version_in(header, self.file, schema.newest())
@@ -88,7 +88,7 @@ class Database:
             raise read_failure(error, doing) from error
 
     def problems(self) -> list[str]:
-        """What is to be warned about, though it does not stop anybody."""
+        """Return warnings about problems that do not prevent the use."""
         try:
             return place.problems(self.file) + known_bugs(self.settings.sqlite_version)
         except OSError as error:
@@ -98,9 +98,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A transaction of one's own, which is committed at the end or, by any error, undone.
+        """Open a write transaction; commit it at the end, or roll it back after any error.
 
-        Raises StoreBusy, NotStored, MaybeStored, and what is raised inside.
+        Raises StoreBusy, NotStored, MaybeStored, and the errors raised inside.
         """
         with self._turn() as deadline:
             try:
@@ -113,15 +113,15 @@ class Database:
                 raise failure from error
 
     def rewrite(self) -> None:
-        """Write the file anew and empty its log, so that no bytes of deleted rows stay.
+        """Rewrite the file and empty its log, so that no bytes of deleted rows remain.
 
-        Raises StoreBusy where a reader still needs the log, NotStored where it cannot be done.
+        Raises StoreBusy if a reader still needs the log, NotStored if the rewrite fails.
         """
         with self._turn() as deadline:
             try:
                 connection = self._writer.enter(deadline)
                 connection.execute("VACUUM")  # guard: sqlite-purge-vacuum
-                # That may have taken long, and the patience for readers is not to pay for it.
+                # The rewrite may have taken long; wait for readers with a full timeout.
                 self._writer.grant(self._deadline())
                 # guard: sqlite-purge-log
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -130,12 +130,12 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
-        """Until when it may wait for others."""
+        """Hold a turn; yield the time until which it may wait."""
         self.check_writable()
         deadline = self._deadline()
         try:
             with self._queue.alone(deadline):
-                # Left twice, because Ctrl-C may strike within the first.
+                # Left twice, because Ctrl-C may interrupt the first call.
                 try:
                     try:
                         self.check_open()
@@ -148,9 +148,10 @@ class Database:
             self._after_turn()
 
     def share(self, work: Callable[[Transaction], T]) -> T:
-        """Do this in a transaction that others of this process may share.
+        """Run `work` in a transaction that other threads of this process may share.
 
-        It either raises before it writes anything, or not at all. Raises as `write`.
+        `work` must either raise before it writes anything, or not raise. Raises the errors of
+        `write`.
         """
         if self.closed or self.settings.read_only:
             self.check_writable()
@@ -164,7 +165,7 @@ class Database:
             if taken:
                 if queue.withdraw(mine):  # guard: sqlite-shared-work-done-once
                     return self._perform(work)
-                # Another caller has done this work since the look at the queue.
+                # Another thread has done this work since the check of the queue.
                 taken = False
                 queue.lock.release()
             result: T = self._share(mine)
@@ -174,7 +175,7 @@ class Database:
                 queue.lock.release()
             if queue.waiting or self.bells or self.closed:
                 mine.done = True
-                # Ctrl-C may have left it in the queue. Not by a call, as in Queue.stay.
+                # Ctrl-C may have left it in the queue. Inline, as in Queue.stay.
                 if mine in queue.waiting:
                     try:  # noqa: SIM105
                         queue.waiting.remove(mine)
@@ -183,7 +184,7 @@ class Database:
                 self._after_turn()
 
     def _perform(self, work: Callable[[Transaction], T]) -> T:
-        """Nobody is in the way: the usual case, in its fewest steps."""
+        """Run `work` without other callers: the fast path, with the fewest steps."""
         writer = self._writer
         try:
             try:
@@ -203,7 +204,7 @@ class Database:
         return result
 
     def _share(self, mine: Caller) -> Any:
-        """Others are here: together with them where that can be."""
+        """Wait in the queue, and share a transaction with other callers if possible."""
         mine.deadline = self._deadline()
         self._queue.stay(mine, self._lead, mine.deadline)
         if mine.error is not None:
@@ -211,19 +212,22 @@ class Database:
         return mine.result
 
     def _lead(self, group: list[Caller]) -> None:
-        """Work for all of them. Who is not told in the end, nothing was done for."""
+        """Do the work of all callers. Nothing was stored for callers that are not finished."""
         if not self._lead_together(group):
-            # What is damaged is one session, perhaps: the others are not to suffer for it.
+            # Perhaps only one session is damaged, which must not affect the other callers.
             for caller in group:
                 self._lead_together([caller])
 
     def _lead_together(self, group: list[Caller]) -> bool:
-        """One transaction for all of them; False: nothing was done, and each is to have its own."""
+        """Run one transaction for all callers; return False if each one needs its own.
+
+        In that case nothing was stored.
+        """
         try:
             return self._transact(group)
         finally:
             if self._writer.tried:
-                # Only an interruption leaves anybody untold, and what it left is not known.
+                # Only an interruption leaves callers unfinished, and then the outcome is unknown.
                 _tell(group, MaybeStored("the transaction it went into was interrupted"))
 
     def _transact(self, group: list[Caller]) -> bool:
@@ -234,14 +238,14 @@ class Database:
         try:
             try:
                 self.check_open()
-                # Not anew from here: the first of them has waited in the queue.
+                # Not a full timeout from now: the first caller has already waited in the queue.
                 transaction = writer.begin(min(group[0].deadline, self._deadline()))
                 for caller in group:
                     caller.attempt(transaction)
                 writer.commit()
             except (apsw.Error, OSError, UnicodeDecodeError, StenologError) as error:
                 failure = writer.failure(error)
-            except BaseException as error:  # noqa: BLE001 - raised below, when all are told
+            except BaseException as error:  # noqa: BLE001 - raised below
                 writer.tried, interruption = writer.committed, error
             finally:
                 writer.leave()
@@ -251,7 +255,7 @@ class Database:
         if isinstance(failure, DamagedStore) and len(group) > 1 and not writer.tried:
             return False
         if isinstance(failure, StoreBusy) and not writer.tried:
-            # The others go on waiting, for as long as they may.
+            # The other callers continue to wait until their deadlines.
             present = time.monotonic()
             group = [one for one in group if one is group[0] or one.deadline <= present]
         if interruption is None or writer.tried:
@@ -272,11 +276,11 @@ class Database:
 
     @property
     def waits(self) -> int:
-        """How often SQLite's own waiting was met: another program wrote, or held on to the log."""
+        """Number of times that SQLite itself had to wait: another program wrote or used the log."""
         return self._writer.waits
 
     def room(self) -> tuple[int | None, list[str]]:
-        """How much room is left, and why writes will fail."""
+        """Return the free bytes, and the reasons why writes will fail."""
         try:
             free = place.free_bytes(self.file)
             cannot = None if self.settings.read_only else refusal(self.file)
@@ -288,13 +292,13 @@ class Database:
         return free, wrong
 
     def check_writable(self) -> None:
-        """Raise StoreClosed, ReadOnly."""
+        """Raise StoreClosed or ReadOnly if nothing can be written."""
         self.check_open()
         if self.settings.read_only:
             raise ReadOnly("the store was opened with read_only=True")
 
     def check_open(self) -> None:
-        """Raise StoreClosed."""
+        """Raise StoreClosed if the database is closed."""
         if self.closed:
             raise StoreClosed("the store is closed")
 
@@ -302,7 +306,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A look at the database as it is at one moment. Raises StoreUnavailable, DamagedStore."""
+        """Open a read transaction on one moment's data. Raises StoreUnavailable, DamagedStore."""
         self.check_open()
         try:
             with self._readers.reader() as reader:
@@ -317,15 +321,15 @@ class Database:
 
     @property
     def outdated(self) -> bool:
-        """Whether the tables are older ones, which whoever opens it to write brings up to date."""
+        """Whether the tables are older; opening the database for writing migrates them."""
         with self.read() as transaction:
             [(version,)] = transaction.execute("PRAGMA user_version")
             return bool(version < schema.newest())
 
-    # --- the end, and forks ------------------------------------------------------------------
+    # --- close and fork ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let nobody in any more; the last one out lets go of everything."""
+        """Reject new calls; the last running call releases everything."""
         if not self.closed:
             self.closed = True
             _databases.discard(self)
@@ -333,7 +337,7 @@ class Database:
 
     def _release(self) -> None:
         self._readers.close()
-        # Where somebody has the turn, they come here when it is over.
+        # If another thread has the turn, it calls this method afterwards.
         if self._queue.lock.acquire(blocking=False):
             try:
                 self._writer.close()
@@ -341,31 +345,31 @@ class Database:
                 self._queue.lock.release()
 
     def before_fork(self) -> bool:
-        """Let nobody be inside SQLite: its locks would stay locked in the child.
+        """Wait until no thread is inside SQLite: its locks would stay locked in the child.
 
-        Whether the writers' queue was stopped: whoever forks within a transaction of its own
-        does not wait for itself.
+        Return whether the writers' queue was stopped: a thread that forks within its own
+        transaction must not wait for itself.
         """
         self._readers.pause(_FORK_PATIENCE)
         return self._queue.lock.acquire(timeout=_FORK_PATIENCE)
 
     def after_fork_in_parent(self, *, stopped: bool) -> None:
-        """Go on."""
+        """Resume the writers and readers."""
         if stopped:
             self._queue.lock.release()
         self._readers.resume()
 
     def after_fork_in_child(self) -> None:
-        """Begin anew: connections belong to the process that made them."""
+        """Start with new connections: they belong to the process that opened them."""
         self._writer.abandon()
         self._readers.abandon()
-        # A thread of the parent may have held what is inside of it.
+        # A thread of the parent may have held locks inside the old objects.
         self.closed = False
         self._begin()
 
 
 def _tell(group: list[Caller], failure: StenologError | None) -> None:
-    """Finish those that are not yet; one error object each."""
+    """Finish the unfinished callers, each with its own error object."""
     for caller in group:
         if not caller.done:
             if failure is not None:
@@ -378,7 +382,7 @@ def _tell(group: list[Caller], failure: StenologError | None) -> None:
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
 _forking: list[tuple[Database, bool]] = []
 _one_fork = threading.Lock()
-"""Held from before a fork until after it: what was paused for one is not for another to resume."""
+"""Held during a fork: a second fork must not resume what the first one paused."""
 
 
 def _before_fork() -> None:

@@ -1,4 +1,4 @@
-"""What the SQL engine needs from a SQLite file: transactions, appends, leases, purges."""
+"""The SQLite dialect of SQLStore: transactions, appends, leases, purges."""
 
 import os
 import threading
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from stenolog.stores.sqlite.database import Database
 
 FOLLOW_POLL: Final = 0.03
-"""Seconds between two looks of a follower for commits of other processes."""
+"""Interval at which a follower polls for commits of other processes, in seconds."""
 _LEASE_POLL: Final = 0.005
 _SET_BACK: Final = 2.0
-"""Seconds by which a clock may be set back without freeing the leases taken before."""
+"""Seconds by which the clock may be set back without freeing earlier leases."""
 _TAKE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
 
 T = TypeVar("T")
 
 
 class SQLiteDialect:
-    """One database file, as `sql.dialect.Dialect` describes it."""
+    """One database file. Implements `sql.dialect.Dialect`."""
 
     def __init__(self, database: "Database") -> None:
         self.database = database
@@ -49,43 +49,43 @@ class SQLiteDialect:
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing may be written."""
+        """Whether the database was opened read-only."""
         return self.database.settings.read_only
 
     @property
     def busy_timeout(self) -> float:
-        """How long a call waits for other writers, in seconds."""
+        """Maximum time that a call waits for other writers, in seconds."""
         return self.database.settings.busy_timeout
 
     # --- transactions ------------------------------------------------------------------------
 
     def look(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work`, which only reads, as of one moment."""
+        """Run `work`, which only reads, on the data of one moment."""
         with self.database.read() as transaction:
             return work(transaction)
 
     def look_at_messages(self, work: Callable[[Transaction, Damage | None], T]) -> T:
-        """Run `work`, which reads a session and its messages, as of one moment."""
+        """Run `work`, which reads a session and its messages, on the data of one moment."""
         with self.database.read() as transaction:
             return work(transaction, self.damage)
 
     def read(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction that reads."""
+        """Open a read transaction."""
         return self.database.read()
 
     def change(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a transaction that writes."""
+        """Run `work` in a write transaction."""
         with self.database.write() as transaction:
             return work(transaction)
 
     def write(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction that writes."""
+        """Open a write transaction."""
         return self.database.write()
 
     # --- appends -----------------------------------------------------------------------------
 
     def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message by the fast path and return its seq."""
+        """Append one message by the fast append and return its seq."""
 
         def work(transaction: Transaction) -> int:
             at = now()
@@ -116,7 +116,7 @@ class SQLiteDialect:
         results: list[Result],
         lease: SQLLease[Any] | None,
     ) -> None:
-        """Append batches in one transaction; set the result at the index of each."""
+        """Append batches in one transaction; put the outcome of each at its index in `results`."""
 
         def work(transaction: Transaction) -> None:
             if lease is not None:
@@ -137,23 +137,23 @@ class SQLiteDialect:
     # --- notification ------------------------------------------------------------------------
 
     def notify(self, _namespace: str, _key: str, /) -> None:
-        """Do nothing: each commit wakes the followers of this process, others poll."""
+        """Do nothing: each commit wakes the followers of this process, and others poll."""
 
     @contextmanager
     def listening(
         self, _namespace: str, _key: str, /
     ) -> Iterator[tuple[Callable[[float], object], float]]:
-        """Return a function that waits for a commit of this process, and the longest wait.
+        """Return a function that waits for a commit of this process, and the maximum wait.
 
-        What a reader sees was committed, and by default a commit is on the disk before it is
-        visible, so a power cut takes back nothing that was yielded.
+        By default a commit is on the disk before readers see it, so a power cut cannot remove
+        messages that were yielded.
         """
         bell, bells = threading.Event(), self.database.bells
         bells.append(bell)
 
         def wait(seconds: float) -> None:
             bell.wait(seconds)
-            # The look that follows sees every commit that has rung until now.
+            # The next read sees every commit that was signalled until now.
             bell.clear()
 
         try:
@@ -171,7 +171,7 @@ class SQLiteDialect:
         yield lambda seconds: time.sleep(min(_LEASE_POLL, seconds))
 
     def lease_holder(self, row: Row) -> str | None:
-        """Return who holds the lease of this row, for people; None if it is free."""
+        """Return a description of the holder of a lease; None if it is free."""
         name, *lease = row
         if not _is_held(*lease):
             return None
@@ -179,11 +179,11 @@ class SQLiteDialect:
         return f"{name.decode(errors='replace')}, since {since.decode(errors='replace')},"
 
     def is_held(self, row: Row) -> bool:
-        """Return whether a row says that the lease is held."""
+        """Return whether the lease of this row is held."""
         return _is_held(*row)
 
     def take_lease(self, held: Held, namespace: str, key: str, *, ttl: float) -> int:
-        """Take the lease and return its epoch; 0 if another holder was first."""
+        """Acquire the lease and return its epoch; 0 if another holder was faster."""
         epoch = 0
         try:
             with self.database.write() as transaction:
@@ -202,7 +202,7 @@ class SQLiteDialect:
                 )
                 held.add(key, epoch)
         except BaseException:
-            # It was not committed, and its epoch may be given to another.
+            # It was not committed, and another lease may get its epoch.
             held.forget(key, epoch)
             raise
         return int(epoch)
@@ -231,14 +231,14 @@ class SQLiteDialect:
             if last is None:
                 return ()
             try:
-                # The row of the purge stays until this is done, so a later purge repeats it.
+                # The row of the purge stays until this succeeds, so a later purge repeats it.
                 # guard: sqlite-purge-drops-catalog
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
                 return (f"the catalog beside {database.file} has it: {error}; purge again",)
             database.rewrite()
             with database.write() as transaction:
-                # Not those of other processes that have begun since.
+                # Keep the rows of purges that other processes have started since.
                 transaction.run("end_purge", last)
         except StoreBusy:
             return (f"the log of {database.file} has it while others read; purge again",)
@@ -247,7 +247,7 @@ class SQLiteDialect:
         return ()
 
     def health(self) -> Health:
-        """Return whether writes can be expected to work."""
+        """Return whether writes are expected to work."""
         problems = self.database.problems()
         with self.database.read() as transaction:
             if transaction.unfinished_purges():
@@ -257,7 +257,7 @@ class SQLiteDialect:
 
 
 def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:
-    """Append a batch and return its first seq. Raises OnceConflict before it writes anything."""
+    """Append a batch and return its first seq. Raises OnceConflict before it writes."""
     once, payloads = batch.once, batch.payloads
     if once is not None:
         known = _known(transaction, namespace, key, once, payloads)
@@ -281,7 +281,7 @@ def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) ->
 def _known(
     transaction: Transaction, namespace: str, key: str, once: str, payloads: Sequence[bytes]
 ) -> int:
-    """Return the first seq of what the session has under this token; 0 if it has nothing."""
+    """Return the first seq stored with this idempotency key; 0 if there is none."""
     for session, first, count in transaction.execute(
         SQL["find_token"], (namespace, key, token_bytes(once))
     ):
@@ -296,24 +296,24 @@ def _known(
 
 
 def _is_held(epoch: int, since: bytes, expires: float, process: bytes) -> bool:
-    """Return whether the row of a lease says that it is held.
+    """Return whether the lease of a row is held.
 
-    A lease ends by the monotonic clock of the machine; one that was taken on another machine, or
-    before a reboot, by the wall clock. It is also free if its holder certainly is done: a process
-    that has ended, or a store of this process that has released it.
+    A lease expires by the monotonic clock of the machine; a lease from another machine, or from
+    before a reboot, by the wall clock. It is also free if its holder certainly no longer uses it:
+    the process has ended, or the store in this process has released it.
     """
     taker = _taker_of(process)
     return _in_force(since, expires, taker) and not _is_left(epoch, taker)
 
 
 class _Taker(Struct, frozen=True):
-    """The holder of a lease as its row names it: `PROCESS NAME@UNTIL`."""
+    """The holder of a lease as stored in its row: `PROCESS NAME@UNTIL`."""
 
     process: processes.Process
     name: str
-    """The name of the store in that process."""
+    """Name of the store in that process."""
     until: float | None
-    """When the lease ends by the monotonic clock of the machine; None in rows of older versions."""
+    """Expiry by the monotonic clock of the machine; None in rows of older versions."""
 
 
 def _taker_of(words: bytes) -> _Taker | None:
@@ -329,7 +329,7 @@ def _taker_of(words: bytes) -> _Taker | None:
 
 
 def _is_left(epoch: int, taker: _Taker | None) -> bool:
-    """Return whether the holder certainly is done with a lease that has not expired."""
+    """Return whether the holder certainly no longer uses an unexpired lease."""
     here = processes.current()
     if taker is None or here is None or not here.sees(taker.process):
         return False
@@ -340,7 +340,7 @@ def _is_left(epoch: int, taker: _Taker | None) -> bool:
 
 
 def _deadline(taker: _Taker | None) -> float | None:
-    """Return when a lease ends by our monotonic clock; None if it was taken by another clock."""
+    """Return the expiry by our monotonic clock; None if the lease has another clock."""
     here = processes.current()
     if taker is None or here is None or not here.shares_clock(taker.process):
         return None
@@ -348,10 +348,10 @@ def _deadline(taker: _Taker | None) -> float | None:
 
 
 def _in_force(since: bytes, expires: float, taker: _Taker | None) -> bool:
-    """Return whether a lease that was taken or renewed at `since` has not expired.
+    """Return whether a lease that was acquired or renewed at `since` has not expired.
 
-    By the monotonic clock if it was taken on this machine since it booted, so that a clock that is
-    set does not matter. Otherwise by the wall clock.
+    It uses the monotonic clock if the lease was acquired on this machine since it booted, so that
+    setting the clock has no effect. Otherwise it uses the wall clock.
     """
     if isinstance(expires, float) and expires <= 0:
         return False  # released
@@ -360,7 +360,7 @@ def _in_force(since: bytes, expires: float, taker: _Taker | None) -> bool:
         return time.monotonic() < until
     present = time.time()
     try:
-        # From the future: the clock was ahead then, and may have been by years.
+        # A time in the future: the clock was ahead then, perhaps by years.
         begun = datetime.fromisoformat(since.decode()).timestamp()
         return begun - _SET_BACK < present < expires
     except (ValueError, TypeError):  # damaged
@@ -368,6 +368,6 @@ def _in_force(since: bytes, expires: float, taker: _Taker | None) -> bool:
 
 
 def _format_taker(name: str, ttl: float) -> str:
-    """Return how a row names a store that takes a lease now, and the end by the monotonic clock."""
+    """Return the row's description of a store that acquires a lease now."""
     here = processes.current()
     return "" if here is None else f"{here} {name}@{time.monotonic() + ttl:.6f}"

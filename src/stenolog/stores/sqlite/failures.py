@@ -1,4 +1,4 @@
-"""The errors of SQLite and of the system as ours, sorted by who must act. No driver error leaks."""
+"""Conversion of SQLite's and the system's errors into stenolog's. No driver error leaks."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ _RETRY: Final = "Whether it was stored is unknown: retry with the same once toke
 
 
 def read_failure(error: Exception, doing: str) -> StenologError:
-    """What a failed look at the database means."""
+    """Return the error for a failed read."""
     match error:
         case StenologError():
             return error
@@ -41,7 +41,7 @@ def read_failure(error: Exception, doing: str) -> StenologError:
 
 
 def write_failure(error: Exception, doing: str) -> StenologError:
-    """What an error before the commit means: nothing of the transaction is there."""
+    """Return the error for a failure before the commit: the transaction stored nothing."""
     failure = read_failure(error, doing)
     if type(failure) is StoreUnavailable:
         return NotStored(f"{failure}. Nothing of it was stored")
@@ -49,11 +49,11 @@ def write_failure(error: Exception, doing: str) -> StenologError:
 
 
 def commit_failure(error: Exception, doing: str, *, number: int = 0) -> StenologError:
-    """What a failed commit means; `number` is the system's own for what went wrong.
+    """Return the error for a failed commit; `number` is the system's errno.
 
-    Where a write was refused for want of room, or a lock was in the way, it was cut short before
-    it could count. After any other error, a failed sync above all, it may be found whole when the
-    log is next read.
+    A commit that failed for lack of space, or because of a lock, was interrupted before it could
+    count. After any other error, above all a failed sync, the next reader of the log may find the
+    transaction complete.
     """
     if isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
         return write_failure(error, doing)
@@ -64,7 +64,7 @@ def commit_failure(error: Exception, doing: str, *, number: int = 0) -> Stenolog
 
 
 def is_no_room_for_index(error: apsw.Error) -> bool:
-    """Return whether the index of the log, the file `-shm`, could not be made for want of room."""
+    """Return whether the index of the log (`-shm`) could not be created for lack of space."""
     code = getattr(error, "extendedresult", 0)
     return code in (apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMOPEN)
 
@@ -87,7 +87,7 @@ def _reason(error: Exception) -> str:
 
 
 def _code(error: apsw.Error) -> str:
-    """The name of the extended code: which of the many kinds of failed input and output."""
+    """Return the name of the extended code, which identifies the kind of I/O error."""
     number = getattr(error, "extendedresult", 0)
     return str(apsw.mapping_extended_result_codes.get(number, number))
 

@@ -1,16 +1,16 @@
-"""The gate that writers queue at: in one process by order of arrival, between processes by flock.
+"""The gate: writers queue in order of arrival inside a process, and by flock between processes.
 
-SQLite's own way to wait is to sleep and look again, longer each time: whoever comes back at once
-is always first, and the others wait for seconds. Here the threads of a process stand in a queue,
-and the first of them tries for a lock on a file, at short intervals. Who has the turn takes the
-appends of those behind it into its own transaction.
+SQLite itself waits by sleeping, longer each time: a writer that returns immediately always wins,
+and the others wait for seconds. Here the threads of a process form a queue, and the first one polls
+for a file lock at short intervals. The thread whose turn it is executes the waiting appends of the
+next threads in its own transaction.
 
-There is no background thread. The lock of the queue is never waited for: another writer may hold it
-for long. It is taken by `(taken,) = map(lock.acquire, (False,))` inside a `try`: the interpreter
-checks for Ctrl-C after each call that it makes itself, which would lose the result of a plain
-`lock.acquire`, and not between that call and the assignment. Every wait in the queue is bounded,
-and after each the waiter looks again whether it is its turn, so that nobody depends on somebody
-else to be woken.
+There is no background thread. No thread blocks on the lock of the queue, because another writer may
+hold it for long. It is acquired by `(taken,) = map(lock.acquire, (False,))` inside a `try`: the
+interpreter checks for Ctrl-C after each call in bytecode, which would lose the result of a plain
+`lock.acquire`, but not between that call and the assignment. Every wait in the queue is bounded,
+and after each wait the thread checks again whether it is its turn, so no thread depends on being
+woken.
 """
 
 import fcntl
@@ -32,19 +32,21 @@ _MOST_IN_A_GROUP: Final = 256
 _POLL: Final = 0.0001
 _POLL_TO_BE_NEXT: Final = 0.001
 _STOPPED: Final = 0.2
-"""Who waits for longer than this to be next may go past one that does not move."""
+"""Seconds after which a waiter may overtake the process that is next but does not run."""
 
 
 class Caller:
-    """One who waits for a turn, or for another to do its work along with its own."""
+    """A thread that waits for a turn, or for another thread to do its work."""
 
     __slots__ = ("_bell", "deadline", "done", "error", "result", "work")
 
     def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
         self.work = work
-        """What may be done in another's transaction; None: it wants a turn of its own."""
+        """Work that another thread may do in its transaction; None if the caller needs its own
+        turn.
+        """
         self.deadline = math.inf
-        """Until when it may wait for others."""
+        """Time until which it may wait."""
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -52,7 +54,7 @@ class Caller:
         self._bell.acquire()
 
     def attempt(self, transaction: Any) -> None:
-        """Do its work; what is wrong with the call itself is its own affair."""
+        """Do its work. An error of this call concerns only this caller."""
         self.error = None
         if self.work is not None:
             try:
@@ -61,57 +63,57 @@ class Caller:
                 self.error = error
 
     def finish(self) -> None:
-        """Tell the caller that it is done."""
+        """Mark the caller as done and wake it."""
         self.done = True
         self.ring()
 
     def ring(self) -> None:
-        """Make the caller look."""
-        with suppress(RuntimeError):  # it was rung already
+        """Wake the caller, so that it checks its state."""
+        with suppress(RuntimeError):  # already woken
             self._bell.release()
 
     def wait(self) -> None:
-        """Until rung, but not for long."""
+        """Wait until woken, for a short time at most."""
         self._bell.acquire(timeout=_LOOK_AGAIN)
 
 
 class Queue:
-    """Orders the writers of one process."""
+    """Queue of the writers of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.waiting: list[Caller] = []
         self._taken: list[Caller] = []
-        """Those for whom somebody works now."""
+        """Callers whose work is being done now."""
 
     def enter(self, mine: Caller, lead: Callable[[list[Caller]], None], deadline: float) -> None:
-        """Stand in the queue, and return when mine is done. Raises StoreBusy, MaybeStored.
+        """Join the queue, and return when the work is done. Raises StoreBusy, MaybeStored.
 
-        Either `lead` is called, with a group of which mine is the first, and finishes each of
-        them; or somebody else's does.
+        Either this thread calls `lead` with a group whose first member is `mine`, and `lead`
+        finishes all of them; or another thread does the work.
         """
         self.waiting.append(mine)
         self.stay(mine, lead, deadline)
 
     def stay(self, mine: Caller, lead: Callable[[list[Caller]], None], deadline: float) -> None:
-        """The same for one who stands there already."""
+        """Do the same as `enter` for a caller that is already in the queue."""
         try:
             while not mine.done:
                 if not (self.may_go(mine) and self._try_to_lead(mine, lead)):
                     mine.wait()
                     self._check(mine, deadline)
         finally:
-            # Not by a call: Ctrl-C may strike on the way into one, and mine would stay first.
+            # Inline: Ctrl-C may strike on the way into a function, and `mine` would stay first.
             if not mine.done and mine in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(mine)
                 except ValueError:
                     pass
-            mine.done = True  # nobody works for one who has left
+            mine.done = True  # no thread does the work of a caller that has left
             self.call_next()
 
     def _try_to_lead(self, mine: Caller, lead: Callable[[list[Caller]], None]) -> bool:
-        """Work for a group, unless another thread took the lock first; then return False."""
+        """Lead a group; return False if another thread acquired the lock first."""
         taken = False
         try:
             (taken,) = map(self.lock.acquire, (False,))
@@ -123,7 +125,10 @@ class Queue:
         return taken
 
     def _lead(self, mine: Caller, lead: Callable[[list[Caller]], None]) -> None:
-        """Work for a group. Who is not told what became of it waits again, and goes first."""
+        """Do the work of a group.
+
+        Callers that were not finished return to the head of the queue.
+        """
         try:
             self._take(mine)
             lead(self._taken)
@@ -134,7 +139,7 @@ class Queue:
 
     @contextmanager
     def alone(self, deadline: float) -> Iterator[None]:
-        """A turn of one's own. Raises StoreBusy."""
+        """Hold a turn without sharing it. Raises StoreBusy."""
         mine = Caller()
         taken = False
         try:
@@ -151,7 +156,7 @@ class Queue:
         finally:
             if taken:
                 self.lock.release()
-            # Not by a call, as in `stay`.
+            # Inline, as in `stay`.
             if mine in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(mine)
@@ -160,19 +165,19 @@ class Queue:
             self.call_next()
 
     def call_next(self) -> None:
-        """Wake who has waited longest."""
-        with suppress(IndexError):  # nobody waits
+        """Wake the caller that has waited longest."""
+        with suppress(IndexError):  # the queue is empty
             self.waiting[0].ring()
 
     def may_go(self, mine: Caller) -> bool:
-        """Whether it is the first, and nobody is at work."""
-        # In the order in which they came, or one who comes back at once is always first.
+        """Return whether it is the first, and no thread is working."""
+        # In order of arrival; otherwise a caller that returns immediately would always be first.
         return self.waiting[:1] == [mine] and not self.lock.locked()
 
     def _take(self, mine: Caller) -> None:
-        """Mine, and those behind it whose work can go along.
+        """Take `mine` and the next callers whose work can be shared.
 
-        Each is written down before it leaves the queue: Ctrl-C must not lose it in between.
+        Each is recorded before it leaves the queue, so that Ctrl-C cannot lose it in between.
         """
         self._taken = [mine]
         self.withdraw(mine)
@@ -185,7 +190,7 @@ class Queue:
                 self._taken.pop()  # it has given up
 
     def withdraw(self, caller: Caller) -> bool:
-        """Take it out of the queue; False where somebody else already has."""
+        """Remove a caller from the queue; return False if it was removed already."""
         try:
             self.waiting.remove(caller)
         except ValueError:
@@ -203,13 +208,13 @@ class Queue:
 
 
 class FileLock:
-    """The lock that all processes share: two files beside the database, which hold nothing.
+    """The lock that all processes share: two empty files next to the database.
 
-    Who is next holds the lock on the second file, and only that one tries for the first, the gate.
-    So who has just been inside, and comes back at once, does not overtake those who wait; and all
-    but one of them may sleep for longer. A process that is stopped while it is next would keep all
-    others out: so who has waited for a while takes the gate where it finds it free. That costs the
-    order, among those who have waited for long.
+    The process that is next holds the lock of the second file, and only that process tries to get
+    the first one, the gate. So a process that has just left and returns immediately does not
+    overtake the waiting ones, and all but one of these can sleep longer. A process that is stopped
+    while it is next would block all others: therefore a process that has waited for a while takes
+    the gate if it is free. That gives up the order among processes that have waited long.
     """
 
     def __init__(self, file: Path) -> None:
@@ -218,9 +223,9 @@ class FileLock:
         self._held = False
 
     def lock(self, deadline: float) -> None:
-        """Wait for it; to have it already is no harm. Raises StoreBusy, OSError."""
+        """Wait for the lock, unless it is held already. Raises StoreBusy, OSError."""
         if self._held:
-            return  # and not ask again: who is next waits for us
+            return  # without another attempt: the process that is next waits for this one
         try:
             if self._come_next(deadline):
                 self._gate.take(_POLL, deadline)  # guard: sqlite-gate
@@ -229,7 +234,10 @@ class FileLock:
             self._next.let_go()
 
     def _come_next(self, deadline: float) -> bool:
-        """True: it is our turn to wait at the gate; False: that is ours already. Raises as lock."""
+        """Return True if this process is next, False if it already holds the gate.
+
+        Raises the errors of `lock`.
+        """
         begun = time.monotonic()
         patience = begun + min(_STOPPED, (deadline - begun) / 2)
         while not self._next.attempt():
@@ -242,18 +250,18 @@ class FileLock:
         return True
 
     def unlock(self) -> None:
-        """Let the next process in; not to have it is no harm."""
+        """Release the lock. It does nothing if the lock is not held."""
         self._held = False
         self._gate.let_go()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._gate.close()
         self._next.close()
 
 
 class _Lock:
-    """A flock on one file, which is made when it is first needed."""
+    """A flock on one file. The file is created when it is first needed."""
 
     __slots__ = ("_descriptor", "_path")
 
@@ -262,14 +270,14 @@ class _Lock:
         self._descriptor = CLOSED
 
     def take(self, pause: float, deadline: float) -> None:
-        """Try until it is ours. Raises StoreBusy, OSError."""
+        """Poll until the lock is acquired. Raises StoreBusy, OSError."""
         while not self.attempt():
             if time.monotonic() >= deadline:
                 raise self.busy()
             time.sleep(pause)
 
     def attempt(self) -> bool:
-        """Try once; whether it is ours now. Raises OSError."""
+        """Try once; return whether the lock is acquired. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = open_descriptor(self._path, flags)
@@ -280,15 +288,15 @@ class _Lock:
         return True
 
     def busy(self) -> StoreBusy:
-        """What who waited too long is told."""
+        """Return the error for a wait that took too long."""
         return StoreBusy(f"{self._path}: other processes held the database too long")
 
     def let_go(self) -> None:
-        """Let another have it; not to have it is no harm."""
+        """Release the lock. It does nothing if the lock is not held."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         descriptor, self._descriptor = self._descriptor, CLOSED
         descriptor.close()

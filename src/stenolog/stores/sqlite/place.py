@@ -1,7 +1,7 @@
-"""Where the database lies: its folder, its modes, and whether the file there is ours.
+"""Location of a database: its folder, its file modes, and whether the file is ours.
 
-The database itself is never opened here by a descriptor of our own: closing one would take away
-the locks that SQLite holds on the file in this process. SQLite's own file layer knows that.
+This module never opens the database with its own descriptor: closing one would release the locks
+that SQLite holds on the file in this process. SQLite's file layer takes care of that.
 """
 
 import os
@@ -22,15 +22,15 @@ from stenolog.stores.sqlite.failures import read_failure
 
 APPLICATION_ID: Final = 0x53544E4F  # "STNO"
 LOW_DISK: Final = 64 * 1024 * 1024
-"""Less room than this is a problem before it is an error."""
+"""Free bytes below which `health` reports a problem, before writes fail."""
 BESIDE: Final = ("-wal", "-shm", "-gate", "-next")
-"""What stands beside the database, by the end of its name."""
+"""Suffixes of the files next to the database."""
 
 _MAGIC: Final = b"SQLite format 3\0"
 
 
 def resolved(file: str | os.PathLike[str]) -> Path:
-    """The same file by a path without symlinks, but for its last part: that is not followed."""
+    """Return the path without symlinks; its last part is not followed."""
     path = Path(file)
     if path.name in ("", "..") or "\0" in str(path):
         raise UsageError(f"{os.fspath(file)!r} is not the name of a file")
@@ -48,7 +48,7 @@ def resolved(file: str | os.PathLike[str]) -> Path:
 
 
 def version_in(header: bytes, file: Path, newest: int) -> int:
-    """The number of the schema that a header names. Raises ForeignLog, NewerFormat."""
+    """Return the schema number in a header. Raises ForeignLog, NewerFormat."""
     # guard: sqlite-foreign-database
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
@@ -61,7 +61,7 @@ def version_in(header: bytes, file: Path, newest: int) -> int:
 
 
 def check_version(version: int, file: Path, newest: int) -> None:
-    """Raise NewerFormat where this code does not know the schema."""
+    """Raise NewerFormat if this code does not know the schema."""
     if version > newest:
         raise NewerFormat(
             f"{file} has schema {version}, written by a newer stenolog; this one knows {newest}: "
@@ -70,9 +70,9 @@ def check_version(version: int, file: Path, newest: int) -> None:
 
 
 def read_header(file: Path) -> bytes | None:
-    """The first bytes of the database; empty where it is empty, None where there is no file.
+    """Return the first bytes of the database (none if it is empty); None if there is no file.
 
-    Raises DamagedStore, StoreUnavailable.
+    Raises DamagedStore, StoreUnavailable, UsageError.
     """
     try:
         mode = file.lstat().st_mode
@@ -98,9 +98,9 @@ def read_header(file: Path) -> bytes | None:
 
 
 def set_log_aside(file: Path) -> None:
-    """Keep the log of a database that was taken away from the new one, which it would damage.
+    """Rename the log of a database that was removed: it would damage the new database.
 
-    Raises OSError. Whoever calls it holds the gate.
+    The caller holds the gate. Raises OSError.
     """
     log = file.with_name(f"{file.name}-wal")
     if log.exists():
@@ -111,9 +111,9 @@ def set_log_aside(file: Path) -> None:
 
 
 def create(file: Path, image: bytes) -> None:
-    """Put a new database there, whole and synced, where there is none or an empty file.
+    """Create a new database, complete and synced, if there is none or an empty file.
 
-    Raises OSError. Whoever calls it holds the gate.
+    The caller holds the gate. Raises OSError.
     """
     folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -123,7 +123,7 @@ def create(file: Path, image: bytes) -> None:
 
 
 class Place:
-    """A path, and the file that was found there first."""
+    """A path, and the identity of the file that was first found there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,10 +131,10 @@ class Place:
         self._found: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raise StoreUnavailable where another file stands there now, OSError where none does.
+        """Raise StoreUnavailable if the path is another file now, OSError if there is none.
 
-        What is written to the one that was taken away is lost; and the log beside the new one is
-        that of the old.
+        Writes to the removed file would be lost, and the log next to the new file belongs to the
+        old one.
         """
         now = os.lstat(self._name)
         if self._found is None:
@@ -146,16 +146,16 @@ class Place:
             )
 
 
-# --- what is to be warned about --------------------------------------------------------------
+# --- warnings --------------------------------------------------------------------------------
 
 
 def problems(file: Path) -> list[str]:
-    """Who else may read it, and whether the file system can be relied on. Raises OSError."""
+    """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
     return [*_open_to_others(file), *_on_network(file)]
 
 
 def _open_to_others(file: Path) -> list[str]:
-    # The folder may be anybody's, such as a project's: what is private in it are our files.
+    # The folder may be shared, for example a project folder; only our files must be private.
     found = []
     beside = [file.with_name(file.name + end) for end in BESIDE]
     for path in (file, *beside, *catalogs_beside(file)):
@@ -180,6 +180,6 @@ def _on_network(file: Path) -> list[str]:
 
 
 def free_bytes(file: Path) -> int:
-    """Room left for us. Raises OSError."""
+    """Return the free space in bytes. Raises OSError."""
     room = os.statvfs(file.parent)
     return room.f_bavail * room.f_frsize

@@ -1,6 +1,7 @@
-"""Which process somebody is, in words that another process of the same machine can check.
+"""Identification of a process, so that other processes of the machine can check whether it ended.
 
-Certain or nothing: where a system tells too little of its processes, nobody counts as gone.
+A process counts as ended only if that is certain. If the system does not provide enough
+information, no process counts as ended.
 """
 
 import os
@@ -14,21 +15,22 @@ from msgspec import Struct
 _PROC: Final = Path("/proc")
 _OWN_NUMBERS: Final = re.compile(r"^NSpid:\t(.*)$", re.MULTILINE)
 _ENDED: Final = ("Z", "X", "x")
-"""What /proc calls a process that has ended; its parent may not have heard of it yet."""
+"""States in /proc of a process that has ended, even if its parent has not collected it yet."""
 
 
 class Process(Struct, frozen=True):
-    """One process of this machine. Numbers are given out again: with its start it is the only one.
+    """One process of this machine, identified by its number and start time.
 
-    Both are told from within namespaces, and mean something only to who is in the same ones. The
-    number of a namespace is given out again as well, but only when all in the former one are gone.
+    Process numbers are reused, so the number alone is not enough. Both values depend on namespaces
+    and can only be compared within the same ones. The number of a namespace is reused, too, but
+    only after all processes in the earlier one have ended.
     """
 
     boot: str
     pids: str
-    """The namespace of the numbers."""
+    """PID namespace."""
     times: str
-    """The namespace of the start times."""
+    """Time namespace."""
     number: int
     started: int
 
@@ -36,16 +38,16 @@ class Process(Struct, frozen=True):
         return f"{self.boot} {self.pids} {self.times} {self.number} {self.started}"
 
     def sees(self, other: "Process") -> bool:
-        """Whether it can tell what became of another one."""
+        """Return whether this process can find out whether another one has ended."""
         return (self.boot, self.pids, self.times) == (other.boot, other.pids, other.times)
 
     def shares_clock(self, other: "Process") -> bool:
-        """Whether both read the same monotonic clock: that of one boot and one time namespace."""
+        """Return whether both read the same monotonic clock: same boot and time namespace."""
         return (self.boot, self.times) == (other.boot, other.times)
 
 
 def current() -> Process | None:
-    """The one that this is; None where the system does not say enough."""
+    """Return the current process; None if the system does not provide enough information."""
     try:
         return _current()
     except (OSError, ValueError, IndexError):
@@ -55,7 +57,7 @@ def current() -> Process | None:
 @cache
 def _current() -> Process:
     number = os.getpid()
-    # Where /proc is that of other namespaces, it has another number for us, or several.
+    # If /proc belongs to other namespaces, it has another number for this process, or several.
     [numbers] = _OWN_NUMBERS.findall((_PROC / "self/status").read_text(errors="replace"))
     if numbers != str(number):
         raise ValueError(numbers)
@@ -68,19 +70,19 @@ def _current() -> Process:
     )
 
 
-# A forked child is another one.
+# A forked child is another process.
 os.register_at_fork(after_in_child=_current.cache_clear)
 
 
 def _times() -> str:
     try:
         return str((_PROC / "self/ns/time").readlink())
-    except FileNotFoundError:  # a kernel without them
+    except FileNotFoundError:  # a kernel without time namespaces
         return "-"
 
 
 def parse(words: str) -> Process | None:
-    """The process that was written down; None where that says nothing."""
+    """Parse the text form of a process; None if it is invalid."""
     try:
         boot, pids, times, number, started = words.split(" ")
         return Process(boot, pids, times, int(number), int(started))
@@ -89,25 +91,28 @@ def parse(words: str) -> Process | None:
 
 
 def is_gone(process: Process) -> bool:
-    """Whether one that the current process sees has certainly ended."""
+    """Return whether a process that the current one sees has certainly ended."""
     try:
         os.kill(process.number, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        pass  # it is somebody else's
+        pass  # the process of another user
     try:
         started, ended = _look(process.number)
     except (OSError, ValueError, IndexError):
-        return False  # hidden from us
+        return False  # hidden by the system
     return ended or started != process.started
 
 
 def _look(number: int) -> tuple[int, bool]:
-    """When a process started, and whether it has ended. Raises OSError, ValueError, IndexError."""
+    """Return the start time of a process and whether it has ended.
+
+    Raises OSError, ValueError, IndexError.
+    """
     words = (_PROC / str(number) / "stat").read_text(errors="replace")
-    # Its name, in brackets, may hold anything. The first field behind it is the third of all.
+    # The name, in brackets, may contain anything. The field after it is the third.
     fields = words.rpartition(")")[2].split()
     state, threads, started = fields[0], int(fields[17]), int(fields[19])
-    # With the first of its threads gone it looks ended, while the others go on.
+    # If only the first thread has ended, the state looks ended, but the others still run.
     return started, state in _ENDED and threads <= 1

@@ -32,4 +32,4 @@ PLACES: Final = {
     for statements in _STATEMENTS.values()
     for statement in statements
 }
-"""How many values each statement takes."""
+"""Number of values that each statement takes."""

@@ -1,7 +1,7 @@
-"""The few connections that read: taken, given back, and made anew where they see an old state.
+"""A pool of read connections, which replaces connections that see outdated data.
 
-Where no log can be made beside the file, as on a disk that is full or mounted to read only, SQLite
-reads the file as it stands and does not look whether it changes. So that is looked at here.
+If SQLite cannot create a log next to the file (full or read-only disk), it reads the file as
+immutable and does not notice changes. This module checks for them instead.
 """
 
 import os
@@ -30,11 +30,11 @@ from stenolog.stores.sqlite.transactions import Transaction
 
 READERS: Final = 8
 _POLL: Final = 0.001
-"""Seconds between two looks of a thread that waits for a connection."""
+"""Poll interval of a thread that waits for a connection, in seconds."""
 
 
 class Reader:
-    """A connection that reads."""
+    """A read connection."""
 
     __slots__ = ("_file", "_stood", "_version", "connection")
 
@@ -42,13 +42,14 @@ class Reader:
         self._file = file
         self._version = schema.newest()
         self._stood: _Stand | None = None
-        """How the file stood when it was opened; None: SQLite sees by itself what changes."""
+        """State of the file when it was opened as immutable; None if SQLite notices changes itself.
+        """
         if settings.read_only:
             self.connection = self._connected(settings)
         else:
-            # A reader may have to put the log in order after a crash.
+            # Writable, because a reader may have to recover the log after a crash.
             self.connection = connected(file, settings, apsw.SQLITE_OPEN_READWRITE)
-        # What becomes of the log is for writers to say.
+        # Only writers checkpoint the log.
         self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         schema.run(self.connection, "PRAGMA query_only = 1")
 
@@ -65,17 +66,17 @@ class Reader:
                     f"{self._file} has a log beside it that cannot be read from here; read it "
                     "where the folder can be written, or close who writes to it"
                 ) from error
-        # No log can be made there, and there is none: all that was stored is in the file.
+        # No log exists and none can be created, so the file contains everything that was stored.
         self._stood = stood
         address = f"file:{quote(str(self._file))}?immutable=1"
         return connected(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 
     def begin(self) -> Transaction:
-        """Begin to look. Raises NewerFormat, apsw.Error."""
+        """Begin a read transaction. Raises NewerFormat, apsw.Error."""
         connection = self.connection
         connection.execute("BEGIN")
         while (version := checked_version(connection, self._file)) != self._version:
-            # Older than we are, or brought up to date since.
+            # The schema is older, or was migrated since.
             connection.execute("ROLLBACK")
             schema.show_as_newest(connection, version)
             self._version = version
@@ -83,11 +84,11 @@ class Reader:
         return Transaction(connection)
 
     def is_current(self) -> bool:
-        """Whether what it sees is all there is. Raises OSError."""
+        """Return whether the connection sees all stored data. Raises OSError."""
         return self._stood is None or not (self._has_changed() or _has_log(self._file))
 
     def check(self) -> None:
-        """Raise StoreUnavailable where somebody wrote to what was read meanwhile."""
+        """Raise StoreUnavailable if the file changed during the read."""
         if self._stood is not None and self._has_changed():
             raise StoreUnavailable(f"{self._file} was written to while it was read; try again")
 
@@ -95,7 +96,7 @@ class Reader:
         return _stand(self._file) != self._stood
 
     def end(self) -> None:
-        """Look no more. Raises apsw.Error."""
+        """End the transaction. Raises apsw.Error."""
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
@@ -109,7 +110,7 @@ def _stand(file: Path) -> _Stand:
 
 
 def _has_log(file: Path) -> bool:
-    """Whether something was stored that is not yet in the file itself."""
+    """Return whether the log contains data that is not yet in the database file."""
     try:
         return file.with_name(f"{file.name}-wal").stat().st_size > 0
     except FileNotFoundError:
@@ -117,11 +118,11 @@ def _has_log(file: Path) -> bool:
 
 
 class _Permit:
-    """The right to use one connection. It ends with `release`, or with the object itself.
+    """The right to use one connection. It ends with `release`, or when the object is freed.
 
-    Ctrl-C may raise an exception between any two steps of a caller, also between a lock that was
-    acquired and the `try` after it. A permit that is lost that way has no reference left, so it
-    counts no longer; and no Python lock is involved that could stay locked.
+    Ctrl-C may raise an exception between any two steps of a caller, also between acquiring a lock
+    and the `try` after it. A permit that is lost that way has no reference left, so it no longer
+    counts. No Python lock is involved that could stay locked.
     """
 
     __slots__ = ("__weakref__", "_counted")
@@ -131,12 +132,12 @@ class _Permit:
         counted.add(weakref.ref(self, counted.discard))  # guard: sqlite-reader-permit
 
     def release(self) -> None:
-        """Count no longer; a second call does nothing."""
+        """End the permit; a second call does nothing."""
         self._counted.discard(weakref.ref(self))
 
 
 class Readers:
-    """A few connections that read, taken and given back."""
+    """A pool of read connections."""
 
     def __init__(self, place: Place, settings: Settings) -> None:
         self._place = place
@@ -148,7 +149,7 @@ class Readers:
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
-        """A connection that no other thread has. Raises StoreBusy, apsw.Error, OSError."""
+        """Lend a connection to one thread. Raises StoreBusy, apsw.Error, OSError."""
         permit = self._permit()
         try:
             self._place.check()
@@ -165,7 +166,7 @@ class Readers:
     def _permit(self) -> _Permit:
         deadline = time.monotonic() + self._settings.busy_timeout
         while True:
-            # Counted first, then compared: two threads never get the last one both.
+            # Count first, then compare, so that two threads never both get the last permit.
             permit = _Permit(self._permits)
             if len(self._permits) <= READERS and not self._paused:
                 return permit
@@ -175,7 +176,7 @@ class Readers:
             time.sleep(_POLL)
 
     def _idle_reader(self) -> Reader | None:
-        with suppress(IndexError):  # none is idle
+        with suppress(IndexError):  # no idle connection
             while True:
                 reader = self._idle.pop()
                 if reader.is_current():
@@ -191,24 +192,24 @@ class Readers:
             close_quietly(reader.connection)
 
     def close(self) -> None:
-        """Close those that nobody uses; the others when they are given back."""
+        """Close the idle connections now, and the others when they are returned."""
         self._closed = True
         while self._idle:
             with suppress(IndexError):
                 close_quietly(self._idle.pop().connection)
 
     def pause(self, seconds: float) -> None:
-        """Wait until nobody reads, but no longer than this."""
+        """Stop lending connections, and wait until all are returned, up to `seconds`."""
         deadline = time.monotonic() + seconds
         self._paused = True
         while self._permits and time.monotonic() < deadline:
             time.sleep(_POLL)
 
     def resume(self) -> None:
-        """Let them read again."""
+        """Lend connections again."""
         self._paused = False
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's, without touching it."""
+        """In a forked child: keep the parent's connections open, without using them."""
         for reader in self._idle:
             keep_for_ever(reader.connection)

@@ -1,7 +1,7 @@
-"""The tables: made anew from schema.sql, or brought up to date by the numbered files in schema/.
+"""The tables: created from schema.sql, or migrated by the numbered files in schema/.
 
-Who only reads brings nothing up to date: the files in older/, numbered likewise, stand for what
-those in schema/ would add, as views that no other connection sees.
+A read-only connection migrates nothing. For it, the files in older/ with the same numbers define
+temporary views that show older tables in the newest form; no other connection sees them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ from stenolog.stores.sqlite.place import APPLICATION_ID
 
 _WAL: Final = b"\2\2"
 _FORMAT: Final = slice(18, 20)
-"""Where a header says how its database is written: a 2 twice stands for the write-ahead log."""
+"""Position of the format bytes in a header: 2 and 2 mean write-ahead log."""
 _CATALOG_FILE: Final = 6
-"""Number of the schema whose catalog is a file. Its script returns statements that drop tables."""
+"""Number of the schema that moved the catalog to a file. Its script returns DROP statements."""
 _VIEWS: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
 @cache
 def migrations() -> Sequence[str]:
-    """The scripts in their order; the last one's number is that of the schema."""
+    """Return the migration scripts in order; the last number is that of the schema."""
     found = _numbered("schema")
     assert sorted(found) == list(range(1, len(found) + 1)), "a number is missing"
     return [found[number] for number in sorted(found)]
@@ -32,7 +32,7 @@ def migrations() -> Sequence[str]:
 
 @cache
 def views() -> Mapping[int, str]:
-    """For each number but the first, what stands for the changes of that script."""
+    """Return for each number except the first the views that replace its migration."""
     found = _numbered("older")
     assert sorted(found) == list(range(2, newest() + 1)), "a number is missing"
     return found
@@ -47,16 +47,16 @@ def _numbered(folder: str) -> dict[int, str]:
 
 
 def newest() -> int:
-    """The number of the schema that this code knows."""
+    """Return the schema number that this code knows."""
     return len(migrations())
 
 
 @cache
 def fresh_image() -> bytes:
-    """The bytes of a new, empty database.
+    """Return the bytes of a new, empty database.
 
-    Made in memory, so that on the disk there never is a half-made one: who finds a file finds
-    one with our mark in its header.
+    It is built in memory, so that the disk never has an incomplete database: any existing file has
+    our application id in its header.
     """
     connection = apsw.Connection(":memory:")
     try:
@@ -71,16 +71,16 @@ def fresh_image() -> bytes:
 
 
 def migrate(connection: apsw.Connection, version: int) -> None:
-    """Bring older tables up to date, inside the transaction that is open."""
+    """Migrate older tables inside the open transaction."""
     for script in migrations()[version:]:  # guard: sqlite-migrations
         run(connection, script)
     run(connection, f"PRAGMA user_version = {newest()}")
 
 
 def drop_catalog(connection: apsw.Connection, version: int) -> None:
-    """Drop the catalog inside an older database, each table in a transaction of its own.
+    """Drop the catalog tables of an older database, each in its own transaction.
 
-    A damaged table stays: it must not keep the store closed, nor the other tables from going.
+    A damaged table stays: it must not prevent opening the store or dropping the other tables.
     """
     if version >= _CATALOG_FILE:
         return
@@ -94,9 +94,9 @@ def drop_catalog(connection: apsw.Connection, version: int) -> None:
 
 
 def show_as_newest(connection: apsw.Connection, version: int) -> None:
-    """Let a connection that only reads find older tables as if they were up to date.
+    """Make older tables look like the newest schema for a read-only connection.
 
-    Outside of a transaction. The file stays as it is: another program may still be using it.
+    Call it outside a transaction. It does not change the file, which another program may still use.
     """
     run(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
     for (name,) in list(connection.execute(_VIEWS)):
@@ -107,6 +107,6 @@ def show_as_newest(connection: apsw.Connection, version: int) -> None:
 
 
 def run(connection: apsw.Connection, script: str) -> None:
-    """Carry out all statements of a script: what is not asked for is not run."""
+    """Execute all statements of a script: statements run only as their rows are read."""
     for _ in connection.execute(script):
         pass

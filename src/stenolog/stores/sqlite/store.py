@@ -1,6 +1,6 @@
 """SQLiteStore: sessions as rows of one database file.
 
-The driver, apsw, is imported when a store is opened: `import stenolog` does without it.
+The driver, apsw, is imported when a store is opened, so `import stenolog` works without it.
 """
 
 import os
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT: Final = 5.0
 CACHE_KB: Final = 2048
 MOST_CACHE_KB: Final = 2**31 - 1
-"""The largest number that SQLite takes."""
+"""The largest number that SQLite accepts."""
 
 
 class SQLiteStore(SQLStore):
-    """Sessions in one file; stores/base.py says what each call means.
+    """Sessions in one file. stores/base.py documents each call.
 
-    `busy_timeout`: how long a call waits for other writers. `synchronous`: with "normal" a power
-    cut may take the last messages, though no more. `cache_kb`: how much of the file each of at
-    most nine connections may keep in memory. `read_only`: nothing is changed; SQLite may still
-    need to make its log beside the file.
+    `busy_timeout`: maximum wait for other writers, in seconds. `synchronous`: with "normal", a
+    power cut may lose the last messages, but nothing else. `cache_kb`: page cache of each of at
+    most nine connections, in KiB. `read_only`: change nothing; SQLite may still need to create its
+    log files next to the database.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class SQLiteStore(SQLStore):
         super().__init__(namespace, SQLiteDialect(self.database))
 
     def catalog_file(self) -> Path | None:
-        """Return the path of the catalog; None if the tables are those of an older version.
+        """Return the path of the catalog; None if the tables have an older version.
 
-        Programs of that version do not know the file, and would leave in it what they purge.
+        Programs of that version do not know the file, and their purges would not delete it.
         """
         if self.database.outdated:
             return None
@@ -82,7 +82,7 @@ def _open_database(file: str | os.PathLike[str], **settings: Any) -> "Database":
 
 
 def missing_driver(error: ImportError) -> Exception:
-    """Return the error to raise if the driver is missing; that of any other module as it is."""
+    """Return the error to raise if the driver is missing; any other ImportError unchanged."""
     if error.name != "apsw":
         return error
     return UsageError(

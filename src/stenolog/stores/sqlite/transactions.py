@@ -1,7 +1,7 @@
-"""Transactions on a SQLite connection: named statements, and messages with their checksums.
+"""Transactions on a SQLite connection: named statements, and messages with checksums.
 
-SQLite checks how its pages fit together and not what they contain: a letter that changed on the
-disk comes back as if it had been stored. So each message has a crc beside it.
+SQLite checks the structure of its pages, not their content: a byte that changed on the disk would
+be returned as if it had been stored. Therefore each message has a crc.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 Row = tuple[Any, ...]
 
 checksum = crc32
-"""`checksum(body, seq)` is stored beside a message. It is the function itself, because every
-message that is read is checked and a wrapper would double the time. It does not cover the time."""
+"""`checksum(body, seq)` is stored with each message.
+
+It is `crc32` itself: every message is checked when it is read, and a wrapper would double the time.
+It does not cover the time of the message.
+"""
 
 _MESSAGES, _RAW_MESSAGES, _ADD_MESSAGE = SQL["messages"], SQL["raw_messages"], SQL["add_message"]
 
@@ -36,17 +39,17 @@ class Transaction:
     __slots__ = ("_connection", "execute")
 
     format = 0
-    """Rows carry no version: `Writer.begin` and `Reader.begin` check that of the file."""
+    """Rows have no version: `Writer.begin` and `Reader.begin` check the version of the file."""
 
     def __init__(self, connection: "apsw.Connection") -> None:
         self._connection = connection
-        # The driver's own, because an append makes few calls and each of ours would show.
+        # The driver's method itself: an append makes few calls, so a wrapper would be noticeable.
         self.execute: Callable[..., Iterable[Row]] = connection.execute
-        """Execute one statement, with values for its places, and return its rows."""
+        """Execute one statement with its values, and return its rows."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still open: after some errors SQLite ends it by itself."""
+        """Whether the transaction is still open: after some errors SQLite ends it."""
         return self._connection.in_transaction
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -68,28 +71,28 @@ class Transaction:
         self.executemany(SQL[name], rows)
 
     def key(self, key: str) -> str:
-        """Return the key: keys are text here."""
+        """Return the key unchanged: it is stored as text."""
         return key
 
     def body(self, body: bytes) -> bytes:
-        """Return the body: JSON is stored as a blob here."""
+        """Return the body unchanged: JSON is stored as a blob."""
         return body
 
     def check_format(self) -> None:
-        """Do nothing: checked when the transaction began."""
+        """Do nothing: the version was checked at the start of the transaction."""
 
     def check_row_format(self, version: int | None) -> None:
-        """Do nothing: checked when the transaction began."""
+        """Do nothing: the version was checked at the start of the transaction."""
 
     # --- messages ----------------------------------------------------------------------------
 
     def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
-        """Return the intact messages with these seqs; `state` marks those that it hides."""
+        """Return the intact messages with these seqs, with `hidden` set according to `state`."""
         made = _visible if state is None else partial(_marked, state=state)
         try:
             return made(self._rows(_MESSAGES, session, wanted))
         except (ValueError, TypeError):  # guard: sqlite-bad-time
-            # A row is so damaged that it cannot be read as text.
+            # A damaged row cannot be read as text.
             return made(legible(self._rows(_RAW_MESSAGES, session, wanted)))
 
     def _rows(self, sql: str, session: int, wanted: Sequence[Span]) -> Iterable[Row]:
@@ -121,12 +124,12 @@ class Transaction:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Undo what is done inside, and nothing else, if it raises."""
+        """Roll back only the work inside if it raises."""
         self.execute("SAVEPOINT life")
         try:
             yield
         except BaseException:
-            # After some errors SQLite has undone all of it by itself.
+            # After some errors SQLite has already rolled back everything.
             if self.is_open:
                 self.execute("ROLLBACK TO life")
                 self.execute("RELEASE life")
@@ -135,9 +138,9 @@ class Transaction:
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
-        """Overwrite deleted rows with zeros, and note that the file is to be rewritten.
+        """Overwrite deleted rows with zeros, and record that the file must be rewritten.
 
-        Their bytes stay in free pages, in unused parts of others, and in the log until then.
+        Until then, their bytes stay in free pages, in unused parts of other pages, and in the log.
         """
         list(self.execute("PRAGMA secure_delete = ON"))
         try:
@@ -147,12 +150,12 @@ class Transaction:
             list(self.execute("PRAGMA secure_delete = OFF"))
 
     def unfinished_purges(self) -> list[str | bytes]:
-        """Return when purges began after which the file was not rewritten yet."""
+        """Return the start times of purges after which the file was not yet rewritten."""
         return [begun for (begun,) in self.run("purge_begun")]
 
 
 def legible(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | None]]:
-    """Yield the message rows, with times as bytes, whose columns have values of the right type."""
+    """Yield the message rows whose columns have the right types; times are given as bytes."""
     for seq, at, body, crc in rows:
         if isinstance(seq, int) and isinstance(body, bytes) and isinstance(crc, int | None):
             with suppress(ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""Find damage in a database, and repair what can be repaired, for `steno doctor`."""
+"""Finding and repairing damage in a database file, for `steno doctor`."""
 
 import os
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ _BACKUP: Final = "Put the file back from a backup, or save what can be read with
 
 
 def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) -> Report:
-    """What is wrong with the database. Raises StoreUnavailable where it cannot be opened.
+    """Examine the database. Raises StoreUnavailable if it cannot be opened.
 
-    `sqlite_version`: of the library that is linked, unless another one is to be judged.
+    `sqlite_version`: version to check for known bugs [default: the linked library's].
     """
     version = apsw.sqlite_lib_version() if sqlite_version is None else sqlite_version
     try:

@@ -1,4 +1,4 @@
-"""Which versions of SQLite are known to damage databases. Pure."""
+"""Versions of SQLite that are known to damage databases. Pure."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ _WAL_RESET: Final = (
 
 
 def known_bugs(version: str) -> list[str]:
-    """What is known to be wrong with this version of SQLite, each as a sentence."""
+    """Return the known bugs of this version of SQLite, as sentences."""
     number = _number(version)
     mended = (
         number >= (3, 51, 3)
