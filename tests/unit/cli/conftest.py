@@ -50,7 +50,11 @@ def in_terminal() -> InTerminal:
 
     def run(*arguments: str, **environment: str) -> tuple[int, str]:
         master, slave = pty.openpty()
-        program = "from stenolog.cli import main; main(prog_name='steno')"
+        # On a busy machine the catalog takes long enough for its progress bar to appear.
+        program = (
+            "from stenolog.cli import main, sessions; sessions._SOON = float('inf');"
+            "main(prog_name='steno')"
+        )
         with subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             stdin=slave,
