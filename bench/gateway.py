@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,13 +137,11 @@ def added(place: Place, *, users: int, memory: bool = False) -> Figure:
     """
     ours: list[float] = []
     floor: list[float] = []
-    name = f"{users}-{'on' if memory else 'off'}"
+    # The repetitions of a row share `place.folder`; each one starts with empty folders.
+    folder = Path(tempfile.mkdtemp(prefix="gateway-", dir=place.folder))
     with (
-        gateway(place.folder / f"gateway-{name}", memory=memory) as (url, _),
-        _serving("floor_server.py", place.folder / f"floor-{name}", str(MODEL_SECONDS)) as (
-            bare,
-            _,
-        ),
+        gateway(folder / "ours", memory=memory) as (url, _),
+        _serving("floor_server.py", folder / "floor", str(MODEL_SECONDS)) as (bare, _),
     ):
         for address in (url, bare):
             talking(address, users, 1.0)
