@@ -36,6 +36,7 @@ from stenolog.records import (
 from stenolog.stores import spans
 from stenolog.stores.arguments import check_required, check_whole, encoded
 from stenolog.stores.base import Deleted, SessionView, conversation_times, forked_meta
+from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, token_of
 
 BUSY_TIMEOUT: Final = 5.0
@@ -176,7 +177,7 @@ class InMemoryStore:
         self._epochs = count(1)
         self._marks: dict[str, int] = {}
         self._closed = threading.Event()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(ThreadLock())
         self._lease: InMemoryLease | None = None
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:

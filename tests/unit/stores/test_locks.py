@@ -52,8 +52,32 @@ writer.join()
 sessions.close()
 """
 
+_FORKED_INSIDE_A_CALL = """
+import os, threading
+from stenolog.stores.in_memory import InMemoryStore
+store, held, done = InMemoryStore(), threading.Event(), threading.Event()
 
-@pytest.mark.parametrize("program", [_FORKED_WHILE_HELD, _FORKED_WHILE_WRITING])
+def hold():
+    with store._open():
+        held.set()
+        done.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    store.add_message("child", "user", "x")
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+done.set()
+holder.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "program", [_FORKED_WHILE_HELD, _FORKED_WHILE_WRITING, _FORKED_INSIDE_A_CALL]
+)
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
     tmp_path: Path, program: str
 ) -> None:
