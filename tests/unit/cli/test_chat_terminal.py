@@ -168,6 +168,7 @@ def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
         assert contents("cli:a")[1].endswith("[interrupted]")
         run.type("the time\r")
         run.see("The tool says: ")
+        run.see("tokens in")  # printed when the turn has ended
         run.until(lambda: "Ctrl-C stops" not in run.terminal.screen, "the end")
         run.type("\x03")
         run.see("Ctrl-C again leaves")
