@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from browser.looking import Looking, window
@@ -418,6 +419,7 @@ def test_what_is_hidden_elsewhere_goes_from_the_page_however_often_that_was(
         expect(page.locator(".divider")).to_contain_text("1 message hidden")
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
@@ -458,6 +460,7 @@ def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
         expect(page.locator("#sight")).to_have_text("1,004 messages")
 
 
+@pytest.mark.slow
 def test_older_messages_come_when_they_are_wanted(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_turns_show_what_each_took(looking: Looking, monkeypatch: pytest.Mon
     expect(page.locator("#m3")).to_be_in_viewport()
 
 
+@pytest.mark.slow
 def test_notes_are_listed_edited_and_forgotten(looking: Looking) -> None:
     looking.open("/notes?who=telegram:ada")
     page = looking.page

@@ -215,6 +215,7 @@ def test_the_list_says_that_the_gateway_is_gone(timed: Looking) -> None:
     looking.problems.clear()  # the console tells of it, too
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_that_is_told_with_a_way_back(looking: Looking) -> None:
     page = looking.page
     for fields in ("state=interrupted", "tag=nothing", "channel=nowhere", "q=zzz&state=idle"):

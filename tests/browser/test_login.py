@@ -50,6 +50,7 @@ def test_the_cookie_is_not_sent_to_other_servers_of_this_machine(
         assert refused.status == 401
 
 
+@pytest.mark.slow
 def test_a_browser_logs_out_and_its_cookie_is_worth_nothing(
     browser: Browser, served: Served, screenshots: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_tokens_and_cost_of_each_turn_are_drawn(looking: Looking) -> None:
     looking.picture("turns-priced")
 
 
+@pytest.mark.slow
 def test_a_turn_is_told_where_one_points_and_gone_to_by_a_click(looking: Looking) -> None:
     looking.session(PLAN, "/turns")
     page = looking.page

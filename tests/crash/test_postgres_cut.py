@@ -133,6 +133,7 @@ def test_p8_what_nobody_knows_stays_unknown_when_the_server_is_gone_afterwards(
     assert shown(beside, "a") == ["before", "x"]
 
 
+@pytest.mark.slow
 def test_p8_nothing_is_stored_where_the_server_cannot_be_reached(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store
 ) -> None:

@@ -92,6 +92,7 @@ def _log(place: Path) -> list[tuple[str, Any]]:
         return [(one.role, one.content) for one in store.get_history("s")]
 
 
+@pytest.mark.slow
 def test_asked_to_end_it_lets_the_answers_in_flight_be_made(
     tmp_path: Path, gateway: Process, waiting: tuple[_Waiting, str]
 ) -> None:
@@ -131,6 +132,7 @@ def test_asked_twice_it_ends_at_once_and_the_next_start_answers(
     assert again.answer["choices"][0]["message"]["content"] == "You said: Hello."
 
 
+@pytest.mark.slow
 def test_the_turn_of_a_client_that_went_away_is_let_end_too(tmp_path: Path) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Session-Key": "s"}
     body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
@@ -281,6 +283,7 @@ def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.slow
 def test_where_sessions_are_not_to_be_kept_nothing_is_on_disk(
     tmp_path: Path, waiting: tuple[_Waiting, str]
 ) -> None:

@@ -655,6 +655,7 @@ def test_follow_gives_what_is_there_and_what_arrives(store: Store) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_follow_waits_longer_than_its_thread_looks_up() -> None:
     async def main() -> None:
         async with AsyncStore(InMemoryStore()) as mine:

@@ -112,6 +112,7 @@ def test_unanswered_ones_that_are_too_old_are_closed_and_seen_by_the_next_messag
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+@pytest.mark.slow
 def test_a_killed_process_leaves_fifty_senders_whom_the_next_one_knows(
     store: str, tmp_path: Path
 ) -> None:

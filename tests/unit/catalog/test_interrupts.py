@@ -218,6 +218,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+@pytest.mark.slow
 def test_p8_a_child_forked_during_an_import_can_use_the_catalog(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", _CHILD, str(tmp_path)],

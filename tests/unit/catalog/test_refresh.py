@@ -423,6 +423,7 @@ class _CountingDatabase(_Counting, stenolog.SQLiteStore):
 
 
 @pytest.mark.parametrize("kind", [_CountingLogs, _CountingDatabase])
+@pytest.mark.slow
 def test_p9_what_an_append_costs_the_index_does_not_follow_the_history(
     tmp_path: Path, kind: type[_CountingLogs | _CountingDatabase]
 ) -> None:

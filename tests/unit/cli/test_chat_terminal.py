@@ -235,6 +235,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was() -> None:
     assert len(contents("cli:a")) == 2
 
 
+@pytest.mark.slow
 def test_asked_to_end_it_finishes_the_answer_and_gives_the_terminal_back() -> None:
     with Run("chat", "cli:a") as run:
         run.see("/help")

@@ -132,6 +132,7 @@ def test_a_place_that_cannot_be_meant_is_told(
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("target", ["other", "sqlite:other.db"])
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_the_copy_goes_on_later(target: str) -> None:
     with open_store("workspace") as store:
         store.add_messages("large", [{"n": "x" * 1000} for _ in range(2_000)])

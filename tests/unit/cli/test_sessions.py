@@ -148,6 +148,7 @@ def test_show_leaves_out_what_a_terminal_would_obey(steno: Steno, in_terminal: I
     assert _golden(in_terminal("show", "k", NO_COLOR="1")[1]) == expected
 
 
+@pytest.mark.slow
 def test_colours_are_for_terminals_and_no_color_is_honoured(
     steno: Steno, in_terminal: InTerminal
 ) -> None:

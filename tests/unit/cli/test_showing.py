@@ -162,6 +162,7 @@ def test_a_strange_message_is_shown_in_a_terminal_too(in_terminal: InTerminal) -
     assert [int(seq) for seq in re.findall(r"(?m)^\[(\d+)\]", shown)] == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.slow
 def test_what_is_longer_than_the_screen_is_paged(
     place: Path, in_terminal: InTerminal, steno: Steno
 ) -> None:

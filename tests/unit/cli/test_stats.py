@@ -194,6 +194,7 @@ def _newer(text: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.slow
 def test_a_terminal_draws_days_models_and_channels(in_terminal: InTerminal) -> None:
     code, shown = in_terminal("stats", NO_COLOR="1")
     assert code == 0

@@ -353,6 +353,7 @@ def test_a_slow_first_byte_is_waited_for_and_silence_is_not(server: ModelServer)
         assert "silent for 0.1 s" in str(error)
 
 
+@pytest.mark.slow
 def test_silence_is_hardly_tried_again_as_the_prompt_would_be_read_again(
     server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -710,12 +711,14 @@ def asked_hostile(way: str, **changed: Any) -> tuple[Reply, BaseException | None
 
 
 @pytest.mark.parametrize("way", ["line", "events", "error", "body", "bomb"])
+@pytest.mark.slow
 def test_a_body_without_an_end_is_not_read_to_it(way: str) -> None:
     _, error = asked_hostile(way)
     assert isinstance(error, ModelUnavailable if way in ("error", "line") else ModelRefused)
     assert len(str(error)) < 3_000
 
 
+@pytest.mark.slow
 def test_events_without_an_end_are_counted_though_they_are_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -725,6 +728,7 @@ def test_events_without_an_end_are_counted_though_they_are_empty(
     assert "sent more than any answer has" in str(error)
 
 
+@pytest.mark.slow
 def test_events_that_say_nothing_are_silence() -> None:
     # Long enough for a busy machine to pass the first words on.
     for given in ({"timeout": 1.5}, {"timeout": 1.5, "first_byte_timeout": 5.0}):

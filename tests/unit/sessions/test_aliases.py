@@ -136,6 +136,7 @@ def _held(names: Aliases) -> list[object]:
 
 
 @pytest.mark.parametrize("aliases", [False, True])
+@pytest.mark.slow
 def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
     store = Many()
     store.add_message("old", "user", "a")

@@ -357,6 +357,7 @@ def test_a_namespace_that_the_destination_does_not_take_stops_no_other(
     assert verify(str(place / "b")).findings == ()
 
 
+@pytest.mark.slow
 def test_no_stamp_of_a_server_comes_again_after_a_restore(
     place: Path, own_databases: Databases
 ) -> None:

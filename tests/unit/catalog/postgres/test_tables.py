@@ -308,6 +308,7 @@ def test_p4_a_purge_waits_for_who_is_writing_and_takes_that_away_too(
         assert not catalog.list().entries
 
 
+@pytest.mark.slow
 def test_p4_while_a_dump_is_read_a_purge_takes_the_rows(where: str, tables: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         _say_secrets(store)
@@ -322,6 +323,7 @@ def test_p4_while_a_dump_is_read_a_purge_takes_the_rows(where: str, tables: str)
         _agree(store, catalog)
 
 
+@pytest.mark.slow
 def test_who_looks_while_the_index_is_emptied_sees_all_of_it_or_none(where: str) -> None:
     """And none is what the next look fills again: a search never misses what is there."""
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
@@ -698,6 +700,7 @@ def test_a_connection_that_breaks_is_not_the_end_of_the_index(where: str) -> Non
         assert catalog._current.database is database
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_is_told_and_the_index_is_there_when_it_comes_back(
     postgres_installation: Installation,
 ) -> None:

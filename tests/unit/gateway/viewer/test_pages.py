@@ -251,6 +251,7 @@ def test_a_note_is_changed_only_by_a_page_of_ours(served: Served) -> None:
         assert "forgotten" in own.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_page_does_not_wait_for_an_index_that_is_being_made(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
